@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from benchmarks.coverage import Claim, table
 from benchmarks.noise import Array, Noise, Random
 from scalebench.analysis.rounds import CellRuns
-from scalebench.analysis.significance import holm, rank_sum_test, signed_rank_test, time_trend, two_groups_p
+from scalebench.analysis.significance import (
+    holm,
+    rank_sum_test,
+    signed_rank_test,
+    time_trend,
+    two_groups_p,
+)
 from scalebench.study.cell import Cell
 
 
@@ -26,7 +32,9 @@ def drift_alarm(noise: Noise, n: int, studies: int, random: Random) -> float:
     alarms = []
     for _ in range(studies // 4):
         order = np.array([block * 10 + random.permutation(10) for block in range(n)])
-        cells = [_cell(np.exp(noise.draw(random, n)), order[:, index]) for index in range(10)]
+        cells = [
+            _cell(np.exp(noise.draw(random, n)), order[:, index]) for index in range(10)
+        ]
         found = time_trend(cells)
         alarms.append(found is not None and found.p <= 0.05)
     return float(np.mean(alarms))
@@ -50,11 +58,17 @@ def independent_test_alarm(noise: Noise, n: int, studies: int, random: Random) -
 
 
 def _two(noise: Noise, n: int, random: Random) -> tuple[list[float], list[float]]:
-    return np.exp(noise.draw(random, n)).tolist(), np.exp(noise.draw(random, n)).tolist()
+    return np.exp(noise.draw(random, n)).tolist(), np.exp(
+        noise.draw(random, n)
+    ).tolist()
 
 
 def _family_alarm(p: Callable[[], float], studies: int) -> float:
-    return float(np.mean([min(holm([p() for _ in range(4)])) <= 0.05 for _ in range(studies // 4)]))
+    return float(
+        np.mean(
+            [min(holm([p() for _ in range(4)])) <= 0.05 for _ in range(studies // 4)]
+        )
+    )
 
 
 ALARMS = (
@@ -80,22 +94,33 @@ GROUPS: dict[str, Callable[[Random, tuple[int, int]], Array]] = {
 def taken_for_two(shape: str, n: int, studies: int) -> float:
     """How often `n` values on logs of this shape are taken for two groups at 5 %."""
     values = GROUPS[shape](np.random.default_rng(n), (studies, n))
-    return float(np.mean([two_groups_p(np.exp(own).tolist()) <= 0.05 for own in values]))
+    return float(
+        np.mean([two_groups_p(np.exp(own).tolist()) <= 0.05 for own in values])
+    )
 
 
 def table_of_groups(studies: int, numbers: tuple[int, ...] = (5, 8, 10, 20)) -> str:
-    lines = [f"| | {' | '.join(f'n = {n}' for n in numbers)} |", f"|---|{'---:|' * len(numbers)}"]
+    lines = [
+        f"| | {' | '.join(f'n = {n}' for n in numbers)} |",
+        f"|---|{'---:|' * len(numbers)}",
+    ]
     for shape in GROUPS:
-        lines.append(f"| {shape} | {' | '.join(f'{100 * taken_for_two(shape, n, studies):.1f}' for n in numbers)} |")
+        lines.append(
+            f"| {shape} | {' | '.join(f'{100 * taken_for_two(shape, n, studies):.1f}' for n in numbers)} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--studies", type=int, default=20_000, help="simulated studies for each entry")
+    parser.add_argument(
+        "--studies", type=int, default=20_000, help="simulated studies for each entry"
+    )
     studies = parser.parse_args().studies
     print(f"False alarms (%)\n\n{table(ALARMS, studies)}\n", flush=True)
-    print(f"Taken for two groups (%); one group but for the last two\n\n{table_of_groups(studies // 4)}")
+    print(
+        f"Taken for two groups (%); one group but for the last two\n\n{table_of_groups(studies // 4)}"
+    )
 
 
 if __name__ == "__main__":

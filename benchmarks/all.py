@@ -31,8 +31,16 @@ BENCHMARKS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to FILE as well")
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="these benchmarks only")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the table to FILE as well"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=BENCHMARKS,
+        default=BENCHMARKS,
+        help="these benchmarks only",
+    )
     arguments = parser.parse_args()
     found: list[Finding] = []
     for name in arguments.only:
@@ -40,7 +48,9 @@ def main() -> None:
     if arguments.markdown is not None:
         arguments.markdown.write_text(markdown(found))
     missed = [finding.name for finding in found if finding.verdict == "missed"]
-    print(f"\n{len(found)} findings, {len(missed)} goals missed{': ' if missed else ''}{'; '.join(missed)}")
+    print(
+        f"\n{len(found)} findings, {len(missed)} goals missed{': ' if missed else ''}{'; '.join(missed)}"
+    )
 
 
 if __name__ == "__main__":

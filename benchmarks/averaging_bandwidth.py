@@ -2,11 +2,13 @@
 
     python benchmarks/averaging_bandwidth.py
 
-The raw one only adds up one flat vector. `average of 20 M` is the communicator's mean of such a vector, which divides
-as well; `whole synchronisation` is what local SGD does to a real replica: it finds parameters, BatchNorm's statistics
-and momentum, which lie side by side, and averages them where they lie. Result: the share of the raw bandwidth. Goal: at
-least 0.95; for the small model, where a call takes microseconds and not its bytes, the ratio is shown without one, and
-beside it that of the communicator's mean of as many numbers in one vector, so that one sees what is call and division.
+The raw one only adds up one flat vector. `average of 20 M` is the communicator's mean
+of such a vector, which divides as well; `whole synchronisation` is what local SGD does
+to a real replica: it finds parameters, BatchNorm's statistics and momentum, which lie
+side by side, and averages them where they lie. Result: the share of the raw bandwidth.
+Goal: at least 0.95; for the small model, where a call takes microseconds and not its
+bytes, the ratio is shown without one, and beside it that of the communicator's mean of
+as many numbers in one vector, so that one sees what is call and division.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from torch import Tensor, nn
 
 ENGINES = ("mpi", "horovod", "gloo")
 NUMBERS, PAIRS = 20_000_000, 21
-WIDTHS = {"20 M": 3_120, "small model": 64}  # of the two hidden layers; momentum makes 20 M of the 10 M parameters
+WIDTHS = {
+    "20 M": 3_120,
+    "small model": 64,
+}  # of the two hidden layers; momentum makes 20 M of the 10 M parameters
 GOAL = Goal(">=", 0.95)
 Operation = Callable[[], object]
 
@@ -43,7 +48,9 @@ def measure_here(engine: str) -> list[Finding]:
     clock = WallClock()
     with named(engine).connect(Place(MPI.COMM_WORLD, clock, one_node=True)) as comm:
         clock.start()
-        large = beside_raw(engine, averaging(comm, torch.zeros(NUMBERS)), NUMBERS, PAIRS)
+        large = beside_raw(
+            engine, averaging(comm, torch.zeros(NUMBERS)), NUMBERS, PAIRS
+        )
         found = [large.inverse(f"average of 20 M: {engine}", GOAL)]
         for size, width in WIDTHS.items():
             replica, strategy = trained(engine, comm, clock, width)
@@ -52,9 +59,13 @@ def measure_here(engine: str) -> list[Finding]:
             if goal is None:
                 few = torch.zeros(numbers)
                 call = beside_raw(engine, averaging(comm, few), numbers, pairs)
-                found.append(call.inverse(f"average of as many as the {size}: {engine}", None))
+                found.append(
+                    call.inverse(f"average of as many as the {size}: {engine}", None)
+                )
             whole = beside_raw(engine, synchronising(strategy, replica), numbers, pairs)
-            found.append(whole.inverse(f"whole synchronisation, {size}: {engine}", goal))
+            found.append(
+                whole.inverse(f"whole synchronisation, {size}: {engine}", goal)
+            )
     return found
 
 
@@ -69,7 +80,9 @@ def beside_raw(engine: str, ours: Operation, numbers: int, pairs: int) -> Compar
 
         return both
 
-    return compare(after_a_meeting(ours), after_a_meeting(RAW[engine](torch.zeros(numbers))), pairs)
+    return compare(
+        after_a_meeting(ours), after_a_meeting(RAW[engine](torch.zeros(numbers))), pairs
+    )
 
 
 def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
@@ -82,14 +95,20 @@ def trained(engine: str, comm: Any, clock: Any, width: int) -> tuple[Any, Any]:
     from scalebench.training.replica import Replica
 
     model = Component(name=f"{__file__}:normalised", options={"width": width})
-    training = Training(epochs=1, model=model, optimizer=Component(name="sgd", options={"momentum": 0.9}))
+    training = Training(
+        epochs=1,
+        model=model,
+        optimizer=Component(name="sgd", options={"momentum": 0.9}),
+    )
     policies = {"optimizer_state": "average"}
     run = Run(
         **training.model_dump(), study="bench", run_id="average", config_hash="", execution="native", engine=engine,
         strategy=Component(name="local_sgd", options=policies), workers=comm.size, repetition=0, seed=0,
     )  # fmt: skip
     dataset = open_dataset(prepare(training, comm.size))
-    replica = Replica(run, dataset, BatchPlan.of(run, comm.size, run.seed, dataset), comm, clock)
+    replica = Replica(
+        run, dataset, BatchPlan.of(run, comm.size, run.seed, dataset), comm, clock
+    )
     strategy = registry.create("local_sgd", policies, engine)
     strategy.setup(replica)
     strategy.warm_up(replica, next(iter(replica.batches(0))))

@@ -2,8 +2,9 @@
 
     python benchmarks/command_line.py
 
-Medians of 15 processes each; against them the same Python doing nothing, in turn. Goal: `scalebench --help` in 60 ms
-of processor time, which other programs change less than the time until the answer.
+Medians of 15 processes each; against them the same Python doing nothing, in turn. Goal:
+`scalebench --help` in 60 ms of processor time, which other programs change less than
+the time until the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ COMMANDS = {
     "scalebench --help": (["--help"], 0, GOAL),
     "scalebench list strategies": (["list", "strategies"], 0, None),
     "scalebench run --worker 4 (refused)": (["run", "--worker", "4"], 2, None),
-    "scalebench run --strategy horovd (refused)": (["run", "--strategy", "horovd", "--output", "/dev/null/x"], 2, None),
+    "scalebench run --strategy horovd (refused)": (
+        ["run", "--strategy", "horovd", "--output", "/dev/null/x"],
+        2,
+        None,
+    ),
 }
 
 
@@ -32,7 +37,9 @@ def main() -> Iterator[Finding]:
     for name, (arguments, code, goal) in COMMANDS.items():
         used: list[float] = []
         comparison = compare(
-            lambda command=[str(program), *arguments], code=code, used=used: used.append(_run(command, code)),  # type: ignore[misc]
+            lambda command=[str(program), *arguments], code=code, used=used: (
+                used.append(_run(command, code))
+            ),  # type: ignore[misc]
             lambda: _run([sys.executable, "-c", ""], 0),
             TIMES,
         )
@@ -45,9 +52,13 @@ def main() -> Iterator[Finding]:
 def _run(command: Sequence[str], code: int) -> float:
     """The CPU seconds of `command`, which is to end with `code`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode != code:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}, expected {code}: {done.stderr}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}, expected {code}: {done.stderr}"
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.coverage [--studies 20000]
 
-Prints the tables of docs/statistics.md. An entry is a simulation of so many studies, with a fixed seed, through the
-functions that results go through; 20,000 of them leave a standard error of 0.15 percentage points. Takes ten minutes.
-False alarms of tests are in benchmarks/alarms.py, the bands of scaling laws in benchmarks/laws_coverage.py.
+Prints the tables of docs/statistics.md. An entry is a simulation of so many studies,
+with a fixed seed, through the functions that results go through; 20,000 of them leave a
+standard error of 0.15 percentage points. Takes ten minutes. False alarms of tests are
+in benchmarks/alarms.py, the bands of scaling laws in benchmarks/laws_coverage.py.
 """
 
 from __future__ import annotations
@@ -40,19 +41,55 @@ INTERVALS = (
     Claim("ratio by round: bootstrap", scenes.ratio_bootstrap, (20,)),
     Claim("ratio, independent: Welch", scenes.ratio_independent, (2, 3, 5, 10)),
     Claim("the same, spread 3 to 1", scenes.ratio_unequal, (2, 3, 5, 10)),
-    Claim("the same, n and n + 2 runs", partial(scenes.ratio_independent, more=2), (2, 3, 5, 10)),
+    Claim(
+        "the same, n and n + 2 runs",
+        partial(scenes.ratio_independent, more=2),
+        (2, 3, 5, 10),
+    ),
     Claim("both", partial(scenes.ratio_unequal, more=2), (2, 3, 5, 10)),
     Claim("virtual time: calibration", scenes.virtual_time, (2, 3, 5, 20)),
     Claim("virtual ratio: calibration", scenes.virtual_ratio, (2, 3, 5, 20)),
-    Claim("virtual time: native 1 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.01)), (2, 3, 5)),
-    Claim("virtual time: native 3 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.03)), (2, 3, 5)),
-    Claim("virtual time: native 8 %", partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.08)), (2, 3, 5)),
+    Claim(
+        "virtual time: native 1 %",
+        partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.01)),
+        (2, 3, 5),
+    ),
+    Claim(
+        "virtual time: native 3 %",
+        partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.03)),
+        (2, 3, 5),
+    ),
+    Claim(
+        "virtual time: native 8 %",
+        partial(scenes.virtual_time_of_its_own, wrong=Wrong(native=0.08)),
+        (2, 3, 5),
+    ),
     Claim("virtual time: whole error", scenes.virtual_time_checked, (2, 3, 5)),
-    Claim("the same, of two checks", partial(scenes.virtual_time_checked, checks=2), (2, 3, 5)),
-    Claim("virtual ratio: native 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.01)), (2, 3, 5)),
-    Claim("virtual ratio: native 3 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.03)), (2, 3, 5)),
-    Claim("virtual ratio: native 8 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.08)), (2, 3, 5)),
-    Claim("the same, of three checks", partial(scenes.virtual_ratio_checked, wrong=THREE), (2, 3, 5)),
+    Claim(
+        "the same, of two checks",
+        partial(scenes.virtual_time_checked, checks=2),
+        (2, 3, 5),
+    ),
+    Claim(
+        "virtual ratio: native 1 %",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.01)),
+        (2, 3, 5),
+    ),
+    Claim(
+        "virtual ratio: native 3 %",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.03)),
+        (2, 3, 5),
+    ),
+    Claim(
+        "virtual ratio: native 8 %",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(native=0.08)),
+        (2, 3, 5),
+    ),
+    Claim(
+        "the same, of three checks",
+        partial(scenes.virtual_ratio_checked, wrong=THREE),
+        (2, 3, 5),
+    ),
     Claim("virtual / native", scenes.agreement_ratio, (2, 3, 5)),
     Claim("ratio of two calibrations", scenes.ratio_calibrations, (2, 3, 5)),
     Claim("metric: mean, t", scenes.metric_mean, (3, 5, 10)),
@@ -67,18 +104,52 @@ UNTIL = (
     Claim("its median, noise 5 %", scenes.median_until, (3, 5)),
     Claim("ratio by round", scenes.ratio_until, (3, 5)),
     Claim("ratio, independent", scenes.independent_until, (3, 5)),
-    Claim("virtual time, blocks 5 %", partial(scenes.virtual_time_until, times=1.0), (3, 5)),
-    Claim("virtual time, blocks 15 %", partial(scenes.virtual_time_until, times=3.0), (3, 5)),
+    Claim(
+        "virtual time, blocks 5 %",
+        partial(scenes.virtual_time_until, times=1.0),
+        (3, 5),
+    ),
+    Claim(
+        "virtual time, blocks 15 %",
+        partial(scenes.virtual_time_until, times=3.0),
+        (3, 5),
+    ),
 )
 BESIDE = (
     Claim("time: t as mean of all runs", scenes.time_mean_of_all, (3, 5, 10, 20)),
-    Claim("never narrow: time, noise 15 %", partial(scenes.time_until, times=3.0), (3, 5)),
-    Claim("virtual ratio: engines differ", partial(scenes.virtual_ratio_checked, wrong=Wrong(), other=OTHER), (2, 5)),
-    Claim("virtual ratio: engines alike", partial(scenes.virtual_ratio_checked, wrong=ALIKE, other=OTHER), (2, 5)),
-    Claim("virtual ratio: wrong by 5 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.05, 0.08)), (2, 5)),
-    Claim("virtual ratio: wrong by 1 %", partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.01, 0.08)), (2, 5)),
-    Claim("virtual time: engines differ", partial(scenes.virtual_time_of_its_own, wrong=Wrong(), other=OTHER), (2, 5)),
-    Claim("virtual time: wrong by 1 %", partial(scenes.virtual_time_checked, wrong=0.01), (2, 3, 5)),
+    Claim(
+        "never narrow: time, noise 15 %", partial(scenes.time_until, times=3.0), (3, 5)
+    ),
+    Claim(
+        "virtual ratio: engines differ",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(), other=OTHER),
+        (2, 5),
+    ),
+    Claim(
+        "virtual ratio: engines alike",
+        partial(scenes.virtual_ratio_checked, wrong=ALIKE, other=OTHER),
+        (2, 5),
+    ),
+    Claim(
+        "virtual ratio: wrong by 5 %",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.05, 0.08)),
+        (2, 5),
+    ),
+    Claim(
+        "virtual ratio: wrong by 1 %",
+        partial(scenes.virtual_ratio_checked, wrong=Wrong(0, 0, 0.01, 0.08)),
+        (2, 5),
+    ),
+    Claim(
+        "virtual time: engines differ",
+        partial(scenes.virtual_time_of_its_own, wrong=Wrong(), other=OTHER),
+        (2, 5),
+    ),
+    Claim(
+        "virtual time: wrong by 1 %",
+        partial(scenes.virtual_time_checked, wrong=0.01),
+        (2, 3, 5),
+    ),
 )
 
 
@@ -90,19 +161,32 @@ def share(claim: Claim, noise: Noise, n: int, studies: int) -> float:
 
 def table(claims: tuple[Claim, ...], studies: int) -> str:
     """Markdown, in percent."""
-    lines = [f"| | n | {' | '.join(noise.name for noise in NOISES)} |", f"|---|---:|{'---:|' * len(NOISES)}"]
+    lines = [
+        f"| | n | {' | '.join(noise.name for noise in NOISES)} |",
+        f"|---|---:|{'---:|' * len(NOISES)}",
+    ]
     for claim in claims:
         for n in claim.numbers:
-            entries = " | ".join(f"{100 * share(claim, noise, n, studies):.1f}" for noise in NOISES)
-            lines.append(f"| {claim.name if n == claim.numbers[0] else ''} | {n} | {entries} |")
+            entries = " | ".join(
+                f"{100 * share(claim, noise, n, studies):.1f}" for noise in NOISES
+            )
+            lines.append(
+                f"| {claim.name if n == claim.numbers[0] else ''} | {n} | {entries} |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--studies", type=int, default=20_000, help="simulated studies for each entry")
+    parser.add_argument(
+        "--studies", type=int, default=20_000, help="simulated studies for each entry"
+    )
     studies = parser.parse_args().studies
-    for title, claims in (("Coverage", INTERVALS), ("With `until`", UNTIL), ("Beside the point", BESIDE)):
+    for title, claims in (
+        ("Coverage", INTERVALS),
+        ("With `until`", UNTIL),
+        ("Beside the point", BESIDE),
+    ):
         print(f"{title} (%)\n\n{table(claims, studies)}\n", flush=True)
 
 

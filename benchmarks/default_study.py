@@ -2,12 +2,14 @@
 
     python benchmarks/default_study.py
 
-`scalebench run --workers 1..64` into a fresh folder, with data sets and engine costs cached, then `scalebench plot`.
-Goals: 60 s on two idle cores, 180 s beside 8 processes that never sleep, 2 GiB at the peak, 4 s for the figures, and
-virtual times within 15 % of native ones.
+`scalebench run --workers 1..64` into a fresh folder, with data sets and engine costs
+cached, then `scalebench plot`. Goals: 60 s on two idle cores, 180 s beside 8 processes
+that never sleep, 2 GiB at the peak, 4 s for the figures, and virtual times within 15 %
+of native ones.
 
-Memory is the sum of what every process of the command holds, pages that several share counted once (PSS), read once
-a second. CPU seconds are the command's own: they tell a busy machine from a slow command.
+Memory is the sum of what every process of the command holds, pages that several share
+counted once (PSS), read once a second. CPU seconds are the command's own: they tell a
+busy machine from a slow command.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Usage:
     wall_s: float
     cpu_s: float
     peak_mib: float
-    phases: list[tuple[float, str]]  # seconds since the start, and the line that was printed then
+    phases: list[
+        tuple[float, str]
+    ]  # seconds since the start, and the line that was printed then
 
 
 def main() -> Iterator[Finding]:
@@ -47,14 +51,29 @@ def main() -> Iterator[Finding]:
                 break
             print(f"  {moment:6.1f} s  {line}", file=sys.stderr)
         yield finding(
-            "default study, wall time", study.wall_s, Goal("<=", 60, "s"), f"{study.wall_s:.1f} s", *_cpu(study)
+            "default study, wall time",
+            study.wall_s,
+            Goal("<=", 60, "s"),
+            f"{study.wall_s:.1f} s",
+            *_cpu(study),
         )
         yield finding(
-            "default study, peak memory", study.peak_mib, Goal("<=", 2048, "MiB"), f"{study.peak_mib:.0f} MiB"
+            "default study, peak memory",
+            study.peak_mib,
+            Goal("<=", 2048, "MiB"),
+            f"{study.peak_mib:.0f} MiB",
         )
         results = next(path for path in Path(folder).iterdir() if path.is_dir())
-        plots = usage_of([*SCALEBENCH, "plot", str(results), "--output", str(Path(folder) / "plots")])
-        yield finding("figures, wall time", plots.wall_s, Goal("<=", 4, "s"), f"{plots.wall_s:.1f} s", *_cpu(plots))
+        plots = usage_of(
+            [*SCALEBENCH, "plot", str(results), "--output", str(Path(folder) / "plots")]
+        )
+        yield finding(
+            "figures, wall time",
+            plots.wall_s,
+            Goal("<=", 4, "s"),
+            f"{plots.wall_s:.1f} s",
+            *_cpu(plots),
+        )
         yield from agreement_of(results)
 
 
@@ -68,7 +87,14 @@ def agreement_of(results: Path) -> Iterator[Finding]:
         mark = " oversubscribed" if row["oversubscribed"] else ""
         said = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f}){mark}"
         goal = Goal("<=", 0.15, "off")
-        yield finding(name, abs(row["error"]), goal, said, f"{row['virtual_s']:.3f} s", f"{row['native_s']:.3f} s")
+        yield finding(
+            name,
+            abs(row["error"]),
+            goal,
+            said,
+            f"{row['virtual_s']:.3f} s",
+            f"{row['native_s']:.3f} s",
+        )
 
 
 def usage_of(command: Sequence[str], codes: Sequence[int] = (0,)) -> Usage:
@@ -80,7 +106,9 @@ def usage_of(command: Sequence[str], codes: Sequence[int] = (0,)) -> Usage:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began, peak = time.perf_counter(), 0.0
     with tempfile.NamedTemporaryFile("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
         tree = psutil.Process(process.pid)
         phases: list[tuple[float, str]] = []
         seen = 0
@@ -93,7 +121,9 @@ def usage_of(command: Sequence[str], codes: Sequence[int] = (0,)) -> Usage:
         wall = time.perf_counter() - began
         if process.returncode not in codes:
             said = "\n".join(_lines(Path(output.name))[-20:])
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{said}")
+            raise SystemExit(
+                f"{' '.join(command)} ended with {process.returncode}:\n{said}"
+            )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Usage(wall, cpu, peak, phases)

@@ -25,7 +25,8 @@ CLOCK = Path(__file__).parents[1] / "tests" / "faults" / "programs" / "clock_bac
 LIMIT_S = 60.0
 _OURS = re.compile(r"\b(prted|prterun|mpirun|srun|scalebench run|scalebench\.native)\b")
 
-# The model trains slowly while the file `hold` is there, and goes wrong on the rank that a file of this name holds.
+# The model trains slowly while the file `hold` is there, and goes wrong on the rank
+# that a file of this name holds.
 MODEL = """
 import os, threading, time
 from pathlib import Path
@@ -87,9 +88,10 @@ VIRTUAL = "execution: virtual\ncluster: juwels-booster\ndevice_step_time: 0.001\
 class Fault:
     """What `inject` does to a run under way, and what its row, or the last line of the command, has to say.
 
-    `completes`: the run itself is not to be harmed, and the text is looked for in the output of the command. `ends`:
-    the command ends, too. `before`: the fault is there before the command. `afterwards`: and after another command
-    has made the study. It is taken back by the function that `inject` returns, if any.
+    `completes`: the run itself is not to be harmed, and the text is looked for in the
+    output of the command. `ends`: the command ends, too. `before`: the fault is there
+    before the command. `afterwards`: and after another command has made the study. It
+    is taken back by the function that `inject` returns, if any.
     """
 
     name: str
@@ -121,7 +123,9 @@ class Group:
     def repetitions(self) -> int:
         """As many as end by a fault, and some that no fault hits; a signal to virtual workers hits several."""
         if self.engine == "virtual":
-            return 9 + 5 * sum(not (fault.before or fault.afterwards) for fault in self.faults)
+            return 9 + 5 * sum(
+                not (fault.before or fault.afterwards) for fault in self.faults
+            )
         return 1 + sum(not fault.ends for fault in self.faults)
 
 
@@ -135,11 +139,18 @@ class Result:
     said: str
     named: bool
     orphans: list[str] = field(default_factory=list)
-    resumed: bool | None = None  # all runs are completed, and those that were before are there
+    resumed: bool | None = (
+        None  # all runs are completed, and those that were before are there
+    )
 
     @property
     def good(self) -> bool:
-        return self.named and not self.orphans and bool(self.resumed) and (self.ended_s or 1e9) <= LIMIT_S
+        return (
+            self.named
+            and not self.orphans
+            and bool(self.resumed)
+            and (self.ended_s or 1e9) <= LIMIT_S
+        )
 
 
 class Place:
@@ -149,7 +160,11 @@ class Place:
     launcher = "mpirun"
 
     def start(
-        self, folder: Path, words: Sequence[str], prefix: Sequence[str] = (), **variables: str
+        self,
+        folder: Path,
+        words: Sequence[str],
+        prefix: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
         log = (folder / "printed.txt").open("a")
         return subprocess.Popen(
@@ -166,25 +181,43 @@ class Place:
     def environment(self, folder: Path) -> Mapping[str, str]:
         library = folder.parent / "clock_back.so"
         if not library.exists():
-            subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, CLOCK, "-ldl"], check=True, timeout=60)
-        return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_BACK": str(folder / "later")}
+            subprocess.run(
+                ["gcc", "-shared", "-fPIC", "-o", library, CLOCK, "-ldl"],
+                check=True,
+                timeout=60,
+            )
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "CLOCK_BACK": str(folder / "later"),
+        }
 
     def call(self, host: str, command: Sequence[str]) -> str:
         """Run `command` on `host`; return its output, whatever its status."""
         if self.hosts is None:
-            return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-        node = next(node for node in (*self.hosts.nodes, self.hosts.login) if node.name == host)
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=30, check=False
+            ).stdout
+        node = next(
+            node for node in (*self.hosts.nodes, self.hosts.login) if node.name == host
+        )
         with suppress(AssertionError):
             return node.call(command)
         return ""
 
     def processes(self, folder: Path) -> list[str]:
         """The processes that name `folder`; on hosts of their own, all of a launch: daemons name no folder."""
-        names = [node.name for node in self.hosts.nodes] if self.hosts is not None else [""]
+        names = (
+            [node.name for node in self.hosts.nodes] if self.hosts is not None else [""]
+        )
         found = []
         for name in names:
-            for line in self.call(name, ["ps", "-ww", "-eo", "pid=,args="]).splitlines():
-                ours = str(folder) in line or (self.hosts is not None and _OURS.search(line))
+            for line in self.call(
+                name, ["ps", "-ww", "-eo", "pid=,args="]
+            ).splitlines():
+                ours = str(folder) in line or (
+                    self.hosts is not None and _OURS.search(line)
+                )
                 if ours and "ps -ww" not in line:
                     found.append(f"{name} {line.strip()}"[:200])
         return found
@@ -197,12 +230,21 @@ class ByName(Place):
         self.hosts, self._environment = hosts, environment
 
     def start(
-        self, folder: Path, words: Sequence[str], prefix: Sequence[str] = (), **variables: str
+        self,
+        folder: Path,
+        words: Sequence[str],
+        prefix: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
         assert self.hosts is not None
         words = [*prefix, str(SCALEBENCH), *words]
         log = (folder / "printed.txt").open("a")
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": {**self._environment, **variables}}
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": log,
+            "stderr": log,
+            "env": {**self._environment, **variables},
+        }
         return self.hosts.nodes[0].start(words, cwd=folder, **pipes)
 
 
@@ -216,11 +258,17 @@ class InJob(Place):
         self.job = 0
 
     def start(
-        self, folder: Path, words: Sequence[str], prefix: Sequence[str] = (), **variables: str
+        self,
+        folder: Path,
+        words: Sequence[str],
+        prefix: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
         command = " ".join([*prefix, str(SCALEBENCH), *words, "--launcher", "srun"])
         script = f"#!/bin/bash\n{command} >>printed.txt 2>&1\necho ended with $? >>printed.txt\n"
-        self.job = self.cluster.sbatch(script, folder, "--nodes=3", "--ntasks-per-node=1", **variables)
+        self.job = self.cluster.sbatch(
+            script, folder, "--nodes=3", "--ntasks-per-node=1", **variables
+        )
         return _Job(self.cluster, self.job)  # type: ignore[return-value]
 
 
@@ -232,10 +280,16 @@ class _Job:
 
     def poll(self) -> int | None:
         state = self._cluster.state(self._job)
-        return None if state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else int(state != "COMPLETED")
+        return (
+            None
+            if state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+            else int(state != "COMPLETED")
+        )
 
     def send_signal(self, signum: int) -> None:
-        self._cluster.hosts.login.call(["scancel", str(self._job)], env=self._cluster.environment)
+        self._cluster.hosts.login.call(
+            ["scancel", str(self._job)], env=self._cluster.environment
+        )
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -262,8 +316,17 @@ class Scene:
 
     def start(self) -> None:
         self.said = (self.folder / "printed.txt").stat().st_size
-        words = ["run", "study.yaml", "--output", str(self.folder / "results"), *self.group.options, *self.options]
-        self.process = self.place.start(self.folder, words, self.prefix, **self.variables)
+        words = [
+            "run",
+            "study.yaml",
+            "--output",
+            str(self.folder / "results"),
+            *self.group.options,
+            *self.options,
+        ]
+        self.process = self.place.start(
+            self.folder, words, self.prefix, **self.variables
+        )
 
     def write_study(self) -> None:
         """Write model and study."""
@@ -271,15 +334,24 @@ class Scene:
         (self.folder / "model.py").write_text(MODEL)
         (self.folder / "printed.txt").touch()
         virtual = group.engine == "virtual"
-        keys = {"strategy": group.strategy, "workers": group.workers, "patience": self.patience}
+        keys = {
+            "strategy": group.strategy,
+            "workers": group.workers,
+            "patience": self.patience,
+        }
         keys["epochs"] = 20 if virtual else 150
         text = STUDY + (VIRTUAL if virtual else NATIVE.format(engine=group.engine))
-        text = text.format(model=f"{self.folder}/model.py:build", repetitions=group.repetitions, **keys)
+        text = text.format(
+            model=f"{self.folder}/model.py:build", repetitions=group.repetitions, **keys
+        )
         (self.folder / "study.yaml").write_text(text)
 
     def launch(self) -> Path | None:
         """The folder of the newest launch."""
-        folders = sorted(self.study.glob("logs/*/launch-*"), key=lambda path: (path.parent, int(path.name[7:])))
+        folders = sorted(
+            self.study.glob("logs/*/launch-*"),
+            key=lambda path: (path.parent, int(path.name[7:])),
+        )
         return folders[-1] if folders else None
 
     def beats(self) -> list[Beat]:
@@ -315,11 +387,20 @@ class Scene:
 
     def printed(self) -> str:
         """What the last command printed, in one line."""
-        return " ".join((self.folder / "printed.txt").read_bytes()[self.said :].decode(errors="replace").split())
+        return " ".join(
+            (self.folder / "printed.txt")
+            .read_bytes()[self.said :]
+            .decode(errors="replace")
+            .split()
+        )
 
     def completed(self) -> set[tuple[str, str]]:
         """The completed attempts."""
-        return {(row["run_id"], row["attempt"]) for row in self.rows() if row["status"] == "completed"}
+        return {
+            (row["run_id"], row["attempt"])
+            for row in self.rows()
+            if row["status"] == "completed"
+        }
 
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -354,7 +435,9 @@ class Scene:
         assert self.place.hosts is not None
         pid, up = self.place.hosts.login.pid, ["ip", "link", "set", f"to-{host}", "up"]
         enter = ["nsenter", "--net", f"--target={pid}"]
-        subprocess.run([*enter, "ip", "link", "set", f"to-{host}", state], check=True, timeout=30)
+        subprocess.run(
+            [*enter, "ip", "link", "set", f"to-{host}", state], check=True, timeout=30
+        )
         return lambda: subprocess.run([*enter, *up], check=True, timeout=30)
 
 
@@ -366,7 +449,8 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 def seconds_until(condition: Callable[[], bool], most: float) -> float | None:
     """Wait until `condition` holds; return the seconds that took, None past `most`.
 
-    Of a longer pause between two looks, in which this process or the machine was stopped, one second counts.
+    Of a longer pause between two looks, in which this process or the machine was
+    stopped, one second counts.
     """
     waited, looked = 0.0, time.monotonic()
     while not condition():

@@ -40,7 +40,9 @@ def stop(rank: int, expected: str) -> Fault:
 
 
 def to_rank(rank: int, signum: int, name: str, expected: str) -> Fault:
-    return Fault(f"rank {rank} {name}", lambda scene: scene.signal_rank(rank, signum), expected)
+    return Fault(
+        f"rank {rank} {name}", lambda scene: scene.signal_rank(rank, signum), expected
+    )
 
 
 def to_launcher(signum: int, name: str, expected: str, rank: int = 0) -> Fault:
@@ -70,7 +72,9 @@ def paused(rank: int) -> Fault:
         scene.signal_rank(rank, signal.SIGCONT)
         let_go_on(scene)
 
-    return Fault(f"rank {rank} stopped for 5 s (SIGSTOP, SIGCONT)", inject, "", completes=True)
+    return Fault(
+        f"rank {rank} stopped for 5 s (SIGSTOP, SIGCONT)", inject, "", completes=True
+    )
 
 
 def _pause_command(scene: Scene) -> None:
@@ -99,7 +103,9 @@ def _thread(scene: Scene) -> None:
 def _kill_child(scene: Scene) -> None:
     """Kill the youngest process of the command: a virtual worker's, or the one that they are forked from."""
     assert scene.process is not None
-    listed = scene.place.call("", ["pgrep", "-g", str(os.getpgid(scene.process.pid))]).split()
+    listed = scene.place.call(
+        "", ["pgrep", "-g", str(os.getpgid(scene.process.pid))]
+    ).split()
     for pid in sorted(map(int, listed))[-1:]:
         if pid != scene.process.pid:
             os.kill(pid, signal.SIGKILL)
@@ -131,7 +137,9 @@ def _files(scene: Scene) -> TakeBack:
     return scene.ask_model("open")
 
 
-def before(name: str, expected: str, *prefix: str, completes: bool = False, **variables: str) -> Fault:
+def before(
+    name: str, expected: str, *prefix: str, completes: bool = False, **variables: str
+) -> Fault:
     """A command that is started through `prefix` and with `variables`."""
 
     def inject(scene: Scene) -> None:
@@ -163,7 +171,11 @@ def mounted(name: str, options: str, expected: str) -> Fault:
     def inject(scene: Scene) -> TakeBack:
         results = scene.folder / "results"
         results.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", results], check=True, timeout=30)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", results],
+            check=True,
+            timeout=30,
+        )
 
         def take_back() -> None:
             shutil.copytree(results, scene.folder / "kept")
@@ -176,7 +188,14 @@ def mounted(name: str, options: str, expected: str) -> Fault:
     return Fault(name, inject, expected, before=True)
 
 
-def damaged(name: str, file: str, change: Callable[[bytes], bytes | None], expected: str, *, repaired: bool) -> Fault:
+def damaged(
+    name: str,
+    file: str,
+    change: Callable[[bytes], bytes | None],
+    expected: str,
+    *,
+    repaired: bool,
+) -> Fault:
     """A file of a study that was made; one that the command does not repair is put back."""
 
     def inject(scene: Scene) -> TakeBack:
@@ -209,14 +228,23 @@ def linked(file: str) -> Fault:
             path.unlink()
             if content is not None:
                 path.write_bytes(content)
-            assert target.read_text() == "kept", "the target of the link was overwritten"
+            assert target.read_text() == "kept", (
+                "the target of the link was overwritten"
+            )
 
         return take_back
 
-    return Fault(f"symbolic link `{file}`", inject, f"{file}.*symbolic link|symbolic link.*{file}", afterwards=True)
+    return Fault(
+        f"symbolic link `{file}`",
+        inject,
+        f"{file}.*symbolic link|symbolic link.*{file}",
+        afterwards=True,
+    )
 
 
-def in_place(name: str, path: str, make: Callable[[Path], object], expected: str) -> Fault:
+def in_place(
+    name: str, path: str, make: Callable[[Path], object], expected: str
+) -> Fault:
     """Something in place of a file or folder of the command."""
 
     def inject(scene: Scene) -> TakeBack:
@@ -246,13 +274,26 @@ def _endless_data(scene: Scene) -> None:
 
 
 def _lock_elsewhere(file: Path) -> None:
-    owner = {"host": "elsewhere", "pid": 7, "born": "", "since_utc": "2026-01-01T00:00:00+00:00"}
+    owner = {
+        "host": "elsewhere",
+        "pid": 7,
+        "born": "",
+        "since_utc": "2026-01-01T00:00:00+00:00",
+    }
     file.write_text(json.dumps(owner))
 
 
 def _second_command(scene: Scene) -> None:
-    words = [str(SCALEBENCH), "run", "study.yaml", "--output", str(scene.folder / "results")]
-    done = subprocess.run(words, cwd=scene.folder, capture_output=True, text=True, timeout=60, check=False)
+    words = [
+        str(SCALEBENCH),
+        "run",
+        "study.yaml",
+        "--output",
+        str(scene.folder / "results"),
+    ]
+    done = subprocess.run(
+        words, cwd=scene.folder, capture_output=True, text=True, timeout=60, check=False
+    )
     with (scene.folder / "printed.txt").open("a") as file:
         file.write(f"the second: {done.returncode} {done.stdout}{done.stderr}")
     let_go_on(scene)
@@ -294,10 +335,15 @@ def _fill(scene: Scene) -> TakeBack:
 def _vanish(scene: Scene) -> TakeBack:
     """Take the link of n2 down, then stop all its processes of the study: the others hear nothing of their end."""
     up = scene.link("n2", "down")
-    scene.place.call("n2", ["sh", "-c", "pkill -STOP -x prted; pkill -STOP -f [s]calebench.native"])
+    scene.place.call(
+        "n2", ["sh", "-c", "pkill -STOP -x prted; pkill -STOP -f [s]calebench.native"]
+    )
 
     def take_back() -> None:
-        scene.place.call("n2", ["sh", "-c", "pkill -KILL -f [s]calebench.native; pkill -KILL -x prted"])
+        scene.place.call(
+            "n2",
+            ["sh", "-c", "pkill -KILL -f [s]calebench.native; pkill -KILL -x prted"],
+        )
         up()
 
     return take_back
@@ -306,7 +352,9 @@ def _vanish(scene: Scene) -> TakeBack:
 def _cut(scene: Scene) -> TakeBack:
     """Let n1 and n2 not reach each other."""
     scene.place.call("n2", ["ip", "route", "add", "blackhole", "10.78.0.2/32"])
-    return lambda: scene.place.call("n2", ["ip", "route", "del", "blackhole", "10.78.0.2/32"])
+    return lambda: scene.place.call(
+        "n2", ["ip", "route", "del", "blackhole", "10.78.0.2/32"]
+    )
 
 
 def _flap(scene: Scene) -> None:
@@ -353,9 +401,17 @@ def _cancel_step(scene: Scene) -> None:
     """Cancel the step of the ranks: the newest one of the job, as each question to the nodes is a step of its own."""
     assert isinstance(scene.place, InJob)
     cluster = scene.place.cluster
-    asked = ["squeue", "--steps", "--noheader", "--format=%i", f"--jobs={scene.place.job}"]
+    asked = [
+        "squeue",
+        "--steps",
+        "--noheader",
+        "--format=%i",
+        f"--jobs={scene.place.job}",
+    ]
     steps = cluster.hosts.login.call(asked, env=cluster.environment).split()
-    numbers = [int(number) for step in steps if (number := step.partition(".")[2]).isdigit()]
+    numbers = [
+        int(number) for step in steps if (number := step.partition(".")[2]).isdigit()
+    ]
     by_slurm("scancel", f"{{job}}.{max(numbers)}")(scene)
 
 
@@ -383,11 +439,24 @@ FINISHED = r"remain|is left|are left|stopping"
 RANK = (
     kill(1, rf"^rank 1 was {KILLED}"),
     to_rank(1, signal.SIGTERM, "terminated", rf"^rank 1 was {TERMINATED}"),
-    to_rank(1, signal.SIGSEGV, "of a segmentation fault", r"^rank 1 was ended by signal 11 \(Segmentation fault"),
-    stop(1, SILENCE + r"rank 1 had stopped while training(, in \w+)?, and the others waited in"),
+    to_rank(
+        1,
+        signal.SIGSEGV,
+        "of a segmentation fault",
+        r"^rank 1 was ended by signal 11 \(Segmentation fault",
+    ),
+    stop(
+        1,
+        SILENCE
+        + r"rank 1 had stopped while training(, in \w+)?, and the others waited in",
+    ),
     ask("raise", "exception in a model", r"^rank 1: ValueError: the layer is upset"),
     ask("exit", "rank exits without reporting", r"^rank 1 exited before reporting"),
-    ask("sleep", "model that sleeps for ever", SILENCE + r"rank 1 had stopped while training"),
+    ask(
+        "sleep",
+        "model that sleeps for ever",
+        SILENCE + r"rank 1 had stopped while training",
+    ),
     Fault("memory limit (RLIMIT_AS)", _memory, r"^rank 1: .*(memory|alloc)"),
     to_launcher(signal.SIGKILL, "mpirun killed", rf"^mpirun was {KILLED}"),
 )
@@ -395,14 +464,29 @@ ENGINE = (
     paused(1),
     to_launcher(signal.SIGTERM, "mpirun terminated", rf"^mpirun was {TERMINATED}"),
     ending("command killed", lambda scene: scene.signal_command(signal.SIGKILL)),
-    ending("command hung up (SIGHUP)", lambda scene: scene.signal_command(signal.SIGHUP)),
+    ending(
+        "command hung up (SIGHUP)", lambda scene: scene.signal_command(signal.SIGHUP)
+    ),
 )
 MPI = (
-    to_rank(1, signal.SIGABRT, "aborted (SIGABRT)", r"^rank 1 was ended by signal 6 \(Aborted"),
-    to_rank(1, signal.SIGBUS, "of a bus error", r"^rank 1 was ended by signal 7 \(Bus error"),
-    ask("leave", "SystemExit in a model", r"^rank 1: exited before reporting: the layer leaves"),
+    to_rank(
+        1,
+        signal.SIGABRT,
+        "aborted (SIGABRT)",
+        r"^rank 1 was ended by signal 6 \(Aborted",
+    ),
+    to_rank(
+        1, signal.SIGBUS, "of a bus error", r"^rank 1 was ended by signal 7 \(Bus error"
+    ),
+    ask(
+        "leave",
+        "SystemExit in a model",
+        r"^rank 1: exited before reporting: the layer leaves",
+    ),
     ask("nan", "model whose loss is not a number", r"training loss|nan|NaN|not finite"),
-    Fault("limit of open files (RLIMIT_NOFILE)", _files, r"^rank 1: .*Too many open files"),
+    Fault(
+        "limit of open files (RLIMIT_NOFILE)", _files, r"^rank 1: .*Too many open files"
+    ),
     Fault("no rank can write (RLIMIT_FSIZE)", _fill, r"could not write|File too large"),
     Fault("logs deleted while ranks write", _delete_logs, r"logs/\S+ was deleted"),
     Fault("heartbeats truncated", _heartbeats, r"ended by signal 7|heartbeats"),
@@ -410,17 +494,40 @@ MPI = (
 COMMAND = (
     clock(-3600, "back by an hour"),
     clock(86400, "forward by a day"),
-    Fault("command stopped for 5 s (SIGSTOP, SIGCONT)", _pause_command, "", completes=True),
-    Fault("study folder deleted during a run", _delete_study, r"deleted by something else|was deleted", completes=True),
+    Fault(
+        "command stopped for 5 s (SIGSTOP, SIGCONT)", _pause_command, "", completes=True
+    ),
+    Fault(
+        "study folder deleted during a run",
+        _delete_study,
+        r"deleted by something else|was deleted",
+        completes=True,
+    ),
 )
-LINK_DOWN = Fault("link down", lambda scene: scene.link("n2", "down"), SILENCE + "n2 with rank 2 does not answer")
+LINK_DOWN = Fault(
+    "link down",
+    lambda scene: scene.link("n2", "down"),
+    SILENCE + "n2 with rank 2 does not answer",
+)
 HOSTS = (
     kill(2, rf"^rank 2 on n2 was {KILLED}"),
-    stop(1, SILENCE + r"rank 1 on n1 had stopped while training(, in \w+)?, and the others waited in"),
-    ask("raise", "exception in a model", "rank 2 on n2: ValueError: the layer is upset", 2),
+    stop(
+        1,
+        SILENCE
+        + r"rank 1 on n1 had stopped while training(, in \w+)?, and the others waited in",
+    ),
+    ask(
+        "raise",
+        "exception in a model",
+        "rank 2 on n2: ValueError: the layer is upset",
+        2,
+    ),
 )
 DAEMON = to_launcher(
-    signal.SIGKILL, "daemon killed", "daemon on n2 with rank 2|daemon of mpirun .* on one of n0, n1, n2", 2
+    signal.SIGKILL,
+    "daemon killed",
+    "daemon on n2 with rank 2|daemon of mpirun .* on one of n0, n1, n2",
+    2,
 )
 SIGNALS = (
     Fault("command interrupted (SIGINT)", to_command(signal.SIGINT), FINISHED),
@@ -431,29 +538,93 @@ SIGNALS = (
     ending("command quit (SIGQUIT)", to_command(signal.SIGQUIT)),
 )
 REFUSED = (
-    before("limit of open files (RLIMIT_NOFILE)", "Too many open files", "prlimit", "--nofile=12"),
-    before("limit of file size (RLIMIT_FSIZE)", "File too large", "prlimit", "--fsize=2000"),
+    before(
+        "limit of open files (RLIMIT_NOFILE)",
+        "Too many open files",
+        "prlimit",
+        "--nofile=12",
+    ),
+    before(
+        "limit of file size (RLIMIT_FSIZE)", "File too large", "prlimit", "--fsize=2000"
+    ),
     before("memory limit (RLIMIT_AS)", "memory|allocate", "prlimit", "--as=700000000"),
     before("limit of processor time (RLIMIT_CPU)", "", "prlimit", "--cpu=2:2"),
-    before("cache folder that is a device", "cannot be cached in /dev/null", XDG_CACHE_HOME="/dev/null"),
-    shell("working folder deleted", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "folder|study.yaml"),
-    option("endless calibration (/dev/zero)", "/dev/zero.*(larger than|MiB|cannot)", "--calibration", "/dev/zero"),
-    Fault("endless data (a link to /dev/zero)", _endless_data, r"zero\.csv is no regular file", before=True),
-    in_place("endless study file (/dev/zero)", "study.yaml", lambda path: path.symlink_to("/dev/zero"), "larger than"),
-    in_place("study file that is a folder", "study.yaml", lambda path: path.mkdir(), "study.yaml"),
+    before(
+        "cache folder that is a device",
+        "cannot be cached in /dev/null",
+        XDG_CACHE_HOME="/dev/null",
+    ),
+    shell(
+        "working folder deleted",
+        'mkdir gone && cd gone && rmdir ../gone && exec "$@"',
+        "folder|study.yaml",
+    ),
+    option(
+        "endless calibration (/dev/zero)",
+        "/dev/zero.*(larger than|MiB|cannot)",
+        "--calibration",
+        "/dev/zero",
+    ),
+    Fault(
+        "endless data (a link to /dev/zero)",
+        _endless_data,
+        r"zero\.csv is no regular file",
+        before=True,
+    ),
+    in_place(
+        "endless study file (/dev/zero)",
+        "study.yaml",
+        lambda path: path.symlink_to("/dev/zero"),
+        "larger than",
+    ),
+    in_place(
+        "study file that is a folder",
+        "study.yaml",
+        lambda path: path.mkdir(),
+        "study.yaml",
+    ),
     in_place("model file gone", "model.py", lambda path: None, "model.py"),
-    in_place("results folder that is a file", "results", lambda path: path.touch(), "results"),
-    in_place("results folder that is a broken link", "results", lambda path: path.symlink_to("no/where"), "results"),
-    in_place("lock of another host", "results/faults/lock", _lock_elsewhere, "is being written by .*elsewhere"),
+    in_place(
+        "results folder that is a file", "results", lambda path: path.touch(), "results"
+    ),
+    in_place(
+        "results folder that is a broken link",
+        "results",
+        lambda path: path.symlink_to("no/where"),
+        "results",
+    ),
+    in_place(
+        "lock of another host",
+        "results/faults/lock",
+        _lock_elsewhere,
+        "is being written by .*elsewhere",
+    ),
 )
 UNHARMED = (
     *COMMAND,
-    Fault("process of virtual workers killed: its runs are made again", _kill_child, "", completes=True),
-    Fault("second command on one folder", _second_command, "is being written by", completes=True),
+    Fault(
+        "process of virtual workers killed: its runs are made again",
+        _kill_child,
+        "",
+        completes=True,
+    ),
+    Fault(
+        "second command on one folder",
+        _second_command,
+        "is being written by",
+        completes=True,
+    ),
     before("home that is not there", "", HOME="/nonexistent", completes=True),
-    before("folder of temporary files that is not there", "", TMPDIR="/nonexistent", completes=True),
+    before(
+        "folder of temporary files that is not there",
+        "",
+        TMPDIR="/nonexistent",
+        completes=True,
+    ),
     shell("standard output full", 'exec "$@" >/dev/full', "", completes=True),
-    shell("standard output closed by its reader", '"$@" | head -c 1', "", completes=True),
+    shell(
+        "standard output closed by its reader", '"$@" | head -c 1', "", completes=True
+    ),
     shell("standard output closed", 'exec "$@" >&-', "", completes=True),
 )
 MOUNTED = (

@@ -2,9 +2,10 @@
 
     python benchmarks/jobs.py
 
-The same runs, once in one process and once in two; the start of the processes counts, that of the one they are forked
-from does not: the command starts it before it checks and calibrates. Goal: at least 1.8 on two idle cores. What others
-compute on the machine meanwhile is taken from two jobs more than from one.
+The same runs, once in one process and once in two; the start of the processes counts,
+that of the one they are forked from does not: the command starts it before it checks
+and calibrates. Goal: at least 1.8 on two idle cores. What others compute on the machine
+meanwhile is taken from two jobs more than from one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,23 @@ def main() -> Iterator[Finding]:
     start_forkserver()
     training = Training(epochs=EPOCHS, evaluate_every=0)
     one = make_run(training, "epoch_average")
-    runs = [one.model_copy(update={"run_id": f"run-{seed}", "seed": seed}) for seed in range(RUNS)]
+    runs = [
+        one.model_copy(update={"run_id": f"run-{seed}", "seed": seed})
+        for seed in range(RUNS)
+    ]
     folders = {one.workers: prepare(training, one.workers)}
     alone = seconds_of(runs, folders, jobs=1)
     together = seconds_of(runs, folders, jobs=2)
     name = f"{RUNS} virtual runs, --jobs 2 / --jobs 1, {cores()} cores"
     ratio = alone / together
-    yield finding(name, ratio, GOAL, f"{ratio:.2f} times the throughput", f"{together:.1f} s", f"{alone:.1f} s")
+    yield finding(
+        name,
+        ratio,
+        GOAL,
+        f"{ratio:.2f} times the throughput",
+        f"{together:.1f} s",
+        f"{alone:.1f} s",
+    )
 
 
 def seconds_of(runs: list[Run], folders: dict[int, Path], jobs: int) -> float:
@@ -56,7 +67,9 @@ def seconds_of(runs: list[Run], folders: dict[int, Path], jobs: int) -> float:
         seconds = time.perf_counter() - began
     failed = [outcome.error for outcome in ended if outcome.status != "completed"]
     if failed or len(ended) != len(runs):
-        raise SystemExit(f"{len(ended)} of {len(runs)} runs ended, {len(failed)} failed: {failed[:1]}")
+        raise SystemExit(
+            f"{len(ended)} of {len(runs)} runs ended, {len(failed)} failed: {failed[:1]}"
+        )
     return seconds
 
 

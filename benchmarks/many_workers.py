@@ -2,8 +2,8 @@
 
     python benchmarks/many_workers.py
 
-Each strategy in a process of its own, from its start to its outcome, evaluation after every epoch included; the data
-set is prepared before. Goals: 3 minutes and 4 GiB.
+Each strategy in a process of its own, from its start to its outcome, evaluation after
+every epoch included; the data set is prepared before. Goals: 3 minutes and 4 GiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from scalebench.data.dataset import open_dataset
 from scalebench.study.spec import Component, Training
 
 WORKERS, EPOCHS, SAMPLES = 1024, 5, 65_536
-STRATEGIES = ("allreduce", "horovod", "epoch_average", "epoch_async", "local_sgd", "asp", "daso-heat", "gossip")
+STRATEGIES = (
+    "allreduce",
+    "horovod",
+    "epoch_average",
+    "epoch_async",
+    "local_sgd",
+    "asp",
+    "daso-heat",
+    "gossip",
+)
 WALL, MEMORY = Goal("<=", 180, "s"), Goal("<=", 4096, "MiB")
 TRAINING = Training(
     epochs=EPOCHS,
@@ -35,12 +44,26 @@ def main() -> Iterator[Finding]:
     prepare(TRAINING, WORKERS)
     for strategy in STRATEGIES:
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, __file__, strategy], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, strategy],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         wall_s = time.perf_counter() - began
         found = json.loads(done.stdout)
         name = f"{WORKERS:,} workers, {EPOCHS} epochs: {strategy}"
-        yield finding(name, wall_s, WALL, f"{wall_s:.1f} s", f"{wall_s:.1f} s", f"{found['cpu_s']:.1f} s CPU")
-        yield finding(f"{name}, memory", found["peak_mib"], MEMORY, f"{found['peak_mib']:.0f} MiB")
+        yield finding(
+            name,
+            wall_s,
+            WALL,
+            f"{wall_s:.1f} s",
+            f"{wall_s:.1f} s",
+            f"{found['cpu_s']:.1f} s CPU",
+        )
+        yield finding(
+            f"{name}, memory", found["peak_mib"], MEMORY, f"{found['peak_mib']:.0f} MiB"
+        )
 
 
 def simulate_here(strategy: str) -> dict[str, float]:
@@ -50,7 +73,9 @@ def simulate_here(strategy: str) -> dict[str, float]:
     from scalebench.virtual.pool import simulate_alike
 
     run = make_run(TRAINING, strategy).model_copy(update={"workers": WORKERS})
-    ((_, outcome, _),) = simulate_alike([run], open_dataset(prepare(TRAINING, WORKERS)), stated_machine())
+    ((_, outcome, _),) = simulate_alike(
+        [run], open_dataset(prepare(TRAINING, WORKERS)), stated_machine()
+    )
     if outcome.status != "completed":
         raise SystemExit(f"{strategy}: {outcome.status}: {outcome.error}")
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -2,9 +2,10 @@
 
     python benchmarks/native_step.py
 
-Same model, same weights, same batches, epochs in turn within one process. `allreduce` is compared with mpi4py
-over one flat buffer of gradients, once with torch's optimizer over the model's parameters, as one writes it, and once
-with the parameters in one flat buffer too, the leanest loop there is; `horovod` with `hvd.DistributedOptimizer` as its
+Same model, same weights, same batches, epochs in turn within one process. `allreduce`
+is compared with mpi4py over one flat buffer of gradients, once with torch's optimizer
+over the model's parameters, as one writes it, and once with the parameters in one flat
+buffer too, the leanest loop there is; `horovod` with `hvd.DistributedOptimizer` as its
 documentation shows it. Nothing hand-written keeps books, beats or learning rates.
 """
 
@@ -67,7 +68,9 @@ def measure_here(engine: str) -> list[Finding]:
             clock.start()
             ours, steps = scalebench_loop(replica, strategy), replica.steps_in(0)
             return [
-                compare(ours, by_hand(replica), PAIRS).finding(f"native step: {name}", GOALS[engine], steps)
+                compare(ours, by_hand(replica), PAIRS).finding(
+                    f"native step: {name}", GOALS[engine], steps
+                )
                 for name, by_hand in HAND_WRITTEN[engine].items()
             ]
 
@@ -119,7 +122,9 @@ def with_horovod(replica: Any) -> Loop:
 
     model = network(replica)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters()
+    )
     loss_of = nn.CrossEntropyLoss()
     batches = batches_of(replica)
     total = torch.zeros(())
@@ -138,7 +143,9 @@ def with_horovod(replica: Any) -> Loop:
 HAND_WRITTEN: dict[str, dict[str, Callable[[Any], Loop]]] = {
     "mpi": {
         "allreduce / mpi4py": with_mpi4py,
-        "allreduce / mpi4py, all flat": lambda replica: with_mpi4py(replica, flat_parameters=True),
+        "allreduce / mpi4py, all flat": lambda replica: with_mpi4py(
+            replica, flat_parameters=True
+        ),
     },
     "horovod": {"horovod / DistributedOptimizer": with_horovod},
 }
@@ -146,7 +153,9 @@ HAND_WRITTEN: dict[str, dict[str, Callable[[Any], Loop]]] = {
 
 def network(replica: Any) -> nn.Module:
     """The default study's model, from the replica's weights, in a buffer of its own."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
     nn.utils.vector_to_parameters(replica.initial.clone(), model.parameters())
     return model
 

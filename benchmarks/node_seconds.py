@@ -2,11 +2,13 @@
 
     python benchmarks/node_seconds.py [--repetitions 3]
 
-`allreduce` at 1 to 6 workers on a Slurm of three nodes with two slots each (as root; tests/hosts), submitted as
-`--group all`, one job on three nodes for all runs, and as `--group count --array`, a job for each run on as many nodes
-as it needs. Node-seconds are nodes x (end - start) of each job, as Slurm has them, in whole seconds; the collection is
-left out. The nodes share the cores of this machine, so that jobs are released one after another: none slows another.
-The one allocation is measured before and after the jobs, and is the mean of both. Goal: 0.35.
+`allreduce` at 1 to 6 workers on a Slurm of three nodes with two slots each (as root;
+tests/hosts), submitted as `--group all`, one job on three nodes for all runs, and as
+`--group count --array`, a job for each run on as many nodes as it needs. Node-seconds
+are nodes x (end - start) of each job, as Slurm has them, in whole seconds; the
+collection is left out. The nodes share the cores of this machine, so that jobs are
+released one after another: none slows another. The one allocation is measured before
+and after the jobs, and is the mean of both. Goal: 0.35.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ repetitions: {repetitions}
 execution: native
 engine: gloo
 """
-SITE = "partition: p\nlauncher: srun\noptions: [--hold]\n"  # each job waits until it is released
+# each job waits until it is released
+SITE = "partition: p\nlauncher: srun\noptions: [--hold]\n"
 ONE_JOB, JOB_PER_RUN = ["--group", "all"], ["--group", "count", "--array"]
 SCALEBENCH = str(Path(sys.executable).with_name("scalebench"))
 
@@ -58,30 +61,43 @@ class Login:
         jobs = self._call("squeue", "--noheader", "--array", "--format=%i").split()
         taken = [self._taken_by(job) for job in sorted(jobs)]
         rows = sum(
-            len(path.read_text().splitlines()) - 1 for path in self._folder.glob(f"results/{name}/shards/*/*/runs.csv")
+            len(path.read_text().splitlines()) - 1
+            for path in self._folder.glob(f"results/{name}/shards/*/*/runs.csv")
         )
         if rows != len(COUNTS) * self._repetitions:
-            raise SystemExit(f"{rows} of {len(COUNTS) * self._repetitions} runs were made; see {self._folder}")
+            raise SystemExit(
+                f"{rows} of {len(COUNTS) * self._repetitions} runs were made; see {self._folder}"
+            )
         return len(jobs), sum(taken)
 
     def _taken_by(self, job: str) -> float:
         """Release a job, and wait for its end; return its node-seconds."""
         self._call("scontrol", "release", job)
-        number = int(re.search(r"\bJobId=(\d+)", self._call("scontrol", "show", "job", "-o", job))[1])
+        number = int(
+            re.search(
+                r"\bJobId=(\d+)", self._call("scontrol", "show", "job", "-o", job)
+            )[1]
+        )
         state = self._cluster.wait(number, 600)
         shown = self._cluster.shown(number)
         if state != "COMPLETED":
             raise SystemExit(f"job {job} ended as {state}: {shown}")
         facts = dict(word.partition("=")[::2] for word in shown.split())
-        seconds = datetime.fromisoformat(facts["EndTime"]) - datetime.fromisoformat(facts["StartTime"])
+        seconds = datetime.fromisoformat(facts["EndTime"]) - datetime.fromisoformat(
+            facts["StartTime"]
+        )
         return int(facts["NumNodes"]) * seconds.total_seconds()
 
     def _call(self, *command: str) -> str:
-        return self._cluster.hosts.login.call(command, cwd=self._folder, env=self._cluster.environment, timeout=200)
+        return self._cluster.hosts.login.call(
+            command, cwd=self._folder, env=self._cluster.environment, timeout=200
+        )
 
 
 def main(repetitions: int = 3) -> Iterator[Finding]:
-    with tempfile.TemporaryDirectory(prefix="scalebench-hosts-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="scalebench-hosts-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "user").mkdir()
@@ -101,6 +117,8 @@ def main(repetitions: int = 3) -> Iterator[Finding]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     show(main(parser.parse_args().repetitions))

@@ -28,8 +28,12 @@ class Noise:
 
     def draw(self, random: Random, *shape: int) -> Array:
         """Logs of the factors."""
-        delay = random.exponential(self.tail, shape) if self.tail else math.log(self.factor)
-        return random.normal(0.0, SIGMA, shape) + delay * (random.random(shape) < self.odd)
+        delay = (
+            random.exponential(self.tail, shape) if self.tail else math.log(self.factor)
+        )
+        return random.normal(0.0, SIGMA, shape) + delay * (
+            random.random(shape) < self.odd
+        )
 
     @property
     def mean(self) -> float:

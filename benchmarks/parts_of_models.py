@@ -20,7 +20,9 @@ from torch import Tensor, nn
 PAIRS, STEPS = 15, 2  # pairs; steps of each
 GOAL = Goal("<=", 1.05)
 BATCH = 32
-LINES: dict[str, tuple[str, dict[str, Any]]] = {  # strategy, beside torch_NAME, and options of both
+LINES: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # strategy, beside torch_NAME, and options of both
     "pipeline / torch's, gpipe": ("pipeline", {"schedule": "gpipe"}),
     "pipeline / torch's, 1f1b": ("pipeline", {"schedule": "1f1b"}),
     "pipeline / torch's, interleaved": ("pipeline", {"schedule": "interleaved"}),
@@ -48,14 +50,20 @@ class Mean(nn.Module):
         return x.mean(dim=1)
 
 
-def vit(input_shape: tuple[int, ...], outputs: int, width: int = 256, depth: int = 6) -> nn.Module:
+def vit(
+    input_shape: tuple[int, ...], outputs: int, width: int = 256, depth: int = 6
+) -> nn.Module:
     """A vision transformer whose blocks are layers."""
     blocks = [
-        nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        nn.TransformerEncoderLayer(
+            width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
         for _ in range(depth)
     ]
     patches = Patches(input_shape[0], input_shape[1], width)
-    return nn.Sequential(patches, *blocks, nn.LayerNorm(width), Mean(), nn.Linear(width, outputs))
+    return nn.Sequential(
+        patches, *blocks, nn.LayerNorm(width), Mean(), nn.Linear(width, outputs)
+    )
 
 
 def main() -> Iterator[Finding]:
@@ -76,9 +84,17 @@ def measure_here(engine: str) -> list[Finding]:
     world = MPI.COMM_WORLD
     torch.set_num_threads(1)
     data = Component(
-        name="synthetic", options={"kind": "images", "n_train": 4 * BATCH, "n_test": BATCH, "shape": [3, 32, 32]}
+        name="synthetic",
+        options={
+            "kind": "images",
+            "n_train": 4 * BATCH,
+            "n_test": BATCH,
+            "shape": [3, 32, 32],
+        },
     )
-    training = Training(epochs=1, batch_per_worker=BATCH, model=f"{__file__}:vit", dataset=data, lr=1e-3)
+    training = Training(
+        epochs=1, batch_per_worker=BATCH, model=f"{__file__}:vit", dataset=data, lr=1e-3
+    )
     dataset = open_dataset(prepare(training, world.size))
     clock = WallClock()
     found = []
@@ -86,7 +102,8 @@ def measure_here(engine: str) -> list[Finding]:
         clock.start()
         for line, (name, options) in LINES.items():
             ours, theirs = (
-                steps_of(strategy, options, training, dataset, comm, clock) for strategy in (name, f"torch_{name}")
+                steps_of(strategy, options, training, dataset, comm, clock)
+                for strategy in (name, f"torch_{name}")
             )
             named_line = f"ViT on {world.size} ranks: {line}"
             found.append(compare(ours, theirs, PAIRS).finding(named_line, GOAL, STEPS))
@@ -94,7 +111,12 @@ def measure_here(engine: str) -> list[Finding]:
 
 
 def steps_of(
-    strategy: str, options: dict[str, Any], training: Any, dataset: Any, comm: Any, clock: Any
+    strategy: str,
+    options: dict[str, Any],
+    training: Any,
+    dataset: Any,
+    comm: Any,
+    clock: Any,
 ) -> Callable[[], None]:
     """Return the first steps of an epoch as a real run takes them."""
     from scalebench.data.batch_plan import BatchPlan

@@ -1,6 +1,7 @@
 """Starts a benchmark's own ranks as scalebench starts its own: the same mpirun, the same binding, the same environment.
 
-A benchmark module that needs ranks has `measure_here(engine)`, which every rank calls; rank 0's findings come back.
+A benchmark module that needs ranks has `measure_here(engine)`, which every rank calls;
+rank 0's findings come back.
 """
 
 from __future__ import annotations
@@ -26,12 +27,23 @@ def findings_of_ranks(module: str, engine: str, ranks: int = 2) -> list[Finding]
     """Return the results of `measure_here(engine)` of the benchmark `module` on `ranks` processes."""
     reason = engines.available(engine)
     if reason is not None:
-        return [Finding(f"{module}: {engine}", "", "", f"not measured: {reason}", "", "", "")]
+        return [
+            Finding(
+                f"{module}: {engine}", "", "", f"not measured: {reason}", "", "", ""
+            )
+        ]
     command, binding = launch_command(ranks, 1, engines.named(engine).progress_threads)
     with tempfile.TemporaryDirectory(prefix="scalebench-benchmark-") as folder:
         result = Path(folder) / "findings.json"
         subprocess.run(
-            [*command, sys.executable, str(Path(__file__).resolve()), module, engine, str(result)],
+            [
+                *command,
+                sys.executable,
+                str(Path(__file__).resolve()),
+                module,
+                engine,
+                str(result),
+            ],
             env=environment(1, oversubscribed=binding == "none"),
             stdin=subprocess.DEVNULL,
             timeout=_LIMIT_S,

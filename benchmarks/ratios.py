@@ -1,6 +1,7 @@
 """Side by side in one process: A and B in turn, the ratio pair by pair, medians of both; and the line that says so.
 
-Nothing here is asserted. A goal is printed beside what was measured, with the load that others put on the machine.
+Nothing here is asserted. A goal is printed beside what was measured, with the load that
+others put on the machine.
 """
 
 from __future__ import annotations
@@ -40,17 +41,33 @@ class Finding:
     result: str
     goal: str
     verdict: str  # met, missed, or empty where there is no goal
-    load: str  # the one-minute load average, its least and most where it was read several times
+    # the one-minute load average, its least and most where it was read several times
+    load: str
 
     @property
     def cells(self) -> tuple[str, ...]:
         return tuple(asdict(self).values())
 
 
-def finding(name: str, result: float, goal: Goal | None, said: str, measured: str = "", against: str = "") -> Finding:
+def finding(
+    name: str,
+    result: float,
+    goal: Goal | None,
+    said: str,
+    measured: str = "",
+    against: str = "",
+) -> Finding:
     """`result` judged by `goal`; `said` is how it is printed."""
     verdict = "" if goal is None else "met" if goal.is_met(result) else "missed"
-    return Finding(name, measured, against, said, str(goal or ""), verdict, f"{os.getloadavg()[0]:.1f}")
+    return Finding(
+        name,
+        measured,
+        against,
+        said,
+        str(goal or ""),
+        verdict,
+        f"{os.getloadavg()[0]:.1f}",
+    )
 
 
 @dataclass(frozen=True)
@@ -72,12 +89,26 @@ class Comparison:
 
     def finding(self, name: str, goal: Goal | None, per: float = 1.0) -> Finding:
         """A / B with its quartiles; the times shown are divided by `per` (steps in a block)."""
-        return finding(name, self.ratio, goal, _with_quartiles(self.ratios), _of(self.a, per), _of(self.b, per))
+        return finding(
+            name,
+            self.ratio,
+            goal,
+            _with_quartiles(self.ratios),
+            _of(self.a, per),
+            _of(self.b, per),
+        )
 
     def inverse(self, name: str, goal: Goal | None) -> Finding:
         """B / A: how many times as fast A is, or the share of B's bandwidth that A has."""
         ratios = sorted(1 / ratio for ratio in self.ratios)
-        return finding(name, statistics.median(ratios), goal, _with_quartiles(ratios), _of(self.a), _of(self.b))
+        return finding(
+            name,
+            statistics.median(ratios),
+            goal,
+            _with_quartiles(ratios),
+            _of(self.a),
+            _of(self.b),
+        )
 
 
 def compare(
@@ -88,7 +119,8 @@ def compare(
 ) -> Comparison:
     """Time `a` and `b` in turn, `pairs` times each, after one warm-up of both; which goes first alternates.
 
-    `timer` may be `time.process_time` where both compute in one thread: others on the machine then count less.
+    `timer` may be `time.process_time` where both compute in one thread: others on the
+    machine then count less.
     """
     a(), b()
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -112,8 +144,14 @@ def show(findings: Iterable[Finding], title: str = "") -> list[Finding]:
 
 def markdown(findings: Iterable[Finding]) -> str:
     """The findings as a table for a page."""
-    lines = ["| benchmark | measured | against | result | goal | | load |", "|---|---:|---:|---:|---:|---|---:|"]
-    return "\n".join([*lines, *(f"| {' | '.join(found.cells)} |" for found in findings)]) + "\n"
+    lines = [
+        "| benchmark | measured | against | result | goal | | load |",
+        "|---|---:|---:|---:|---:|---|---:|",
+    ]
+    return (
+        "\n".join([*lines, *(f"| {' | '.join(found.cells)} |" for found in findings)])
+        + "\n"
+    )
 
 
 def _of(seconds: list[float], per: float = 1.0) -> str:

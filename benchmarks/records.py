@@ -2,9 +2,9 @@
 
     python benchmarks/records.py
 
-Goals: 2,000 rows a second without fsync, and as many runs as two fsyncs a run allow with it; `scalebench status` in
-1 s; reading and summarising in 10 s and 2 GiB. Each command is a process of its own; its CPU time stands beside the
-wall time.
+Goals: 2,000 rows a second without fsync, and as many runs as two fsyncs a run allow
+with it; `scalebench status` in 1 s; reading and summarising in 10 s and 2 GiB. Each
+command is a process of its own; its CPU time stands beside the wall time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from scalebench.records.store import Store
 
 RUNS, EPOCHS = 166_667, 6
 SYNCED = 100  # runs
-STRATEGIES = ("allreduce", "horovod", "ddp", "epoch_average", "epoch_async", "local_sgd")
+STRATEGIES = (
+    "allreduce",
+    "horovod",
+    "ddp",
+    "epoch_average",
+    "epoch_async",
+    "local_sgd",
+)
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 _BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 _SUMMARY = "from scalebench.analysis import load, summary; print(len(summary(load({!r})).rows))"
@@ -41,15 +48,31 @@ def main() -> Iterator[Finding]:
         yield _synced(folder / "synced")
         yield _unsynced(folder / "large")
         runs = [run_of(number) for number in range(RUNS)]
-        keep_planned(folder / "large", [Planned(run.run_id, run.config_hash, "virtual", run.epochs) for run in runs])
+        keep_planned(
+            folder / "large",
+            [
+                Planned(run.run_id, run.config_hash, "virtual", run.epochs)
+                for run in runs
+            ],
+        )
         program = str(Path(sys.executable).with_name("scalebench"))
         yield command(
-            "scalebench status", [program, "status", str(folder / "large")], Goal("<=", 1, "s"), f"{RUNS:,} runs"
+            "scalebench status",
+            [program, "status", str(folder / "large")],
+            Goal("<=", 1, "s"),
+            f"{RUNS:,} runs",
         )
         summary = [sys.executable, "-c", _SUMMARY.format(str(folder / "large"))]
-        yield command("reading and summarising", summary, Goal("<=", 10, "s"), f"{RUNS:,} runs")
+        yield command(
+            "reading and summarising", summary, Goal("<=", 10, "s"), f"{RUNS:,} runs"
+        )
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-        yield finding("reading and summarising, memory", peak, Goal("<=", 2, "GiB"), f"{peak:.2f} GiB")
+        yield finding(
+            "reading and summarising, memory",
+            peak,
+            Goal("<=", 2, "GiB"),
+            f"{peak:.2f} GiB",
+        )
 
 
 def _unsynced(folder: Path) -> Finding:
@@ -63,14 +86,18 @@ def _unsynced(folder: Path) -> Finding:
             store.append(run, epochs)
             seconds += time.perf_counter() - begin
     rate = RUNS * (1 + EPOCHS) / seconds
-    return finding("rows kept, fsync off", rate, Goal(">=", 2000, "rows/s"), f"{rate:,.0f} rows/s")
+    return finding(
+        "rows kept, fsync off", rate, Goal(">=", 2000, "rows/s"), f"{rate:,.0f} rows/s"
+    )
 
 
 def _synced(folder: Path) -> Finding:
     """Against the same bytes written and synced by hand, in turn."""
     folder.mkdir()
     rows = [(run, epochs_of(run)) for run in map(run_of, range(SYNCED))]
-    lines = [(to_lines([_cells(run)]), to_lines(map(_cells, epochs))) for run, epochs in rows]
+    lines = [
+        (to_lines([_cells(run)]), to_lines(map(_cells, epochs))) for run, epochs in rows
+    ]
 
     def keep() -> None:
         for run, epochs in rows:
@@ -82,9 +109,14 @@ def _synced(folder: Path) -> Finding:
                 os.write(file, data)
                 os.fsync(file)
 
-    by_hand = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("epochs", "runs")]
+    by_hand = [
+        os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for name in ("epochs", "runs")
+    ]
     with Store(folder / "study") as store:
-        found = compare(keep, write_by_hand, 5).finding("a run kept, fsync on", Goal("<=", 1.5), per=SYNCED)
+        found = compare(keep, write_by_hand, 5).finding(
+            "a run kept, fsync on", Goal("<=", 1.5), per=SYNCED
+        )
     for file in by_hand:
         os.close(file)
     return found
@@ -94,10 +126,18 @@ def command(name: str, words: list[str], goal: Goal | None, of: str) -> Finding:
     """The least wall time of three processes, as others share the machine, and its CPU time."""
     took = []
     for _ in range(3):
-        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        before, begin = (
+            resource.getrusage(resource.RUSAGE_CHILDREN),
+            time.perf_counter(),
+        )
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append((wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+        wall, after = (
+            time.perf_counter() - begin,
+            resource.getrusage(resource.RUSAGE_CHILDREN),
+        )
+        took.append(
+            (wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        )
     wall, cpu = min(took)
     return finding(name, wall, goal, f"{wall:.2f} s ({cpu:.2f} s CPU)", of)
 

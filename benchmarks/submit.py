@@ -2,9 +2,10 @@
 
     python benchmarks/submit.py
 
-4 strategies at 7 worker counts with 3 repetitions, a job for each number of nodes and one that collects. Clients of
-Slurm that answer at once stand for the scheduler, so that the time is the command's own. With `--time` nothing is
-estimated; without it the step behind the time limits is measured once and kept, which the first command pays. Medians
+4 strategies at 7 worker counts with 3 repetitions, a job for each number of nodes and
+one that collects. Clients of Slurm that answer at once stand for the scheduler, so that
+the time is the command's own. With `--time` nothing is estimated; without it the step
+behind the time limits is measured once and kept, which the first command pays. Medians
 of 7. Goal: 3 seconds.
 """
 
@@ -51,10 +52,15 @@ def main() -> Iterator[Finding]:
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"#!/bin/sh\ncd {folder}\n{body}\n")
             path.chmod(0o755)
-        for said, options in (("--time stated", ["--time", "01:00:00"]), ("time estimated", [])):
+        for said, options in (
+            ("--time stated", ["--time", "01:00:00"]),
+            ("time estimated", []),
+        ):
             first, *seconds = [submitted(folder, options) for _ in range(TIMES + 1)]
             middle = statistics.median(seconds)
-            yield finding(f"submit, {said}", middle, GOAL, f"{middle:.2f} s (first {first:.2f} s)")
+            yield finding(
+                f"submit, {said}", middle, GOAL, f"{middle:.2f} s (first {first:.2f} s)"
+            )
 
 
 def submitted(folder: Path, options: list[str]) -> float:
@@ -65,12 +71,22 @@ def submitted(folder: Path, options: list[str]) -> float:
         "XDG_CONFIG_HOME": str(folder / "config"),
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    command = [str(Path(sys.executable).with_name("scalebench")), "submit", "study.yaml", "--quiet", *options]
+    command = [
+        str(Path(sys.executable).with_name("scalebench")),
+        "submit",
+        "study.yaml",
+        "--quiet",
+        *options,
+    ]
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | own, capture_output=True, text=True
+    )
     seconds = time.perf_counter() - began
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stderr}"
+        )
     return seconds
 
 

@@ -2,19 +2,22 @@
 
     python benchmarks/submitted_faults.py OUTPUT [--faults 50] [--seed 0] [--only NAME ...]
 
-A Slurm of three nodes is started on this machine (as root; tests/hosts), with the results on a small file system that
-the nodes have in common. One study of real processes and one of virtual workers are submitted, run undisturbed and
-collected. The same studies are then submitted again and again, in one of several divisions into jobs. Each is hit by
-`PER_STUDY` faults, at moments and of kinds that the seed chooses, and is completed as a user would do it: `scalebench
-status`, `scalebench submit RESULTS` or `retry --submit` once no job runs or waits, `scalebench collect`.
+A Slurm of three nodes is started on this machine (as root; tests/hosts), with the
+results on a small file system that the nodes have in common. One study of real
+processes and one of virtual workers are submitted, run undisturbed and collected. The
+same studies are then submitted again and again, in one of several divisions into jobs.
+Each is hit by `PER_STUDY` faults, at moments and of kinds that the seed chooses, and is
+completed as a user would do it: `scalebench status`, `scalebench submit RESULTS` or
+`retry --submit` once no job runs or waits, `scalebench collect`.
 
-A study is good if the row of each completed run equals the undisturbed one (of real runs in what was trained and with
-which result, of virtual ones in everything but `ENVIRONMENT_COLUMNS`), no run is completed twice, no epoch is missing
-or there twice, no process is left on a node, and no command failed but by a refusal of one line. Attempts that a fault
-ended by a failure keep their rows.
+A study is good if the row of each completed run equals the undisturbed one (of real
+runs in what was trained and with which result, of virtual ones in everything but
+`ENVIRONMENT_COLUMNS`), no run is completed twice, no epoch is missing or there twice,
+no process is left on a node, and no command failed but by a refusal of one line.
+Attempts that a fault ended by a failure keep their rows.
 
-Faults and studies are appended to OUTPUT/faults.jsonl and OUTPUT/studies.jsonl; tables of both are printed in Markdown.
-A study that is not good is kept in OUTPUT.
+Faults and studies are appended to OUTPUT/faults.jsonl and OUTPUT/studies.jsonl; tables
+of both are printed in Markdown. A study that is not good is kept in OUTPUT.
 """
 
 from __future__ import annotations
@@ -45,10 +48,34 @@ DISK = "size=64m"
 MOUNTED = "SUBMITTED_FAULTS_DISK"
 PAUSE_S = 12.0  # at most, before each fault
 RUN_S = 60.0  # in which a job begins, and ends a run
-DIVISIONS = ((), ("--group", "count"), ("--group", "all"), ("--array",), ("--array", "--limit", "1"))
+DIVISIONS = (
+    (),
+    ("--group", "count"),
+    ("--group", "all"),
+    ("--array",),
+    ("--array", "--limit", "1"),
+)
 DECIDED = (  # by the study: columns of real runs that no fault may change
-    *("study", "run_id", "config_hash", "status", "strategy", "model", "dataset_sha256", "workers", "nodes"),
-    *("batch_global", "steps_per_epoch", "seed", "repetition", "run_order", "optimizer_steps", "syncs"),
+    *(
+        "study",
+        "run_id",
+        "config_hash",
+        "status",
+        "strategy",
+        "model",
+        "dataset_sha256",
+        "workers",
+        "nodes",
+    ),
+    *(
+        "batch_global",
+        "steps_per_epoch",
+        "seed",
+        "repetition",
+        "run_order",
+        "optimizer_steps",
+        "syncs",
+    ),
     *("bytes_sent_per_worker", "final_train_loss", "final_metric", "best_metric"),
 )
 
@@ -105,7 +132,9 @@ def lose_node(scene: Scene, chance: random.Random) -> None:
 def set_node_down(scene: Scene, chance: random.Random) -> None:
     """An operator sets a node down whose daemon lives: Slurm ends what runs there."""
     node = _busy_node(scene, chance)
-    scene.slurm("scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=fault")
+    scene.slurm(
+        "scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=fault"
+    )
     time.sleep(chance.uniform(2, 10))
     scene.slurm("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
 
@@ -114,7 +143,9 @@ def cut_node_off(scene: Scene, chance: random.Random) -> None:
     """A node's link is down while its processes live; Slurm gives its jobs to others, and the node comes back."""
     node = _busy_node(scene, chance)
     _link(scene, node, "down")
-    scene.slurm("scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=fault")
+    scene.slurm(
+        "scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=fault"
+    )
     time.sleep(chance.uniform(5, 25))
     _link(scene, node, "up")
     scene.slurm("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
@@ -124,14 +155,21 @@ def reach_limit(scene: Scene, chance: random.Random) -> None:
     """A job's time limit is reached: of two cases, the run under way can end in time, or is killed."""
     (scene.folder / "hold").touch()
     end = time.monotonic() + 150
-    while (job := scene.job_in("RUNNING")) is None and time.monotonic() < end and scene.jobs() != {}:
+    while (
+        (job := scene.job_in("RUNNING")) is None
+        and time.monotonic() < end
+        and scene.jobs() != {}
+    ):
         scene.start_again()
         time.sleep(0.5)
     if job is not None:
         scene.slurm("scontrol", "update", f"JobId={job}", "TimeLimit=1")
         ends_in_time = chance.random() < 0.5
         end = time.monotonic() + (chance.uniform(5, 15) if ends_in_time else 150)
-        while time.monotonic() < end and (scene.jobs() or {}).get(job, ("", ""))[0] == "RUNNING":
+        while (
+            time.monotonic() < end
+            and (scene.jobs() or {}).get(job, ("", ""))[0] == "RUNNING"
+        ):
             time.sleep(0.5)
     (scene.folder / "hold").unlink()
 
@@ -177,13 +215,17 @@ def _busy_node(scene: Scene, chance: random.Random) -> Host:
     printed = scene.slurm("sinfo", "--noheader", "--Node", "--format=%N %t") or ""
     states = dict(line.split() for line in printed.splitlines())
     nodes = scene.cluster.hosts.nodes
-    return chance.choice([node for node in nodes if states.get(node.name) in ("alloc", "mix")] or nodes)
+    return chance.choice(
+        [node for node in nodes if states.get(node.name) in ("alloc", "mix")] or nodes
+    )
 
 
 def _link(scene: Scene, node: Host, state: str) -> None:
     """Set the link of a node, at its end on the login node."""
     enter = ["nsenter", "--net", f"--target={scene.cluster.hosts.login.pid}"]
-    subprocess.run([*enter, "ip", "link", "set", f"to-{node.name}", state], check=True, timeout=30)
+    subprocess.run(
+        [*enter, "ip", "link", "set", f"to-{node.name}", state], check=True, timeout=30
+    )
 
 
 # -- studies --
@@ -200,11 +242,18 @@ def undisturbed(cluster: Slurm, disk: Path, name: str, study: str) -> Scene:
 
 
 def disturbed(
-    cluster: Slurm, disk: Path, number: int, chance: random.Random, kinds: list[str], base: Scene, what: str
+    cluster: Slurm,
+    disk: Path,
+    number: int,
+    chance: random.Random,
+    kinds: list[str],
+    base: Scene,
+    what: str,
 ) -> tuple[Outcome, list[Injected]]:
     """Submit a study, inject the first faults of `kinds`, which are taken out, complete it, and compare it with `base`.
 
-    Of a study that is complete before as many faults as `PER_STUDY` hit it, the others are left to the next one.
+    Of a study that is complete before as many faults as `PER_STUDY` hit it, the others
+    are left to the next one.
     """
     scene = Scene(cluster, disk / f"study-{number}", STUDIES[what])
     division = chance.choice(DIVISIONS)
@@ -224,7 +273,11 @@ def disturbed(
         name = kinds.pop(0)
         states = Counter(state for state, _ in (scene.jobs() or {}).values())
         jobs = ", ".join(f"{count} {state.lower()}" for state, count in states.items())
-        injected.append(Injected(number, name, round(time.monotonic() - began, 1), scene.done(), jobs))
+        injected.append(
+            Injected(
+                number, name, round(time.monotonic() - began, 1), scene.done(), jobs
+            )
+        )
         print(f"  {name}: {injected[-1].done} runs done, jobs {jobs}", flush=True)
         FAULTS[name](scene, chance)
     outcome.rounds += scene.finish()
@@ -232,7 +285,11 @@ def disturbed(
     outcome.failed_rows = sum(row["status"] != "completed" for row in scene.rows())
     outcome.faults = [fault.kind for fault in injected]
     outcome.refusals = scene.refusals
-    outcome.wrong = [*scene.wrong, *differences(scene, base, what), *scene.left_processes()]
+    outcome.wrong = [
+        *scene.wrong,
+        *differences(scene, base, what),
+        *scene.left_processes(),
+    ]
     return outcome, injected
 
 
@@ -240,7 +297,11 @@ def wait_for_a_moment(scene: Scene, chance: random.Random) -> None:
     """Wait for a moment by chance, or, as often, until a run has ended and others train."""
     if chance.random() < 0.5:
         done, end = scene.done(), time.monotonic() + RUN_S
-        while scene.done() == done and time.monotonic() < end and scene.job_in("RUNNING", "PENDING"):
+        while (
+            scene.done() == done
+            and time.monotonic() < end
+            and scene.job_in("RUNNING", "PENDING")
+        ):
             time.sleep(0.2)
         time.sleep(chance.uniform(0, 2))
     else:
@@ -253,19 +314,33 @@ def differences(scene: Scene, base: Scene, what: str) -> list[str]:
     made = completed(scene.rows())
     wanted = {row["run_id"]: row for row in completed(base.rows())}
     counts = Counter(row["run_id"] for row in made)
-    found += [f"{name} is completed {count} times" for name, count in counts.items() if count > 1]
+    found += [
+        f"{name} is completed {count} times"
+        for name, count in counts.items()
+        if count > 1
+    ]
     found += [f"{name} is missing" for name in wanted.keys() - counts.keys()]
     found += [f"{name} is not of the study" for name in counts.keys() - wanted.keys()]
     free = {*ENVIRONMENT_COLUMNS, "attempt"}
     for row in made:
         other = wanted.get(row["run_id"], row)
-        names = DECIDED if what == "real processes" else [name for name in row if name not in free]
+        names = (
+            DECIDED
+            if what == "real processes"
+            else [name for name in row if name not in free]
+        )
         for name in names:
             if row[name] != other[name]:
-                found.append(f"{row['run_id']}: {name} is {row[name]}, undisturbed {other[name]}")
+                found.append(
+                    f"{row['run_id']}: {name} is {row[name]}, undisturbed {other[name]}"
+                )
     epochs = Counter((row["run_id"], row["attempt"]) for row in scene.rows("epochs"))
     expected = {(row["run_id"], row["attempt"]): int(row["epochs"]) for row in made}
-    found += [f"{key}: {epochs[key]} of {count} epochs" for key, count in expected.items() if epochs[key] != count]
+    found += [
+        f"{key}: {epochs[key]} of {count} epochs"
+        for key, count in expected.items()
+        if epochs[key] != count
+    ]
     return found
 
 
@@ -283,18 +358,24 @@ def study_after_study(
     """Inject faults of `kinds` into one study after another; keep what became of them in `output`."""
     injected: list[Injected] = []
     outcomes: list[Outcome] = []
-    bases = {what: undisturbed(cluster, disk, what, study) for what, study in STUDIES.items()}
+    bases = {
+        what: undisturbed(cluster, disk, what, study) for what, study in STUDIES.items()
+    }
     while kinds:
         number = len(outcomes) + 1
         what = "virtual workers" if number % 4 == 0 else "real processes"
         print(f"study {number}, {what}", flush=True)
-        outcome, hit = disturbed(cluster, disk, number, chance, kinds, bases[what], what)
+        outcome, hit = disturbed(
+            cluster, disk, number, chance, kinds, bases[what], what
+        )
         outcomes.append(outcome)
         injected += hit
         append(output / "studies.jsonl", outcome)
         for fault in hit:
             append(output / "faults.jsonl", fault)
-        print(f"  {outcome.seconds} s, {outcome.rounds} further submissions, {outcome.failed_rows} failed rows")
+        print(
+            f"  {outcome.seconds} s, {outcome.rounds} further submissions, {outcome.failed_rows} failed rows"
+        )
         print(f"  {outcome.wrong or 'good'} {outcome.refusals}", flush=True)
         folder = disk / f"study-{number}"
         if outcome.wrong:
@@ -309,7 +390,19 @@ def on_one_disk(output: Path) -> None:
     disk.mkdir(parents=True, exist_ok=True)
     script = f'mount -t tmpfs -o {DISK} tmpfs "$0" && exec "$@"'
     os.environ[MOUNTED] = str(disk)
-    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", script, str(disk), sys.executable, *sys.argv])
+    os.execvp(
+        "unshare",
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            str(disk),
+            sys.executable,
+            *sys.argv,
+        ],
+    )
 
 
 def append(path: Path, result: Injected | Outcome) -> None:
@@ -320,35 +413,57 @@ def append(path: Path, result: Injected | Outcome) -> None:
 def tables(injected: Sequence[Injected], outcomes: Sequence[Outcome]) -> str:
     """Return the faults by kind in Markdown: in how many studies all was well."""
     good = {outcome.study for outcome in outcomes if not outcome.wrong}
-    lines = ["| fault | injected | into studies with the undisturbed rows, none twice |", "|---|---:|---:|"]
+    lines = [
+        "| fault | injected | into studies with the undisturbed rows, none twice |",
+        "|---|---:|---:|",
+    ]
     for kind in FAULTS:
         studies = [fault.study for fault in injected if fault.kind == kind]
-        lines.append(f"| {kind} | {len(studies)} | {sum(study in good for study in studies)} |")
+        lines.append(
+            f"| {kind} | {len(studies)} | {sum(study in good for study in studies)} |"
+        )
     rounds = sum(outcome.rounds for outcome in outcomes)
-    lines.append(f"\n{len(injected)} faults in {len(outcomes)} studies, {rounds} further submissions")
+    lines.append(
+        f"\n{len(injected)} faults in {len(outcomes)} studies, {rounds} further submissions"
+    )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="faults whose names contain one of these")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="faults whose names contain one of these",
+    )
     arguments = parser.parse_args()
     output = arguments.output.resolve()
     if MOUNTED not in os.environ:
         on_one_disk(output)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # ignored where a shell runs it in the background
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # ignored where a shell runs it in the background
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     disk = Path(os.environ[MOUNTED])
-    with tempfile.TemporaryDirectory(prefix="faults-hosts-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="faults-hosts-", ignore_cleanup_errors=True
+    ) as name:
         Path(name).chmod(0o755)
         hosts = Hosts(Path(name), 3)
         try:
             chance = random.Random(arguments.seed)
             kinds = kinds_for(chance, arguments.faults, arguments.only)
-            injected, outcomes = study_after_study(Slurm(hosts), disk, output, chance, kinds)
+            injected, outcomes = study_after_study(
+                Slurm(hosts), disk, output, chance, kinds
+            )
         finally:
             shutil.copytree(disk, output / "kept", symlinks=True, dirs_exist_ok=True)
             hosts.close()

@@ -19,7 +19,8 @@ ROUNDS = 8  # in which a user submits what is left
 IDLE_S = 400.0  # in which all jobs of a study end or are found waiting for good
 SCALEBENCH = str(Path(sys.executable).with_name("scalebench"))
 
-# Steps take time while the file `hold` is there, so that a fault can be made to hit a run.
+# Steps take time while the file `hold` is there, so that a fault can be made to hit a
+# run.
 MODEL = """
 import time
 from pathlib import Path
@@ -48,7 +49,8 @@ warmup_steps: 1
 patience: 20
 """
 STUDIES = {
-    "real processes": COMMON.format(epochs=240) + "model: model.py:build\nexecution: native\nengine: gloo\n",
+    "real processes": COMMON.format(epochs=240)
+    + "model: model.py:build\nexecution: native\nengine: gloo\n",
     "virtual workers": COMMON.format(epochs=400)
     + "model: model.py:build\nexecution: virtual\ncluster: juwels-booster\ndevice_step_time: 0.001\n",
 }
@@ -73,7 +75,11 @@ class Scene:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a command of the user."""
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         return self.cluster.hosts.login.start(
             [SCALEBENCH, *words], cwd=self.folder, env=self.cluster.environment, **pipes
         )
@@ -88,7 +94,9 @@ class Scene:
             self.wrong.append(f"{' '.join(words)}: no end within 300 s")
             return ""
         with (self.folder / "commands.txt").open("a") as file:
-            file.write(f"$ scalebench {' '.join(words)}\n{printed}exit code {process.returncode}\n")
+            file.write(
+                f"$ scalebench {' '.join(words)}\n{printed}exit code {process.returncode}\n"
+            )
         last = next(reversed(printed.strip().splitlines()), "")
         if "Traceback" in printed:
             self.wrong.append(f"{words[0]}: {last}")
@@ -102,7 +110,9 @@ class Scene:
             self.wait_until_idle()
             shards = self.shards()
             if shards and all(each["state"] == "done" for each in shards):
-                if len(completed(self.rows())) < sum(each["planned"] for each in shards):
+                if len(completed(self.rows())) < sum(
+                    each["planned"] for each in shards
+                ):
                     self.user("collect", str(self.results))
                 return submissions
             if not shards:  # its submission did not come so far
@@ -116,7 +126,9 @@ class Scene:
 
     def shards(self) -> list[dict[str, object]]:
         """Return the standing of each shard as `scalebench status` says it."""
-        lines = self.user("status", str(self.results), "--json", "--poll", "1").splitlines()
+        lines = self.user(
+            "status", str(self.results), "--json", "--poll", "1"
+        ).splitlines()
         found = next((line for line in lines if line.startswith("{")), "")
         return list(json.loads(found)["shards"]) if found else []
 
@@ -126,7 +138,9 @@ class Scene:
         while (jobs := self.jobs()) is None or jobs:
             self.start_again()
             for job, (state, reason) in (jobs or {}).items():
-                if state == "PENDING" and reason.startswith(("JobHeld", "launch_failed", "DependencyNever")):
+                if state == "PENDING" and reason.startswith(
+                    ("JobHeld", "launch_failed", "DependencyNever")
+                ):
                     self.slurm("scancel", job)
             if time.monotonic() > deadline:
                 self.wrong.append(f"jobs do not end: {jobs}")
@@ -140,7 +154,9 @@ class Scene:
     def slurm(self, *command: str) -> str | None:
         """Return what a client of Slurm prints; None if it fails, as while there is no controller."""
         try:
-            return self.cluster.hosts.login.call(list(command), env=self.cluster.environment, timeout=20)
+            return self.cluster.hosts.login.call(
+                list(command), env=self.cluster.environment, timeout=20
+            )
         except AssertionError:
             return None
 
@@ -166,7 +182,9 @@ class Scene:
     def left_processes(self) -> list[str]:
         """Return the processes of the study that are on a node long after its jobs."""
         deadline = time.monotonic() + 40
-        while left := [line for node in self.cluster.hosts.nodes for line in _ours(node)]:
+        while left := [
+            line for node in self.cluster.hosts.nodes for line in _ours(node)
+        ]:
             if time.monotonic() > deadline:
                 return left
             time.sleep(1)
@@ -186,7 +204,9 @@ class Scene:
 
 def _ours(node: Host) -> list[str]:
     listed = node.call(["ps", "-ww", "-eo", "pid=,args="]).splitlines()
-    return [f"{node.name} {line.strip()}"[:160] for line in listed if "scalebench" in line]
+    return [
+        f"{node.name} {line.strip()}"[:160] for line in listed if "scalebench" in line
+    ]
 
 
 def _rows(path: Path) -> list[Row]:

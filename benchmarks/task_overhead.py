@@ -2,8 +2,9 @@
 
     python benchmarks/task_overhead.py
 
-The time of an epoch without compute and data, on the worker that waits least for others: packing, the way to the
-process and back, and the average. Median over the epochs of five runs. Goal: 3 ms.
+The time of an epoch without compute and data, on the worker that waits least for
+others: packing, the way to the process and back, and the average. Median over the
+epochs of five runs. Goal: 3 ms.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ def main() -> Iterator[Finding]:
                 outcome = tasks.execute(run)
                 if outcome.status != "completed":
                     raise SystemExit(f"{strategy}: {outcome.error}")
-                for epochs in zip(*(worker.epochs for worker in outcome.workers), strict=True):
-                    seconds.append(min(each.epoch_s - each.compute_s - each.data_s for each in epochs))
+                for epochs in zip(
+                    *(worker.epochs for worker in outcome.workers), strict=True
+                ):
+                    seconds.append(
+                        min(
+                            each.epoch_s - each.compute_s - each.data_s
+                            for each in epochs
+                        )
+                    )
         overhead = statistics.median(seconds)
         low, _, high = statistics.quantiles(seconds, n=4)
         said = f"{overhead * 1e3:.1f} ms an epoch (quartiles {low * 1e3:.1f} to {high * 1e3:.1f})"

@@ -2,9 +2,10 @@
 
     python benchmarks/virtual_overhead.py [STRATEGY ...]
 
-CPU seconds of one thread, in turn, as in a study: where gradients are averaged one batch is computed for all workers.
-Batches have 8 samples, as when the goals were set; the default of a study is 16, which halves the steps of both sides.
-Goals: at most 0.15 for these, 0.25 for averaging of weights, 0.5 for every other strategy.
+CPU seconds of one thread, in turn, as in a study: where gradients are averaged one
+batch is computed for all workers. Batches have 8 samples, as when the goals were set;
+the default of a study is 16, which halves the steps of both sides. Goals: at most 0.15
+for these, 0.25 for averaging of weights, 0.5 for every other strategy.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def main(wanted: Sequence[str] = ()) -> Iterator[Finding]:
     machine = stated_machine()
     bare = make_run(training, "allreduce")
     for strategy in strategies(wanted):
-        run = make_run(training, strategy.name).model_copy(update={"strategy": strategy})
+        run = make_run(training, strategy.name).model_copy(
+            update={"strategy": strategy}
+        )
         comparison = compare(
             lambda run=run: completed(run, dataset, machine),
             lambda: bare_loop(bare, dataset),
@@ -69,7 +72,9 @@ def main(wanted: Sequence[str] = ()) -> Iterator[Finding]:
             time.process_time,
         )
         goal = GOAL if strategy.options else GOALS.get(strategy.name, GOAL)
-        yield comparison.finding(f"{WORKERS} virtual workers / bare loop: {strategy}", goal)
+        yield comparison.finding(
+            f"{WORKERS} virtual workers / bare loop: {strategy}", goal
+        )
 
 
 def strategies(wanted: Sequence[str] = ()) -> list[Component]:
@@ -96,7 +101,9 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
     """A loop written by hand: one model, batches sliced from a shuffled tensor, torch's SGD with its defaults."""
     plan = BatchPlan.of(run, run.workers, run.seed, dataset)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=0.9)
     x, y = torch.tensor(dataset.x_train), torch.tensor(dataset.y_train)
     steps = int(plan.batch_sizes(0).size)
@@ -106,18 +113,36 @@ def bare_loop(run: Run, dataset: Dataset) -> None:
         bounds = torch.linspace(0, len(x), steps + 1).long().tolist()
         for low, high in pairwise(bounds):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(xs[low:high]), ys[low:high]).backward()
+            torch.nn.functional.cross_entropy(
+                model(xs[low:high]), ys[low:high]
+            ).backward()
             optimizer.step()
 
 
 def stated_machine() -> Machine:
     """Costs do not matter here: only the wall time of the simulation is looked at."""
-    times = {"data_s": [1e-6], "forward_s": [1e-4], "backward_s": [1e-4], "update_s": [5e-5]}
+    times = {
+        "data_s": [1e-6],
+        "forward_s": [1e-4],
+        "backward_s": [1e-4],
+        "update_s": [5e-5],
+    }
     batch = BatchTimes(samples=8, **times, release=[1.0, 0.9, 0.7, 0.6])
     jitter = [0.9, 1.0, 1.1]
-    table = StepTable(source="stated", busy_workers=2, batches=[batch], shuffle_s_per_sample=0.0, jitter=jitter)
+    table = StepTable(
+        source="stated",
+        busy_workers=2,
+        batches=[batch],
+        shuffle_s_per_sample=0.0,
+        jitter=jitter,
+    )
     names = ("mpi", "horovod", "gloo", "mpi-onesided")
-    costs = [EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="stated") for name in names]
+    costs = [
+        EngineCost(
+            engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="stated"
+        )
+        for name in names
+    ]
     return Machine(load_cluster("this-machine"), EngineCosts(entries=costs), [table])
 
 

@@ -1,9 +1,11 @@
 """scalebench: how much time does synchronising less often save, and what does it cost in accuracy?
 
-In a notebook, `scalebench.run(...)` runs a study and `scalebench.load("results/my-study")` reads one,
-`scalebench.plot(results, "time-reduction")` draws a figure and `scalebench.predict("resnet50", ...)` predicts times.
-`scalebench.analysis` has the numbers that the command line prints, `scalebench.figures` all figures as files. They are
-imported when they are asked for, so that `import scalebench` takes no time.
+In a notebook, `scalebench.run(...)` runs a study and
+`scalebench.load("results/my-study")` reads one, `scalebench.plot(results,
+"time-reduction")` draws a figure and `scalebench.predict("resnet50", ...)` predicts
+times. `scalebench.analysis` has the numbers that the command line prints,
+`scalebench.figures` all figures as files. They are imported when they are asked for, so
+that `import scalebench` takes no time.
 """
 
 from __future__ import annotations

@@ -90,12 +90,16 @@ class DivergedError(RunError):
 
 
 @contextmanager
-def writing(path: object, step: str = "choose another folder with --output") -> Iterator[None]:
+def writing(
+    path: object, step: str = "choose another folder with --output"
+) -> Iterator[None]:
     """Replace an OSError inside by a ResultsError that names `path`, the reason and the next step."""
     try:
         yield
     except OSError as error:
-        raise ResultsError(f"cannot write {path}: {error.strerror or error}{step and f'; {step}'}") from None
+        raise ResultsError(
+            f"cannot write {path}: {error.strerror or error}{step and f'; {step}'}"
+        ) from None
 
 
 @contextmanager
@@ -110,12 +114,15 @@ def reading(path: object) -> Iterator[None]:
 def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
     """Return the end of an "unknown name" message: `did you mean 'x'?`, `likely` names first, or the known names.
 
-    A name with which known ones begin, as the models of a device or `cores_per_node` for `cores`, stands for these.
+    A name with which known ones begin, as the models of a device or `cores_per_node`
+    for `cores`, stands for these.
     """
     import difflib  # not for commands that succeed
 
     choices = sorted(known)
-    variants = [choice for choice in choices if choice.startswith((f"{name}-", f"{name}_"))]
+    variants = [
+        choice for choice in choices if choice.startswith((f"{name}-", f"{name}_"))
+    ]
     if variants:
         return f"did you mean {' or '.join(map(repr, variants))}?"
     for among in (sorted(likely), choices):
@@ -127,18 +134,27 @@ def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
 def in_one_line(error: BaseException) -> str:
     """Return an error as one line, with its place in the code unless it is a ScalebenchError.
 
-    The place is the innermost line of a user-supplied strategy or model if there is one, else the innermost line.
+    The place is the innermost line of a user-supplied strategy or model if there is
+    one, else the innermost line.
     """
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, ScalebenchError):
-        return text + place_in_own_code(error) if getattr(error, "status", "failed") == "failed" else text
+        return (
+            text + place_in_own_code(error)
+            if getattr(error, "status", "failed") == "failed"
+            else text
+        )
     if isinstance(error, SystemExit):
         where = place_in_own_code(error)
         if isinstance(error.code, str):
             return f"exited before reporting: {text}{where}"
         return f"exited with code {error.code or 0} before reporting{where}"
     lines = [(frame, number) for frame, number in walk_tb(error.__traceback__)]
-    own = [line for line in lines if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES]
+    own = [
+        line
+        for line in lines
+        if str(line[0].f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
+    ]
     where = ""
     if lines:
         frame, number = (own or lines)[-1]
@@ -154,7 +170,11 @@ def used_up(error: BaseException) -> str:
     elif _NO_THREAD.search(str(error)):
         what = _USED_UP[errno.EAGAIN]
     said = " ".join(str(error).split())
-    return f"no more {what}: raise the limit or free some, and the same command goes on ({said})" if what else ""
+    return (
+        f"no more {what}: raise the limit or free some, and the same command goes on ({said})"
+        if what
+        else ""
+    )
 
 
 def place_in_own_code(error: BaseException) -> str:

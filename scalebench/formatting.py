@@ -26,7 +26,11 @@ class Detail(str):
 
 def is_interval(low: float, high: float) -> bool:
     """Return True if the bounds are finite and differ."""
-    return math.isfinite(low) and math.isfinite(high) and abs(high - low) > 1e-12 * max(abs(low), abs(high))
+    return (
+        math.isfinite(low)
+        and math.isfinite(high)
+        and abs(high - low) > 1e-12 * max(abs(low), abs(high))
+    )
 
 
 def is_rough(value: float, low: float, high: float) -> bool:
@@ -67,7 +71,12 @@ def seconds(value: float, significant: int = 3) -> str:
 
 def _unit(value: float) -> tuple[float, str]:
     """Return the unit in which a number of seconds is written, and how many of it a second has."""
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (600, 1, "s"), (36000, 1 / 60, "min")):
+    for limit, factor, unit in (
+        (1e-3, 1e6, "µs"),
+        (1, 1e3, "ms"),
+        (600, 1, "s"),
+        (36000, 1 / 60, "min"),
+    ):
         if abs(value) < limit * (1 - 5e-4):
             return factor, unit
     return 1 / 3600, "h"
@@ -76,7 +85,8 @@ def _unit(value: float) -> tuple[float, str]:
 def seconds_as_known(value: float, low: float, high: float) -> str:
     """Return seconds with the digits that their interval leaves: `1.23 s`, `~4 s`, or its bounds, `0.3..90 s`.
 
-    A lower bound of less than a tenth of the upper one's unit has a unit of its own, `40 ms..20 min`.
+    A lower bound of less than a tenth of the upper one's unit has a unit of its own,
+    `40 ms..20 min`.
     """
     if not is_supported(value, low, high):
         factor, unit = _unit(high)
@@ -84,19 +94,29 @@ def seconds_as_known(value: float, low: float, high: float) -> str:
             smaller, own = _unit(low)
             return f"{digits(_one_digit(smaller * low), 1)} {own}{BETWEEN}{digits(_one_digit(factor * high), 1)} {unit}"
         return f"{bounds_alone(factor * low, factor * high)} {unit}"
-    return f"{ROUGH}{seconds(_one_digit(value), 1)}" if is_rough(value, low, high) else seconds(value)
+    return (
+        f"{ROUGH}{seconds(_one_digit(value), 1)}"
+        if is_rough(value, low, high)
+        else seconds(value)
+    )
 
 
 def digits_as_known(value: float, low: float, high: float, unit: str = "") -> str:
     """Return a ratio with the digits that its interval leaves: `1.23`, `~4`, or its bounds, `0.3..90`."""
     if not is_supported(value, low, high):
         return f"{bounds_alone(low, high)}{unit}"
-    return f"{ROUGH}{digits(_one_digit(value), 1)}{unit}" if is_rough(value, low, high) else f"{digits(value)}{unit}"
+    return (
+        f"{ROUGH}{digits(_one_digit(value), 1)}{unit}"
+        if is_rough(value, low, high)
+        else f"{digits(value)}{unit}"
+    )
 
 
 def bounds_alone(low: float, high: float) -> str:
     """Return the bounds of a positive number, which stand in its place: `0.03..8`."""
-    return f"{digits(_one_digit(max(0.0, low)), 1)}{BETWEEN}{digits(_one_digit(high), 1)}"
+    return (
+        f"{digits(_one_digit(max(0.0, low)), 1)}{BETWEEN}{digits(_one_digit(high), 1)}"
+    )
 
 
 def reduction_bounds_alone(low: float, high: float) -> str:
@@ -112,7 +132,11 @@ def tell_marks(texts: Iterable[str]) -> list[str]:
     """Return what stands for numbers that an interval leaves little or nothing of, as far as it is in cells."""
     found = list(texts)
     meanings = {ROUGH: ROUGH_MEANS, BETWEEN: BETWEEN_MEANS}
-    return [meaning for mark, meaning in meanings.items() if any(mark in text for text in found)]
+    return [
+        meaning
+        for mark, meaning in meanings.items()
+        if any(mark in text for text in found)
+    ]
 
 
 def seconds_with_interval(value: float, low: float, high: float) -> str:
@@ -148,7 +172,11 @@ def reduction_range(low: float, high: float) -> str:
     From twice the time on `from 2.5 times the time to 12 % less`.
     """
     if low < 0 <= high:
-        most = f"{digits(1 - low, 2)} times the time" if low <= -1 else f"{share(-low)} more"
+        most = (
+            f"{digits(1 - low, 2)} times the time"
+            if low <= -1
+            else f"{share(-low)} more"
+        )
         return f"from {most} to {share(high)} less"
     word, (low, high) = ("more", (-high, -low)) if high < 0 else ("less", (low, high))
     return f"{share(low).removesuffix(' %')} to {share(high)} {word}"
@@ -213,12 +241,21 @@ def metric_change(value: float, metric: str, until: float | None = None) -> str:
     if until is None:
         return f"{scale * value:.{places}f}{unit}"
     ends = [scale * end for end in (value, until)]
-    places = next((n for n in range(places, places + 3) if all(round(end, n) or not end for end in ends)), places)
+    places = next(
+        (
+            n
+            for n in range(places, places + 3)
+            if all(round(end, n) or not end for end in ends)
+        ),
+        places,
+    )
     low, high = (round(end, places) + 0.0 for end in ends)  # no negative zero
     return f"{low:+.{places}f} to {high:+.{places}f}{unit}"
 
 
-def metric_with_interval(value: float, low: float, high: float, *, signed: bool = False) -> str:
+def metric_with_interval(
+    value: float, low: float, high: float, *, signed: bool = False
+) -> str:
     """`0.907 [0.899, 0.915]`; without an interval only the value; `equal` for a `signed` difference of zero."""
     sign = "+" if signed else ""
     if not math.isfinite(value):
@@ -239,7 +276,9 @@ def time_of_cell_alone(cell: Mapping[Any, Any]) -> str:
 
 def marks(cell: Mapping[Any, Any]) -> str:
     """Return the signs of an oversubscribed or disturbed cell, to stand behind a number: ` ×`, ` †`, ` ×†` or none."""
-    signs = OVERSUBSCRIBED * bool(cell["oversubscribed"]) + DISTURBED * bool(cell["disturbed"])
+    signs = OVERSUBSCRIBED * bool(cell["oversubscribed"]) + DISTURBED * bool(
+        cell["disturbed"]
+    )
     return f" {signs}" if signs else ""
 
 
@@ -276,4 +315,10 @@ def roughly(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes:.0f} min"
     hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} days"
+    return (
+        f"{hours:.1f} h"
+        if hours < 10
+        else f"{hours:.0f} h"
+        if hours < 48
+        else f"{hours / 24:.0f} days"
+    )

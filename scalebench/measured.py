@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 class Measured(NamedTuple):
     """A value in its SI unit with its interval from `n` values; bounds are NaN where no interval is offered.
 
-    Numbers for one sample, arrays for many. `kind` names the interval, empty without one or where it goes without
-    saying.
+    Numbers for one sample, arrays for many. `kind` names the interval, empty without
+    one or where it goes without saying.
     """
 
     value: Any
@@ -31,11 +31,17 @@ class Measured(NamedTuple):
         """Return the value with an interval that ends at `least` and `most`, beyond which there are no values."""
         import numpy as np  # commands that only print numbers do without
 
-        return self._replace(low=np.maximum(self.low, least), high=np.minimum(self.high, most))
+        return self._replace(
+            low=np.maximum(self.low, least), high=np.minimum(self.high, most)
+        )
 
     def named(self, name: str, low: str = "", high: str = "") -> dict[str, Any]:
         """Return the columns of a table under these names, by default `name`, `name`_low and `name`_high."""
-        return {name: self.value, low or f"{name}_low": self.low, high or f"{name}_high": self.high}
+        return {
+            name: self.value,
+            low or f"{name}_low": self.low,
+            high or f"{name}_high": self.high,
+        }
 
 
 UNKNOWN = Measured(math.nan)

@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from scalebench.figures.style import Style
 
 _PIXELS_PER_IN = 96  # of a browser
-# Options in the words of errors, as --step-time, and commands with theirs, which stay as they are.
+# Options in the words of errors, as --step-time, and commands with theirs, which stay
+# as they are.
 _OPTION = re.compile(
     r"(?P<command>`?scalebench [a-z][^;,`]*)|(?<![\w-])'?--(?:set )?(?P<name>[a-z][a-z-]*)'?|\bMODEL\b"
 )
-_KEYWORDS = {"strategy": "strategies", "panel": "panels"}  # others are named as the options are
+_KEYWORDS = {
+    "strategy": "strategies",
+    "panel": "panels",
+}  # others are named as the options are
 
 
 class Results(analysis.Results):
@@ -39,14 +43,21 @@ class Results(analysis.Results):
         from scalebench.report.answer import spoken
 
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in spoken(self))
-        notes = "".join(f"<li>{escape(note)}</li>" for note in analysis.summary_notes(self, brief=True))
-        return f"{said}{analysis.summary_table(self).to_html(index=False)}<ul>{notes}</ul>"
+        notes = "".join(
+            f"<li>{escape(note)}</li>"
+            for note in analysis.summary_notes(self, brief=True)
+        )
+        return (
+            f"{said}{analysis.summary_table(self).to_html(index=False)}<ul>{notes}</ul>"
+        )
 
 
 class PanelAxes(list["Axes"]):
     """The axes of a figure's panels, in order; a notebook shows the `figures` that they are in, one for each page."""
 
-    def __init__(self, axes: Iterable[Axes], figures: Sequence[Figure], style: Style) -> None:
+    def __init__(
+        self, axes: Iterable[Axes], figures: Sequence[Figure], style: Style
+    ) -> None:
         super().__init__(axes)
         self.figures = list(figures)
         self._style = style
@@ -86,10 +97,13 @@ def _named_by_keywords() -> Iterator[None]:
 def _script_left_out() -> Iterator[None]:
     """Keep processes that are started from importing the caller's script, which would call `run` again.
 
-    multiprocessing imports `__main__` by its spec or file; models and strategies of a study are files of their own.
+    multiprocessing imports `__main__` by its spec or file; models and strategies of a
+    study are files of their own.
     """
     names = sys.modules["__main__"].__dict__
-    kept: dict[str, Any] = {name: names.pop(name) for name in ("__spec__", "__file__") if name in names}
+    kept: dict[str, Any] = {
+        name: names.pop(name) for name in ("__spec__", "__file__") if name in names
+    }
     names["__spec__"] = None
     try:
         yield
@@ -109,7 +123,9 @@ def _keyword(option: re.Match[str]) -> str:
 def load(folder: Path | str) -> Results:
     """Read the study in `folder`, as `scalebench.analysis.load` does."""
     found = analysis.load(folder)
-    return Results(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return Results(
+        **{field.name: getattr(found, field.name) for field in fields(found)}
+    )
 
 
 @_named_by_keywords()
@@ -122,8 +138,9 @@ def run(
 ) -> Results:
     """Run a study in `output`/<name>, or go on with it, and return its results.
 
-    `study` is a file, or its keys, or None for the default study; `keys` are put over it, as `run`'s options are:
-    `scalebench.run(workers="1..8", strategies=["allreduce", "epoch_average"])`. Progress goes to standard error.
+    `study` is a file, or its keys, or None for the default study; `keys` are put over
+    it, as `run`'s options are: `scalebench.run(workers="1..8", strategies=["allreduce",
+    "epoch_average"])`. Progress goes to standard error.
 
     Raises:
         StudyError: a key is unknown or has a wrong value; nothing was run.
@@ -159,8 +176,9 @@ def plot(
 ) -> PanelAxes:
     """Draw one figure of a study, or of those of its `panels`, and return the matplotlib axes of its panels.
 
-    `strategies` and `workers` choose what is shown, `style` and `columns` for where, as the options of `plot` do.
-    `scalebench.figures.plot` writes all figures to files, with their captions and numbers.
+    `strategies` and `workers` choose what is shown, `style` and `columns` for where, as
+    the options of `plot` do. `scalebench.figures.plot` writes all figures to files,
+    with their captions and numbers.
 
     Raises:
         UsageError: an unknown figure, panel or style, or a strategy or worker count that did not run.
@@ -174,9 +192,13 @@ def plot(
     from scalebench.figures.style import choose_style
 
     study = results if isinstance(results, analysis.Results) else load(results)
-    selection = Selection(_several(strategies), (workers,) if isinstance(workers, int) else tuple(workers))
+    selection = Selection(
+        _several(strategies), (workers,) if isinstance(workers, int) else tuple(workers)
+    )
     chosen = choose_style(style, columns=columns)
-    request = PlotRequest((figure,), style=chosen, selection=selection, panels=_several(panels))
+    request = PlotRequest(
+        (figure,), style=chosen, selection=selection, panels=_several(panels)
+    )
     (name,) = request.figures()
     kind = FIGURES.create(name, {})
     if absent := kind.absent(study):
@@ -199,8 +221,9 @@ def predict(
 ) -> pd.DataFrame:
     """Predict trainings of `model` without training; return a row for each strategy and worker count, or varied cell.
 
-    `options` are those of `scalebench predict`, as `cluster="juwels-booster", step_time=0.025`. The columns are those
-    of its `--csv`, and `attrs["answer"]` is the answer in sentences. What cannot be predicted is a warning.
+    `options` are those of `scalebench predict`, as `cluster="juwels-booster",
+    step_time=0.025`. The columns are those of its `--csv`, and `attrs["answer"]` is the
+    answer in sentences. What cannot be predicted is a warning.
 
     Raises:
         UsageError: an unknown option, or a value that is out of its range.
@@ -212,22 +235,43 @@ def predict(
     from scalebench.cli.what_if import varied_training
 
     if not {"csv", "figure"}.isdisjoint(options):
-        raise UsageError("predict: csv and figure are options of the command alone; the table has to_csv and plot")
+        raise UsageError(
+            "predict: csv and figure are options of the command alone; the table has to_csv and plot"
+        )
     words = [] if model is None else [model]
     if workers is not None:
-        options["workers"] = str(workers) if isinstance(workers, (str, int)) else ",".join(map(str, workers))
+        options["workers"] = (
+            str(workers)
+            if isinstance(workers, (str, int))
+            else ",".join(map(str, workers))
+        )
     for name, given in options.items():
-        for value in given if isinstance(given, (list, tuple)) else [given]:  # two axes are a list
+        for value in (
+            given if isinstance(given, (list, tuple)) else [given]
+        ):  # two axes are a list
             if value is not None and value is not False:
-                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    words += [word for strategy in _several(strategies) for word in ("--strategy", strategy)]
+                words += [
+                    f"--{name.replace('_', '-')}",
+                    *([] if value is True else [str(value)]),
+                ]
+    words += [
+        word for strategy in _several(strategies) for word in ("--strategy", strategy)
+    ]
     try:
         flags = command.make_context("predict", words).params
     except click.UsageError as error:
-        message = error.format_message().removeprefix("Invalid value for ").replace("No such option", "no such keyword")
+        message = (
+            error.format_message()
+            .removeprefix("Invalid value for ")
+            .replace("No such option", "no such keyword")
+        )
         raise UsageError(f"predict: {message}") from None
-    model, counts, chosen, varied = (flags.pop(name) for name in ("model", "workers", "strategies", "varied"))
-    budget, price, law = (flags.pop(name) for name in ("budget", "price", "epochs_to_target"))
+    model, counts, chosen, varied = (
+        flags.pop(name) for name in ("model", "workers", "strategies", "varied")
+    )
+    budget, price, law = (
+        flags.pop(name) for name in ("budget", "price", "epochs_to_target")
+    )
     if varied:
         count = one_count(None if workers is None else counts, budget, law)
         variation = varied_training(model, chosen or STRATEGIES, count, varied, flags)

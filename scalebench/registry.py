@@ -1,8 +1,9 @@
 """Registry of strategies, data sets, partitions, models and figures by name, with validated options.
 
-A choice is a frozen pydantic model: its fields are its options. It registers itself when its module is imported; the
-module that has the name of a choice is imported when that is looked up; the other modules of `package` and the entry
-points of `group` (third-party packages) where a name is not found so.
+A choice is a frozen pydantic model: its fields are its options. It registers itself
+when its module is imported; the module that has the name of a choice is imported when
+that is looked up; the other modules of `package` and the entry points of `group`
+(third-party packages) where a name is not found so.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ ANYWHERE = "*"
 class Registry(Generic[C]):
     """Choices of one kind in `package` (or one module); unknown names and options raise `error`.
 
-    A name may have several classes, one for each place with an implementation of its own.
+    A name may have several classes, one for each place with an implementation of its
+    own.
     """
 
-    def __init__(self, kind: str, error: type[UsageError], package: str, group: str) -> None:
+    def __init__(
+        self, kind: str, error: type[UsageError], package: str, group: str
+    ) -> None:
         self.kind = kind
         self._error = error
         self._package = package
@@ -52,7 +56,9 @@ class Registry(Generic[C]):
             ValueError: the name is taken.
         """
         if missing := self.missing(cls):
-            raise TypeError(f"class {cls.__name__} does not say its {', '.join(missing)}")
+            raise TypeError(
+                f"class {cls.__name__} does not say its {', '.join(missing)}"
+            )
         places: dict[str, Any] = self._classes.setdefault(cls.name, {})
         if place in places:
             where = "" if place == ANYWHERE else f" at {place!r}"
@@ -77,11 +83,15 @@ class Registry(Generic[C]):
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
         """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
         if name not in self._classes and name in self._modules():
-            importlib.import_module(f"{self._package}.{name}")  # it alone: all those of strategies take half a second
+            importlib.import_module(
+                f"{self._package}.{name}"
+            )  # it alone: all those of strategies take half a second
         if name not in self._classes:
             self._load()
         if name not in self._classes:
-            raise self._error(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
+            raise self._error(
+                f"unknown {self.kind} {name!r}; {nearest(name, self.names())}"
+            )
         places = self._classes[name]
         return places.get(place) or places.get(ANYWHERE) or next(iter(places.values()))
 
@@ -94,12 +104,17 @@ class Registry(Generic[C]):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            raise self._error(f"{self.kind} {name}: {first_fault(error, cls)}") from None
+            raise self._error(
+                f"{self.kind} {name}: {first_fault(error, cls)}"
+            ) from None
 
     def _modules(self) -> list[str]:
         """Return the modules of the package; if it is a module itself, none."""
         package = importlib.import_module(self._package)
-        return [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", []))]
+        return [
+            module.name
+            for module in pkgutil.iter_modules(getattr(package, "__path__", []))
+        ]
 
     def _load(self) -> None:
         """Import all modules of the package, and all entry points."""
@@ -122,9 +137,19 @@ def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
     """Return the first error in the options of `cls` as half a line that names the option."""
     fault, fields = find_faults(error)[0], cls.model_fields
     if fault.unknown:
-        named = [name for name, field in fields.items() if _mentions(field.description, fault.path)]
-        close = f"did you mean {named[0]!r}?" if len(named) == 1 else nearest(fault.path, fields)
-        return f"unknown option {fault.path!r}; " + (close if fields else "it takes no options")
+        named = [
+            name
+            for name, field in fields.items()
+            if _mentions(field.description, fault.path)
+        ]
+        close = (
+            f"did you mean {named[0]!r}?"
+            if len(named) == 1
+            else nearest(fault.path, fields)
+        )
+        return f"unknown option {fault.path!r}; " + (
+            close if fields else "it takes no options"
+        )
     if fault.missing:
         return f"option {fault.path!r} is missing"
     return f"option {fault.path!r}: {fault.message}" if fault.key else fault.message

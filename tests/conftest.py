@@ -34,18 +34,24 @@ from scalebench.study.spec import Component, Run, Training
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import simulate
 
-# How long an example takes says how busy the machine is, not whether the law holds; and a commit has one verdict:
-# new examples are looked for with --hypothesis-profile=explore.
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("any machine", settings.get_profile("explore"), derandomize=True)
+# How long an example takes says how busy the machine is, not whether the law holds; and
+# a commit has one verdict: new examples are looked for with
+# --hypothesis-profile=explore.
+settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "any machine", settings.get_profile("explore"), derandomize=True
+)
 settings.load_profile("any machine")
 
 
-# Tests on several hosts, each with a name, network and shared memory of its own: nothing of a launch there meets
-# one on this machine.
+# Tests on several hosts, each with a name, network and shared memory of its own:
+# nothing of a launch there meets one on this machine.
 HOSTS = {"hosts"}
 
-# Folders and files of tests/ whose tests start ranks on this machine, or kill what they start.
+# Folders and files of tests/ whose tests start ranks on this machine, or kill what they
+# start.
 RANKS = {
     "faults", "install", "tasks",
     "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_dislib_parity.py",
@@ -57,7 +63,8 @@ RANKS = {
     "test_waits_of_runs.py",
 }  # fmt: skip
 
-# Those whose tests draw, pack, train or judge whole studies, some tenths of a second or more each.
+# Those whose tests draw, pack, train or judge whole studies, some tenths of a second or
+# more each.
 STUDIES = {
     "artifact", "export", "figures", "laws", "validation",
     "test_artifact.py", "test_browser.py", "test_charging.py", "test_comparability.py", "test_compare.py",
@@ -68,16 +75,24 @@ STUDIES = {
 }  # fmt: skip
 
 
-REQUIRED = "SCALEBENCH_TEST_ALL"  # `required`: a test that skips itself fails, as in continuous integration
-# Reasons that continuous integration accepts: it has no GPU, LaTeX or second MPI, and some cases do not exist.
+# `required`: a test that skips itself fails, as in continuous integration
+REQUIRED = "SCALEBENCH_TEST_ALL"
+# Reasons that continuous integration accepts: it has no GPU, LaTeX or second MPI, and
+# some cases do not exist.
 ACCEPTED = ("no GPU here", "no pdflatex", "no MPI of the system's", "not applicable: ")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[Any]:
     """Fail tests that skip themselves for something missing (MPI, Slurm, hosts, a browser), if all is required."""
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get(REQUIRED) == "required":
+    if (
+        report.skipped
+        and not hasattr(report, "wasxfail")
+        and os.environ.get(REQUIRED) == "required"
+    ):
         reason = str(call.excinfo.value) if call.excinfo is not None else ""
         if not reason.startswith(ACCEPTED):
             report.outcome = "failed"
@@ -97,10 +112,13 @@ def _chain(nodeid: str) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Mark tests as slow that start ranks or take a second, so that `tox run -e fast` leaves them out.
 
-    In a process of pytest-xdist, put the chains of launches first: files then fill up whichever process is free.
+    In a process of pytest-xdist, put the chains of launches first: files then fill up
+    whichever process is free.
     """
     for item in items:
         if _is_in(HOSTS | RANKS | STUDIES, item.nodeid):
@@ -114,7 +132,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With pytest-xdist, run launches on this machine one after another in one process, those on hosts in another.
 
-    Two launches on this machine never share its cores: an mpirun has failed to start beside another one.
+    Two launches on this machine never share its cores: an mpirun has failed to start
+    beside another one.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -136,7 +155,9 @@ def _quick_calibration() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _steps_are_not_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _steps_are_not_kept(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Step times of one test, which may be invented, charge no other."""
     folders: list[Path] = []
 
@@ -157,10 +178,15 @@ def _builds_read_once() -> Iterator[None]:
         return lambda: deepcopy(kept(sys.executable, os.environ.get("PATH")))
 
     read_once = {
-        name: once(getattr(machine_facts, name)) for name in ("package_versions", "mpi", "mpi_build", "horovod")
+        name: once(getattr(machine_facts, name))
+        for name in ("package_versions", "mpi", "mpi_build", "horovod")
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "machine_facts", SimpleNamespace(**(vars(machine_facts) | read_once)))
+        patch.setattr(
+            provenance,
+            "machine_facts",
+            SimpleNamespace(**(vars(machine_facts) | read_once)),
+        )
         yield
 
 
@@ -169,8 +195,19 @@ def blobs() -> Dataset:
     """Three overlapping clouds of points in the plane: 96 to train on, 48 to test."""
     random = np.random.default_rng(7)
     y = np.arange(144) % 3
-    x = (random.standard_normal((144, 2)) + 1.5 * np.stack([np.cos(2.1 * y), np.sin(2.1 * y)], 1)).astype(np.float32)
-    return Dataset("blobs", "classification", 3, x[:96], y[:96].astype(np.int64), x[96:], y[96:].astype(np.int64))
+    x = (
+        random.standard_normal((144, 2))
+        + 1.5 * np.stack([np.cos(2.1 * y), np.sin(2.1 * y)], 1)
+    ).astype(np.float32)
+    return Dataset(
+        "blobs",
+        "classification",
+        3,
+        x[:96],
+        y[:96].astype(np.int64),
+        x[96:],
+        y[96:].astype(np.int64),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -192,14 +229,21 @@ def make_run() -> Callable[..., Run]:
             "repetition": 0,
             "seed": 3,
         }
-        return Run.model_validate({**defaults, **batch, **values, "strategy": strategy, "workers": workers})
+        return Run.model_validate(
+            {**defaults, **batch, **values, "strategy": strategy, "workers": workers}
+        )
 
     return make
 
 
 def invented_machine() -> Machine:
     """A step of 1 ms (0.05 data, 0.3 forward, 0.6 backward, 0.05 update) at any batch size; no jitter."""
-    times = {"data_s": [5e-5], "forward_s": [3e-4], "backward_s": [6e-4], "update_s": [5e-5]}
+    times = {
+        "data_s": [5e-5],
+        "forward_s": [3e-4],
+        "backward_s": [6e-4],
+        "update_s": [5e-5],
+    }
     batch = BatchTimes(samples=8, **times, release=[1.0, 0.8, 0.6, 0.5])
     table = StepTable(
         source="test",
@@ -209,12 +253,20 @@ def invented_machine() -> Machine:
         jitter=[],
     )
     costs = [
-        EngineCost(engine=name, ranks=2, alpha_s=1e-5, points=[(4, 1e-5), (1 << 20, 1e-3)], source="test")
+        EngineCost(
+            engine=name,
+            ranks=2,
+            alpha_s=1e-5,
+            points=[(4, 1e-5), (1 << 20, 1e-3)],
+            source="test",
+        )
         for name in ("mpi", "horovod", "gloo", "mpi-onesided")
     ]
     cluster = load_cluster("this-machine")
     node = cluster.node.model_copy(update={"workers_per_node": 2, "cores": 2})
-    return Machine(cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table])
+    return Machine(
+        cluster.model_copy(update={"node": node}), EngineCosts(entries=costs), [table]
+    )
 
 
 @pytest.fixture
@@ -228,10 +280,14 @@ def play(
 ) -> Callable[..., tuple[Outcome, dict[str, Any]]]:
     """Simulate a run on the blobs: `outcome, weights = play("epoch_average", 4, epochs=3)`."""
 
-    def run(strategy: Any = "serial", workers: int = 1, **values: Any) -> tuple[Outcome, dict[str, Any]]:
+    def run(
+        strategy: Any = "serial", workers: int = 1, **values: Any
+    ) -> tuple[Outcome, dict[str, Any]]:
         dataset = values.pop("data", blobs)
         place = values.pop("machine", machine)
-        outcome, weights = simulate(make_run(strategy, workers, **values), dataset, place)
+        outcome, weights = simulate(
+            make_run(strategy, workers, **values), dataset, place
+        )
         assert outcome.status == "completed", outcome.error
         return outcome, weights
 
@@ -239,28 +295,48 @@ def play(
 
 
 @pytest.fixture
-def recorded(make_run: Callable[..., Run], blobs: Dataset) -> Callable[..., list[Schedule]]:
+def recorded(
+    make_run: Callable[..., Run], blobs: Dataset
+) -> Callable[..., list[Schedule]]:
     """Record the schedules of a run on the blobs, two workers a node: `recorded("epoch_average", 4, epochs=3)`."""
 
-    def record_run(strategy: Any = "serial", workers: int = 1, **values: Any) -> list[Schedule]:
+    def record_run(
+        strategy: Any = "serial", workers: int = 1, **values: Any
+    ) -> list[Schedule]:
         dataset = values.pop("data", blobs)
-        run = strategy if isinstance(strategy, Run) else make_run(strategy, workers, **values)
+        run = (
+            strategy
+            if isinstance(strategy, Run)
+            else make_run(strategy, workers, **values)
+        )
         rule = registry.create(run.strategy.name, run.strategy.options, "virtual")
         model = build_model(
-            run.model, dataset.input_shape, dataset.outputs, dataset.task, getattr(torch, run.dtype), run.seed
+            run.model,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            getattr(torch, run.dtype),
+            run.seed,
         ).to("meta")
-        plan = BatchPlan.of(run, run.workers, run.seed, dataset, rule.traits.mesh(run.workers).parts)
+        plan = BatchPlan.of(
+            run, run.workers, run.seed, dataset, rule.traits.mesh(run.workers).parts
+        )
         return record(run, rule, plan, model, 2, dataset.input_shape)
 
     return record_run
 
 
-needs_mpi = pytest.mark.skipif(engines.available("mpi") is not None, reason="MPI is not installed")
+needs_mpi = pytest.mark.skipif(
+    engines.available("mpi") is not None, reason="MPI is not installed"
+)
 
 
 def some(values: Sequence[Any], *always: Any) -> list[Any]:
     """Parameters of which only `always` run with every change; the others are thorough."""
-    return [value if value in always else pytest.param(value, marks=pytest.mark.thorough) for value in values]
+    return [
+        value if value in always else pytest.param(value, marks=pytest.mark.thorough)
+        for value in values
+    ]
 
 
 def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting:
@@ -270,7 +346,11 @@ def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting
 
 def runs_made(output: str) -> tuple[int, int]:
     """Return how many runs a `scalebench run` completed and how many were there before, by its last line."""
-    (counts,) = re.findall(r"^(\d+) runs? completed(?:, (\d+) were there before)?; results in ", output, re.MULTILINE)
+    (counts,) = re.findall(
+        r"^(\d+) runs? completed(?:, (\d+) were there before)?; results in ",
+        output,
+        re.MULTILINE,
+    )
     completed, before = (int(count or 0) for count in counts)
     return completed, before
 

@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalebench.analysis.laws.candidates import Law, amdahl, gustafson, mechanistic, universal
+from scalebench.analysis.laws.candidates import (
+    Law,
+    amdahl,
+    gustafson,
+    mechanistic,
+    universal,
+)
 from scalebench.analysis.laws.series import Series, SeriesWork
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -17,7 +23,10 @@ Noise = Literal["lognormal", "drift", "outliers"]
 
 
 def workload(
-    counts: Sequence[int] = COUNTS, *, every: Literal["batch", "epoch"] = "epoch", weak: bool = False
+    counts: Sequence[int] = COUNTS,
+    *,
+    every: Literal["batch", "epoch"] = "epoch",
+    weak: bool = False,
 ) -> SeriesWork:
     """Of a strategy that synchronises 6 times in all, or in every step; `weak`: with as many samples per worker."""
     n = np.array(counts, dtype=float)
@@ -38,7 +47,8 @@ def law_named(name: str, load: SeriesWork) -> Law:
     }[name]()
 
 
-# A serial share of 3 %, peaks at 45 and 14 workers, trees and servers of 2 and 0.2 ms a hop, trees of 0.1 ms.
+# A serial share of 3 %, peaks at 45 and 14 workers, trees and servers of 2 and 0.2 ms a
+# hop, trees of 0.1 ms.
 TRUTHS: dict[str, tuple[str, tuple[float, ...], Literal["batch", "epoch"]]] = {
     "amdahl": ("amdahl", (1.94, 0.06), "epoch"),
     "usl": ("usl", (2.0, 0.04, 0.001), "epoch"),
@@ -47,7 +57,8 @@ TRUTHS: dict[str, tuple[str, tuple[float, ...], Literal["batch", "epoch"]]] = {
     "servers, each epoch": ("mechanistic-linear", (3e-4, 2e-4, 2e-7), "epoch"),
     "trees, each batch": ("mechanistic-log", (3e-4, 1e-4, 1e-9), "batch"),
 }
-# A serial share of 6 %, times that grow threefold by 64 workers, trees and servers of 20 and 5 ms a hop.
+# A serial share of 6 %, times that grow threefold by 64 workers, trees and servers of
+# 20 and 5 ms a hop.
 WEAK_TRUTHS: dict[str, tuple[str, tuple[float, ...], Literal["batch", "epoch"]]] = {
     "weak, gustafson": ("gustafson", (0.47, 0.03), "epoch"),
     "weak, usl": ("weak-usl", (2.0, 0.02, 0.0005), "epoch"),
@@ -69,11 +80,14 @@ def following(
     **changes: Any,
 ) -> Series:
     """A native series with `repetitions` of each count, whose log times deviate from `law` with standard deviation
-    `noise`: independently, by whole repetitions (`drift`), or with one run in twenty 30 % slower (`outliers`)."""
+    `noise`: independently, by whole repetitions (`drift`), or with one run in twenty 30
+    % slower (`outliers`)."""
     n = np.array(counts, dtype=float)
     logs = np.tile(law.log_seconds(n, np.array(coefficients)), (repetitions, 1))
     if random is not None:
-        logs = logs + random.normal(0, noise, logs.shape) * (0.5 if kind == "drift" else 1)
+        logs = logs + random.normal(0, noise, logs.shape) * (
+            0.5 if kind == "drift" else 1
+        )
         if kind == "drift":
             logs = logs + random.normal(0, noise, (repetitions, 1))
         if kind == "outliers":  # which also shift the mean of all

@@ -9,9 +9,21 @@ from scalebench.cluster.operation import Kind, Operation
 
 
 def _collective(
-    kind: Kind, nbytes: float, ranks: Sequence[int], algorithm: str = "", linear: bool = False
+    kind: Kind,
+    nbytes: float,
+    ranks: Sequence[int],
+    algorithm: str = "",
+    linear: bool = False,
 ) -> Operation:
-    return Operation(kind, nbytes, ranks if isinstance(ranks, range) else tuple(ranks), 0, linear, "", algorithm)
+    return Operation(
+        kind,
+        nbytes,
+        ranks if isinstance(ranks, range) else tuple(ranks),
+        0,
+        linear,
+        "",
+        algorithm,
+    )
 
 
 def _pair(kind: Kind, nbytes: float, worker: int, other: int) -> Operation:

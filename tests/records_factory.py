@@ -21,12 +21,20 @@ ENGINES = {
     "epoch_async": "mpi",
 }
 SAMPLES, EPOCHS, STEP_S = 7185, 6, 3e-4
-SYNC_S = {"allreduce": 1.2e-4, "horovod": 1.0e-3, "ddp": 3e-4, "epoch_average": 3e-4, "epoch_async": 2e-4}
+SYNC_S = {
+    "allreduce": 1.2e-4,
+    "horovod": 1.0e-3,
+    "ddp": 3e-4,
+    "epoch_average": 3e-4,
+    "epoch_async": 2e-4,
+}
 
 
 def keep_study(folder: Path, resolved: dict[str, Any]) -> None:
     """Write a study.yaml, which need not be one that can run."""
-    (folder / "study.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (folder / "study.yaml").write_text(
+        yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
 
 
 def run_row(**changes: Any) -> RunRow:
@@ -73,14 +81,23 @@ def in_proportion(row: RunRow) -> RunRow:
     """`row`, whose train_s a test has changed, with parts that are not longer than it."""
     if row.train_s is None or row.train_s <= 0:
         return row
-    parts = {part: getattr(row, part) for part, whole in WITHIN.items() if whole == "train_s"}
+    parts = {
+        part: getattr(row, part) for part, whole in WITHIN.items() if whole == "train_s"
+    }
     longest = max((value for value in parts.values() if value is not None), default=0.0)
     factor = min(1.0, row.train_s / longest) if longest > 0 else 1.0
-    return row.model_copy(update={part: None if v is None else v * factor for part, v in parts.items()})
+    return row.model_copy(
+        update={part: None if v is None else v * factor for part, v in parts.items()}
+    )
 
 
 def epoch_row(**changes: Any) -> EpochRow:
-    values: dict[str, Any] = {"run_id": "allreduce-w1-r0", "attempt": 1, "epoch": 0, "elapsed_s": 1.0}
+    values: dict[str, Any] = {
+        "run_id": "allreduce-w1-r0",
+        "attempt": 1,
+        "epoch": 0,
+        "elapsed_s": 1.0,
+    }
     return EpochRow(**{**values, **changes})
 
 
@@ -104,9 +121,17 @@ def study_rows(
             for count in workers if strategy != "serial" else (1,):
                 plan.append(("virtual", "virtual", strategy, count, repetition))
             for count in native_workers if strategy != "serial" else native_workers[:1]:
-                engines = allreduce_on if strategy == "allreduce" else (ENGINES[strategy],)
-                plan += [("native", engine, strategy, count, repetition) for engine in engines]
-    return [_run(order, *point, cores, scaling, noise, random_) for order, point in enumerate(plan)]
+                engines = (
+                    allreduce_on if strategy == "allreduce" else (ENGINES[strategy],)
+                )
+                plan += [
+                    ("native", engine, strategy, count, repetition)
+                    for engine in engines
+                ]
+    return [
+        _run(order, *point, cores, scaling, noise, random_)
+        for order, point in enumerate(plan)
+    ]
 
 
 def _run(
@@ -129,8 +154,19 @@ def _run(
     often = 1 if strategy in ("epoch_average", "epoch_async") else steps
     comm = 0.0
     if strategy != "serial" and workers > 1:
-        engine_factor = {"horovod": 3.0, "gloo": 1.6}.get(engine, 1.0) if strategy == "allreduce" else 1.0
-        comm = often * SYNC_S[strategy] * engine_factor * math.log2(workers) * crowding * gap
+        engine_factor = (
+            {"horovod": 3.0, "gloo": 1.6}.get(engine, 1.0)
+            if strategy == "allreduce"
+            else 1.0
+        )
+        comm = (
+            often
+            * SYNC_S[strategy]
+            * engine_factor
+            * math.log2(workers)
+            * crowding
+            * gap
+        )
     spread = math.exp(random_.gauss(0.0, noise))
     compute, comm = compute * spread, comm * spread
     data = 0.04 * compute
@@ -138,9 +174,14 @@ def _run(
     per_batch = strategy in ("serial", "allreduce", "horovod", "ddp")
     best = 0.985 - (0.002 if per_batch else 0.006) * math.log2(workers)
     rate = 1.3 / (1 + 0.15 * math.log2(workers) * (1 if per_batch else 1.6))
-    metrics = [best - 0.75 * math.exp(-rate * (epoch + 1)) + random_.gauss(0, 0.002) for epoch in range(EPOCHS)]
+    metrics = [
+        best - 0.75 * math.exp(-rate * (epoch + 1)) + random_.gauss(0, 0.002)
+        for epoch in range(EPOCHS)
+    ]
     run_id = f"{execution}-{engine}-{strategy}-w{workers}-r{repetition}"
-    split = strategy != "ddp" or execution == "virtual"  # the real DDP communicates inside backward
+    split = (
+        strategy != "ddp" or execution == "virtual"
+    )  # the real DDP communicates inside backward
     seconds = {
         "compute_s": compute if split else None,
         "comm_s": comm if split else None,
@@ -171,7 +212,10 @@ def _run(
         final_metric=metrics[-1],
         final_train_metric=metrics[-1],
         best_metric=max(metrics),
-        **{name: None if value is None else EPOCHS * value for name, value in seconds.items()},
+        **{
+            name: None if value is None else EPOCHS * value
+            for name, value in seconds.items()
+        },
     )
     epochs = [
         epoch_row(

@@ -16,7 +16,10 @@ DEFINITION = (ROOT / "docs/containers/scalebench.def").read_text()
 
 
 def commands_of_docker():
-    return [found.replace("\\\n", " ") for found in re.findall(r"^RUN ((?:.*\\\n)*.*)", DOCKERFILE, re.MULTILINE)]
+    return [
+        found.replace("\\\n", " ")
+        for found in re.findall(r"^RUN ((?:.*\\\n)*.*)", DOCKERFILE, re.MULTILINE)
+    ]
 
 
 def post_of_apptainer():
@@ -27,7 +30,9 @@ def test_both_install_the_same_with_the_pinned_packages():
     docker = " && ".join(commands_of_docker())
     parts = [" ".join(part.split()) for part in docker.split("&&")]
     lines = [" ".join(line.split()) for line in post_of_apptainer().splitlines()]
-    assert parts == [line for line in lines if line and not line.startswith(("#", "cd "))]
+    assert parts == [
+        line for line in lines if line and not line.startswith(("#", "cd "))
+    ]
     assert 'pip install --no-cache-dir --constraint constraints.txt ".[mpi]"' in parts
     assert (
         re.search(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)[1]
@@ -37,7 +42,9 @@ def test_both_install_the_same_with_the_pinned_packages():
 
 def test_the_base_is_a_pinned_python_that_is_supported():
     tag = re.search(r"^From: python:(\d+)\.(\d+)-slim-\w+$", DEFINITION, re.MULTILINE)
-    wanted = re.search(r'requires-python = ">=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    wanted = re.search(
+        r'requires-python = ">=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text()
+    )
     assert (int(tag[1]), int(tag[2])) >= (int(wanted[1]), int(wanted[2]))
     assert (ROOT / "constraints.txt").is_file()
 
@@ -49,12 +56,17 @@ def test_commands_are_valid_shell():
 
 @pytest.mark.parametrize(
     ("linter", "given"),
-    [(["hadolint", "-"], DOCKERFILE), (["shellcheck", "--shell=sh", "-"], post_of_apptainer())],
+    [
+        (["hadolint", "-"], DOCKERFILE),
+        (["shellcheck", "--shell=sh", "-"], post_of_apptainer()),
+    ],
     ids=["hadolint", "shellcheck"],
 )
 def test_linters_find_nothing(linter, given):
     if platform.machine() != "x86_64":
-        pytest.skip(f"not applicable: no {linter[0]} in the package index for {platform.machine()}")
+        pytest.skip(
+            f"not applicable: no {linter[0]} in the package index for {platform.machine()}"
+        )
     if shutil.which(linter[0]) is None:
         pytest.skip(f"{linter[0]} is not installed")
     done = subprocess.run(linter, input=given, text=True, capture_output=True)

@@ -1,6 +1,7 @@
 """End-to-end runs: command line, real mpirun, Horovod and DDP, then the figures.
 
-Native and virtual runs of one (strategy, workers, seed) must end with the same weights: 1e-6 relative in float64.
+Native and virtual runs of one (strategy, workers, seed) must end with the same weights:
+1e-6 relative in float64.
 """
 
 from __future__ import annotations
@@ -45,9 +46,23 @@ def results(tmp_path_factory) -> Path:
         "batch_per_worker: 8\nlr: 0.05\ndtype: float64\nsave_weights: true\n"
         "strategies: [serial, allreduce, horovod, ddp, epoch_average, epoch_async]\n"
     )
-    stated = ("--cluster", "juwels-booster", "--device-step-time", "0.002")  # nothing is measured for virtual runs
+    stated = (
+        "--cluster",
+        "juwels-booster",
+        "--device-step-time",
+        "0.002",
+    )  # nothing is measured for virtual runs
     for execution, more in (("virtual", stated), ("native", ())):
-        done = scalebench("run", "study.yaml", "--execution", execution, "--output", execution, *more, cwd=folder)
+        done = scalebench(
+            "run",
+            "study.yaml",
+            "--execution",
+            execution,
+            "--output",
+            execution,
+            *more,
+            cwd=folder,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -66,9 +81,17 @@ def runs(results: Path, execution: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def weights(results: Path, execution: str, strategy: str, workers: int) -> dict[str, np.ndarray]:
-    (row,) = [row for row in runs(results, execution) if (row["strategy"], row["workers"]) == (strategy, str(workers))]
-    with np.load(results / execution / "small" / "weights" / f"{row['run_id']}.npz") as archive:
+def weights(
+    results: Path, execution: str, strategy: str, workers: int
+) -> dict[str, np.ndarray]:
+    (row,) = [
+        row
+        for row in runs(results, execution)
+        if (row["strategy"], row["workers"]) == (strategy, str(workers))
+    ]
+    with np.load(
+        results / execution / "small" / "weights" / f"{row['run_id']}.npz"
+    ) as archive:
         return dict(archive)
 
 
@@ -77,23 +100,36 @@ def weights(results: Path, execution: str, strategy: str, workers: int) -> dict[
 def test_native_and_virtual_runs_end_with_the_same_weights(results, strategy, workers):
     if strategy == "serial":
         workers = 1
-    native, virtual = (weights(results, execution, strategy, workers) for execution in ("native", "virtual"))
+    native, virtual = (
+        weights(results, execution, strategy, workers)
+        for execution in ("native", "virtual")
+    )
     np.testing.assert_array_equal(native["initial"], virtual["initial"])
     scale = np.abs(virtual["final"]).max()
-    np.testing.assert_allclose(native["final"], virtual["final"], atol=1e-6 * scale, rtol=1e-6)
+    np.testing.assert_allclose(
+        native["final"], virtual["final"], atol=1e-6 * scale, rtol=1e-6
+    )
     assert np.abs(native["final"] - native["initial"]).max() > 1e-3
 
 
 def test_asynchronous_averaging_trains_on_real_ranks(results):
-    native = {row["workers"]: row for row in runs(results, "native") if row["strategy"] == "epoch_async"}
-    assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys("12", "completed")
+    native = {
+        row["workers"]: row
+        for row in runs(results, "native")
+        if row["strategy"] == "epoch_async"
+    }
+    assert {workers: row["status"] for workers, row in native.items()} == dict.fromkeys(
+        "12", "completed"
+    )
     assert float(native["1"]["final_metric"]) > 0.5
 
 
 def test_one_native_worker_equals_serial_bit_for_bit(results):
     serial = weights(results, "native", "serial", 1)["final"]
     for strategy in DETERMINISTIC[1:]:
-        np.testing.assert_array_equal(weights(results, "native", strategy, 1)["final"], serial)
+        np.testing.assert_array_equal(
+            weights(results, "native", strategy, 1)["final"], serial
+        )
 
 
 @pytest.mark.parametrize("execution", ["native", "virtual"])
@@ -104,7 +140,10 @@ def test_rows_are_complete_and_times_add_up(results, execution):
         assert row["status"] == "completed", row["error"]
         assert row["execution"] == execution
         if row["comm_s"]:
-            parts = sum(float(row[name]) for name in ("compute_s", "comm_s", "data_s", "other_s"))
+            parts = sum(
+                float(row[name])
+                for name in ("compute_s", "comm_s", "data_s", "other_s")
+            )
             assert parts == pytest.approx(float(row["train_s"]), rel=1e-6)
     split = {row["strategy"] for row in found if not row["comm_s"]}
     assert split == ({"ddp"} if execution == "native" else set())
@@ -115,7 +154,9 @@ def test_engines_are_native_and_oversubscription_is_marked(results):
     rows = runs(results, "native")
     assert len(rows) == RUNS
     for row in rows:
-        assert row["engine"] == {"horovod": "horovod", "ddp": "gloo"}.get(row["strategy"], "mpi")
+        assert row["engine"] == {"horovod": "horovod", "ddp": "gloo"}.get(
+            row["strategy"], "mpi"
+        )
         workers = int(row["workers"])
         progress = 1 if row["engine"] in ("horovod", "gloo") and workers > 1 else 0
         assert row["oversubscribed"] == str(workers * (1 + progress) > cores).lower()
@@ -132,8 +173,12 @@ def test_metrics_do_not_depend_on_the_execution(results):
 
 
 def test_figures_of_both_executions_are_drawn(results):
-    formats = [option for suffix in ("png", "svg", "pdf") for option in ("--format", suffix)]
-    done = scalebench("plot", "virtual/small", "--output", "plots", *formats, cwd=results)
+    formats = [
+        option for suffix in ("png", "svg", "pdf") for option in ("--format", suffix)
+    ]
+    done = scalebench(
+        "plot", "virtual/small", "--output", "plots", *formats, cwd=results
+    )
     assert done.returncode == 0, done.stderr
     for figure in ("strong-scaling", "time-reduction", "convergence", "breakdown"):
         for suffix in ("png", "svg", "pdf", "csv"):

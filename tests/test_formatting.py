@@ -53,7 +53,9 @@ def test_formatted_duration_is_within_a_quarter(seconds):
         (float("inf"), float("nan"), float("nan"), "never", "never"),
     ],
 )
-def test_time_has_the_digits_that_its_interval_leaves(value, low, high, known, with_interval):
+def test_time_has_the_digits_that_its_interval_leaves(
+    value, low, high, known, with_interval
+):
     assert seconds_as_known(value, low, high) == known
     assert seconds_with_interval(value, low, high) == with_interval
 
@@ -61,7 +63,9 @@ def test_time_has_the_digits_that_its_interval_leaves(value, low, high, known, w
 def test_ratio_has_the_digits_that_its_interval_leaves():
     assert digits_with_interval(1.3, 1.21, 1.4) == "1.30 [1.21, 1.40]"
     assert digits_with_interval(3.7, 1.0, 14.0) == "~4 [1, 10]"
-    assert percent_with_interval(0.5, -0.8, 0.9) == "-80..+90 %", "a reduction by a ratio of .1 to 1.8 has no digit"
+    assert percent_with_interval(0.5, -0.8, 0.9) == "-80..+90 %", (
+        "a reduction by a ratio of .1 to 1.8 has no digit"
+    )
 
 
 def test_marks_in_a_table_are_told():

@@ -35,5 +35,11 @@ def test_unknown_stays_unknown():
 
 
 def test_columns_of_a_table_are_named():
-    assert Measured(2.0, 1.0, 3.0).named("ratio") == {"ratio": 2.0, "ratio_low": 1.0, "ratio_high": 3.0}
-    assert Measured(2.0, 1.0).named("s", "low_s", "high_s")["high_s"] == pytest.approx(math.nan, nan_ok=True)
+    assert Measured(2.0, 1.0, 3.0).named("ratio") == {
+        "ratio": 2.0,
+        "ratio_low": 1.0,
+        "ratio_high": 3.0,
+    }
+    assert Measured(2.0, 1.0).named("s", "low_s", "high_s")["high_s"] == pytest.approx(
+        math.nan, nan_ok=True
+    )

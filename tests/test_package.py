@@ -15,7 +15,11 @@ import yaml
 import scalebench
 from docs._generate.strategies import matrix_markdown, renewed
 from scalebench.cluster.cluster_file import Cluster
-from scalebench.launch.engine_choice import ENGINES, describe_strategies, describe_strategy
+from scalebench.launch.engine_choice import (
+    ENGINES,
+    describe_strategies,
+    describe_strategy,
+)
 from scalebench.strategies import registry
 from scalebench.strategies.torch_averagers import TorchAverager
 from scalebench.study.load import load_study
@@ -35,22 +39,35 @@ def named(requirement: str) -> str:
 
 
 def pins() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
     return {named(line): line.partition("==")[2] for line in lines}
 
 
 def test_versions_agree() -> None:
     assert scalebench.__version__ == PROJECT["version"] == version("scalebench")
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == scalebench.__version__
+    assert (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+        == scalebench.__version__
+    )
 
 
 def test_every_requirement_is_pinned_to_one_version() -> None:
     wanted = [
         *PROJECT["dependencies"],
-        *(item for extra in PROJECT["optional-dependencies"].values() for item in extra),
+        *(
+            item
+            for extra in PROJECT["optional-dependencies"].values()
+            for item in extra
+        ),
     ]
     assert {named(item) for item in wanted} <= set(pins())
-    assert all(re.fullmatch(r"[0-9][A-Za-z0-9.]*", pinned) for pinned in pins().values())
+    assert all(
+        re.fullmatch(r"[0-9][A-Za-z0-9.]*", pinned) for pinned in pins().values()
+    )
 
 
 def test_dependencies_of_requirements_are_pinned() -> None:
@@ -81,7 +98,9 @@ def test_studies_and_strategies_load_without_heavy_imports() -> None:
         "scalebench.cluster.cluster_file.load_cluster('this-machine'); registry.create('epoch_average', {})\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -91,18 +110,30 @@ def test_the_strategy_page_is_generated() -> None:
 
 
 def test_strategy_page_shows_torch_strategies_as_study_options() -> None:
-    said = dict(re.findall(r"^- for `(torch_\w+)`: `(.+)`$", matrix_markdown(), re.MULTILINE))
-    assert set(said) == {name for name in registry.names() if issubclass(registry.find(name), TorchAverager)}
+    said = dict(
+        re.findall(r"^- for `(torch_\w+)`: `(.+)`$", matrix_markdown(), re.MULTILINE)
+    )
+    assert set(said) == {
+        name
+        for name in registry.names()
+        if issubclass(registry.find(name), TorchAverager)
+    }
     for name, written in said.items():
         (known,) = Study(strategies=[yaml.safe_load(written)]).strategies
-        assert registry.create(known.name, known.options) == registry.create(name, {}).rule
+        assert (
+            registry.create(known.name, known.options) == registry.create(name, {}).rule
+        )
         assert "mpi" in registry.find(known.name).engines
 
 
-@pytest.mark.parametrize("name", some(registry.names(), "daso-heat", "local_sgd", "gossip"))
+@pytest.mark.parametrize(
+    "name", some(registry.names(), "daso-heat", "local_sgd", "gossip")
+)
 def test_pages_of_strategies_state_options_and_recorded_traffic(name: str) -> None:
     entry = describe_strategy(name)
-    page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "strategies" / f"{entry.name}.md").read_text(
+        encoding="utf-8"
+    )
     assert page == renewed(page, entry), "run: python docs/_generate/strategies.py"
     assert f"# {entry.name}\n" in page
     assert "## When to use it" in page
@@ -133,18 +164,29 @@ def test_files_of_the_pages_are_valid(tmp_path: Path) -> None:
     assert Cluster.model_validate(yaml.safe_load(cluster)).name == "our-cluster"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md", "docs/cluster-files.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/quick-start.md", "docs/cluster-files.md"]
+)
 def test_documented_flags_and_keys_exist(page: str) -> None:
     from click.testing import CliRunner
 
     from scalebench.cli.main import COMMANDS, main
 
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("scalebench ")]
+    lines = [
+        line
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+        if line.startswith("scalebench ")
+    ]
     assert any(line.startswith("scalebench run ") for line in lines)
     for line in lines:
         words = line.partition("#")[0].split()
         assert words[1] in COMMANDS, line
-        said = CliRunner().invoke(main, [words[1], "--help"], env={"COLUMNS": "200"}).output
+        said = (
+            CliRunner()
+            .invoke(main, [words[1], "--help"], env={"COLUMNS": "200"})
+            .output
+        )
         for flag in (word for word in words if word.startswith("--")):
             assert flag in said, f"{line!r}: {words[1]} has no {flag}"
         for key in (words[at + 1] for at, word in enumerate(words) if word == "--set"):

@@ -46,7 +46,9 @@ def test_importing_it_imports_nothing_heavy() -> None:
         "print([name for name in ('pandas', 'numpy', 'torch', 'yaml', 'click') if name in sys.modules])\n"
         "scalebench.load; print('pandas' in sys.modules, 'torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\nTrue False False\n"
 
 
@@ -55,13 +57,17 @@ def test_unknown_attribute_raises_attribute_error() -> None:
         scalebench.plto  # noqa: B018
 
 
-def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, capsys, machine) -> None:
+def test_tables_hold_the_numbers_of_the_command_line(
+    tmp_path, monkeypatch, capsys, machine
+) -> None:
     monkeypatch.chdir(tmp_path)
     given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     Path("given.json").write_text(given.model_dump_json())
     Path("study.yaml").write_text(STUDY)
     with pytest.raises(SystemExit) as end:
-        main.main(["run", "study.yaml", "--jobs", "1", "--full"], prog_name="scalebench")
+        main.main(
+            ["run", "study.yaml", "--jobs", "1", "--full"], prog_name="scalebench"
+        )
     assert not end.value.code
     lines = capsys.readouterr().out.splitlines()
     printed, label = {}, ""
@@ -73,11 +79,15 @@ def test_tables_hold_the_numbers_of_the_command_line(tmp_path, monkeypatch, caps
 
     results = scalebench.load("results/mine")
     cells = scalebench.analysis.cells(results)
-    ratios = scalebench.analysis.ratios(results).set_index(["baseline", "label", "workers"])
+    ratios = scalebench.analysis.ratios(results).set_index(
+        ["baseline", "label", "workers"]
+    )
     assert len(cells) == len(printed) == 7
     for cell in cells.to_dict("records"):
         key = (cell["label"], cell["workers"])
-        _, time, median, spread, speedup, reduction, metric = printed[key[0], str(key[1])]
+        _, time, median, spread, speedup, reduction, metric = printed[
+            key[0], str(key[1])
+        ]
         assert time.startswith(seconds(cell["train_s"]))
         assert median == seconds(cell["median_s"])
         assert spread == percent(cell["spread"]).lstrip("+")
@@ -102,7 +112,12 @@ def test_documented_code_runs(tmp_path, monkeypatch, capsys) -> None:
     assert "reduction_low" in said
     assert list(names["saved"].index) == [1, 2, 4]  # type: ignore[attr-defined]
     assert said.count("digits-strong-scaling") == 1
-    assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {".png", ".csv", ".txt", ".tex"}
+    assert {path.suffix for path in Path("plots/digits-strong-scaling").iterdir()} == {
+        ".png",
+        ".csv",
+        ".txt",
+        ".tex",
+    }
 
 
 def test_notebook_runs(tmp_path, monkeypatch, capsys) -> None:
@@ -119,27 +134,40 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys) -> None:
         last = body.pop() if isinstance(body[-1], ast.Expr) else None
         exec(compile(ast.Module(body, []), "docs/notebook.ipynb", "exec"), names)
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), "docs/notebook.ipynb", "eval"), names)
+            value = eval(
+                compile(ast.Expression(last.value), "docs/notebook.ipynb", "eval"),
+                names,
+            )
             shown += [value._repr_html_()] if hasattr(value, "_repr_html_") else []
     answer, saved, picture, predicted = shown
     assert answer.startswith("<p>At 8 workers, ")
     assert "<td>local_sgd(steps=4)</td>" in answer
     assert "<th>epoch_average</th>" in saved
-    assert picture.startswith('<img alt="page 1" width="922" style="max-width: 100%" src="data:image/png;base64,')
+    assert picture.startswith(
+        '<img alt="page 1" width="922" style="max-width: 100%" src="data:image/png;base64,'
+    )
     assert predicted.count("<td>ddp</td>") == 3
     assert Path("scaling.pdf").read_bytes().startswith(b"%PDF")
     assert "Decision: " in capsys.readouterr().out
 
 
-def test_run_takes_a_file_with_keys_over_it_and_goes_on(tmp_path, monkeypatch, capsys) -> None:
+def test_run_takes_a_file_with_keys_over_it_and_goes_on(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text("name: mine\ndataset: wine\nepochs: 1\nexecution: virtual\nworkers: 1,2\n")
-    results = scalebench.run("study.yaml", strategies="allreduce", repetitions=1, output="out", **ON)
+    Path("study.yaml").write_text(
+        "name: mine\ndataset: wine\nepochs: 1\nexecution: virtual\nworkers: 1,2\n"
+    )
+    results = scalebench.run(
+        "study.yaml", strategies="allreduce", repetitions=1, output="out", **ON
+    )
     assert results.folder == Path("out/mine")
     assert sorted(results.runs["workers"]) == [1, 2]
     assert set(results.completed["label"]) == {"allreduce"}
     capsys.readouterr()
-    again = scalebench.run("study.yaml", strategies="allreduce", repetitions=1, output="out", **ON)
+    again = scalebench.run(
+        "study.yaml", strategies="allreduce", repetitions=1, output="out", **ON
+    )
     assert len(again.runs) == 2
     assert "virtual workers" not in capsys.readouterr().err, "nothing was left to run"
 
@@ -152,7 +180,9 @@ def test_interrupted_run_is_an_interrupted_cell(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("scalebench.cli.live_progress.Watcher.ended", stop)
     with pytest.raises(KeyboardInterrupt):
-        scalebench.run(SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON)
+        scalebench.run(
+            SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON
+        )
     assert 0 < len(scalebench.load("results/small").runs) < 24
 
 
@@ -166,7 +196,9 @@ def test_plot_returns_the_axes_of_what_was_chosen(tmp_path) -> None:
     assert min(x for line in axes[0].lines for x in line.get_xdata()) > 1
     assert axes.figures[0].get_size_inches()[0] == 3.5
     assert len(scalebench.plot(tmp_path / "mine")) == 3
-    with pytest.raises(ResultsError, match="weak-scaling cannot be drawn: the study scales strongly"):
+    with pytest.raises(
+        ResultsError, match="weak-scaling cannot be drawn: the study scales strongly"
+    ):
         scalebench.plot(results, "weak-scaling")
     with pytest.raises(UsageError, match="no completed run of 'gossip'"):
         scalebench.plot(results, strategies=["gossip"])
@@ -175,23 +207,40 @@ def test_plot_returns_the_axes_of_what_was_chosen(tmp_path) -> None:
 def test_predict_gives_the_numbers_of_the_command(tmp_path, invoke) -> None:
     words = ("--cluster", "juwels-booster", "--step-time", "0.025", "--workers", "4,64")
     said = invoke("predict", "resnet50", *words, "--csv", str(tmp_path / "all.csv"))
-    table = scalebench.predict("resnet50", cluster="juwels-booster", step_time=0.025, workers=[4, 64])
+    table = scalebench.predict(
+        "resnet50", cluster="juwels-booster", step_time=0.025, workers=[4, 64]
+    )
     printed = pd.read_csv(tmp_path / "all.csv")
     assert list(table) == list(printed)
-    assert table["train_s_high"].tolist() == pytest.approx(printed["train_s_high"].tolist(), rel=1e-12)
+    assert table["train_s_high"].tolist() == pytest.approx(
+        printed["train_s_high"].tolist(), rel=1e-12
+    )
     assert table.attrs["answer"][0][:60] in said
 
 
 def test_predict_varies_a_number(invoke) -> None:
-    words = ("--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256", "--strategy", "ddp")
+    words = (
+        "--cluster",
+        "juwels-booster",
+        "--step-time",
+        "0.075",
+        "--workers",
+        "256",
+        "--strategy",
+        "ddp",
+    )
     said = invoke("predict", "vit_b16", *words, "--vary", "network-bandwidth=100,200")
     on = {"cluster": "juwels-booster", "step_time": 0.075, "strategies": "ddp"}
-    table = scalebench.predict("vit_b16", **on, workers=[256], vary="network-bandwidth=100,200")
+    table = scalebench.predict(
+        "vit_b16", **on, workers=[256], vary="network-bandwidth=100,200"
+    )
     assert table["network_bandwidth_gbit_per_s"].tolist() == [100, 200]
     assert all(table["train_s_low"] < table["train_s"])
     assert table.attrs["answer"][0] in " ".join(said.split())
     with pytest.raises(UsageError, match=r"^workers: vary takes one count, got 2"):
-        scalebench.predict("vit_b16", **on, workers=[4, 256], vary="network-bandwidth=100,200")
+        scalebench.predict(
+            "vit_b16", **on, workers=[4, 256], vary="network-bandwidth=100,200"
+        )
     with pytest.raises(UsageError, match=r"^budget: does not go with vary"):
         scalebench.predict("vit_b16", **on, vary="network-bandwidth=100,200", budget=3)
 
@@ -201,31 +250,72 @@ def test_mistakes_are_the_command_lines_errors() -> None:
         scalebench.run(epcohs=3)
     with pytest.raises(UsageError, match="no such keyword clster"):
         scalebench.predict("resnet50", clster="juwels-booster")
-    with pytest.raises(UsageError, match="csv and figure are options of the command alone"):
+    with pytest.raises(
+        UsageError, match="csv and figure are options of the command alone"
+    ):
         scalebench.predict("resnet50", cluster="juwels-booster", csv="a.csv")
     with pytest.warns(UserWarning, match="not predicted"):
         scalebench.predict(
-            "resnet50", cluster="juwels-booster", step_time=0.02, batch_global=64, workers=[1, 128], samples=6400
+            "resnet50",
+            cluster="juwels-booster",
+            step_time=0.02,
+            batch_global=64,
+            workers=[1, 128],
+            samples=6400,
         )
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, step_tim=1), "no such keyword step_tim. (Did you mean"),
-        (lambda: scalebench.predict("resnet50", cluster="ethernet-10g"), "with step_time, or a device "),
-        (lambda: scalebench.predict("resnet50"), "cluster is missing; give it, or what was measured with calibration"),
-        (lambda: scalebench.predict(cluster="juwels-booster"), "model is missing; give it, or what was measured"),
-        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, jitter=20), "predict: jitter: 20.0 is not in the range"),
-        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, workers="a"), "predict: workers: cannot read the worker"),
         (
-            lambda: scalebench.predict("resnet50", **ON_BOOSTER, workers=[4, 8], vary="latency=1x,2x"),
+            lambda: scalebench.predict("resnet50", **ON_BOOSTER, step_tim=1),
+            "no such keyword step_tim. (Did you mean",
+        ),
+        (
+            lambda: scalebench.predict("resnet50", cluster="ethernet-10g"),
+            "with step_time, or a device ",
+        ),
+        (
+            lambda: scalebench.predict("resnet50"),
+            "cluster is missing; give it, or what was measured with calibration",
+        ),
+        (
+            lambda: scalebench.predict(cluster="juwels-booster"),
+            "model is missing; give it, or what was measured",
+        ),
+        (
+            lambda: scalebench.predict("resnet50", **ON_BOOSTER, jitter=20),
+            "predict: jitter: 20.0 is not in the range",
+        ),
+        (
+            lambda: scalebench.predict("resnet50", **ON_BOOSTER, workers="a"),
+            "predict: workers: cannot read the worker",
+        ),
+        (
+            lambda: scalebench.predict(
+                "resnet50", **ON_BOOSTER, workers=[4, 8], vary="latency=1x,2x"
+            ),
             "workers: vary takes one count, got 2; vary them with vary workers=4,64",
         ),
-        (lambda: scalebench.predict("resnet50", **ON_BOOSTER, batch=1, batch_global=2), "give batch or batch_global"),
-        (lambda: scalebench.run(epochs=-1), "epochs: expected a number greater than 0, got -1"),
-        (lambda: scalebench.run(epocs=1), "epocs: unknown key 'epocs'; did you mean 'epochs'?"),
-        (lambda: scalebench.run(execution="paced", workers="1"), "say its seconds with device_step_time, or name"),
+        (
+            lambda: scalebench.predict(
+                "resnet50", **ON_BOOSTER, batch=1, batch_global=2
+            ),
+            "give batch or batch_global",
+        ),
+        (
+            lambda: scalebench.run(epochs=-1),
+            "epochs: expected a number greater than 0, got -1",
+        ),
+        (
+            lambda: scalebench.run(epocs=1),
+            "epocs: unknown key 'epocs'; did you mean 'epochs'?",
+        ),
+        (
+            lambda: scalebench.run(execution="paced", workers="1"),
+            "say its seconds with device_step_time, or name",
+        ),
     ],
 )
 def test_errors_name_keywords_and_no_option_of_a_command(call, named) -> None:
@@ -252,12 +342,19 @@ def test_errors_of_plot_name_keywords(tmp_path) -> None:
 
 def test_commands_in_errors_keep_their_options() -> None:
     with pytest.raises(ScalebenchError) as error, _named_by_keywords():
-        raise UsageError("--engine: not installed; scalebench install horovod --force adds it; leave --engine out")
-    assert str(error.value) == "engine: not installed; scalebench install horovod --force adds it; leave engine out"
+        raise UsageError(
+            "--engine: not installed; scalebench install horovod --force adds it; leave --engine out"
+        )
+    assert (
+        str(error.value)
+        == "engine: not installed; scalebench install horovod --force adds it; leave engine out"
+    )
 
 
 def test_predict_takes_one_count_and_two_axes() -> None:
-    cells = scalebench.predict("resnet50", **ON_BOOSTER, workers=8, vary=["latency=1x,2x", "batch=32,64"])
+    cells = scalebench.predict(
+        "resnet50", **ON_BOOSTER, workers=8, vary=["latency=1x,2x", "batch=32,64"]
+    )
     assert len(cells.query("strategy == 'allreduce'")) == 4
 
 
@@ -270,5 +367,11 @@ def test_run_works_in_a_script_without_a_guard(tmp_path) -> None:
         "    repetitions=1, strategies=['allreduce', 'epoch_average'], cluster='juwels-booster',\n"
         "    device_step_time=0.001)\nprint(len(found.completed), __file__)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert done.stdout == f"begun\n4 {script}\n"

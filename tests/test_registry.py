@@ -75,5 +75,7 @@ def test_class_without_required_variables_is_refused():
 
     with pytest.raises(TypeError, match=r"^class Nameless does not say its name$"):
         DATASETS.add(Nameless)
-    with pytest.raises(TypeError, match=r"^class Silent does not say its source, summary$"):
+    with pytest.raises(
+        TypeError, match=r"^class Silent does not say its source, summary$"
+    ):
         register()(Silent)

@@ -31,12 +31,31 @@ def test_without_gpu():
 
 def test_skipped_tests_fail_where_all_is_required(tmp_path):
     (tmp_path / "test_parts.py").write_text(TESTS)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        str(tmp_path),
+    ]
     root = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
 
     def summary(**switch):
-        done = subprocess.run(words, cwd=tmp_path, env=environment | switch, capture_output=True, text=True)
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env=environment | switch,
+            capture_output=True,
+            text=True,
+        )
         return done.stdout
 
     assert "4 skipped" in summary(SCALEBENCH_TEST_ALL="")

@@ -38,8 +38,13 @@ def test_window_slows_tasks_that_begin_in_it(play):
     quiet = {"jitter": "none", "ties": "rank"}
     options = {"epochs": 4, "batch_per_worker": 8}  # 6 steps an epoch at 2 workers
     plain, _ = play("epoch_average", 2, virtual=quiet, **options)
-    slow, _ = play("epoch_average", 2, virtual={**quiet, "slow_windows": [WINDOW]}, **options)
-    compute = [[epoch.compute_s for epoch in worker.epochs] for worker in (*plain.workers, *slow.workers)]
+    slow, _ = play(
+        "epoch_average", 2, virtual={**quiet, "slow_windows": [WINDOW]}, **options
+    )
+    compute = [
+        [epoch.compute_s for epoch in worker.epochs]
+        for worker in (*plain.workers, *slow.workers)
+    ]
     assert compute[2] == compute[0]
     assert compute[3][0] == pytest.approx(compute[1][0])  # 6 ms: before the window
     assert compute[3][1] > 1.5 * compute[1][1]
@@ -49,17 +54,26 @@ def test_window_slows_tasks_that_begin_in_it(play):
 
 
 def test_windows_multiply_and_end():
-    options = VirtualOptions(slow_windows=[WINDOW, {**WINDOW, "from_s": 0.020, "until_s": 0.040, "factor": 2.0}])
+    options = VirtualOptions(
+        slow_windows=[
+            WINDOW,
+            {**WINDOW, "from_s": 0.020, "until_s": 0.040, "factor": 2.0},
+        ]
+    )
     factor = options.slowness(1)
     assert [factor(now) for now in (0.0, 0.010, 0.020, 0.035, 0.040)] == [1, 3, 6, 2, 1]
     assert options.slowness(0) is None
     with pytest.raises(ValidationError, match=r"a window from 2 s until 1 s is empty"):
-        VirtualOptions(slow_windows=[{"rank": 0, "from_s": 2, "until_s": 1, "factor": 2}])
+        VirtualOptions(
+            slow_windows=[{"rank": 0, "from_s": 2, "until_s": 1, "factor": 2}]
+        )
 
 
 def test_merges_of_a_slow_worker_are_stale(play):
     windows = [{"rank": 0, "from_s": 0.0, "until_s": 0.02, "factor": 4.0}]
-    outcome, _ = play("epoch_async", 3, epochs=8, virtual={"slow_windows": windows, "jitter": "none"})
+    outcome, _ = play(
+        "epoch_async", 3, epochs=8, virtual={"slow_windows": windows, "jitter": "none"}
+    )
     stale = [epoch.max_staleness for epoch in outcome.workers[0].epochs]
     assert stale[0] > 4
     assert max(stale[3:]) <= 2
@@ -69,14 +83,20 @@ def test_slow_cards_slow_messages_between_nodes():
     cluster = load_cluster("ethernet-10g")
     node = cluster.node.model_copy(update={"workers_per_node": 2})
     even = cluster.model_copy(update={"node": node})
-    uneven = even.model_copy(update={"links": cluster.links.model_copy(update={"slow": {"1": 4.0}})})
+    uneven = even.model_copy(
+        update={"links": cluster.links.model_copy(update={"slow": {"1": 4.0}})}
+    )
     plain, slow = Network(even), Network(uneven)
     n = 10_000_000
     latency = cluster.links.inter.latency_s
     assert slow.time(message(n, 0, 1)) == plain.time(message(n, 0, 1))
-    assert slow.time(message(n, 2, 3)) == plain.time(message(n, 2, 3))  # inside the slow node
+    assert slow.time(message(n, 2, 3)) == plain.time(
+        message(n, 2, 3)
+    )  # inside the slow node
     assert slow.time(message(n, 0, 4)) == plain.time(message(n, 0, 4))
-    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(4 * (plain.time(message(n, 0, 2)) - latency))
+    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(
+        4 * (plain.time(message(n, 0, 2)) - latency)
+    )
     assert slow.time(allreduce(n, (0, 4))) == plain.time(allreduce(n, (0, 4)))
     assert (
         2 * plain.time(allreduce(n, range(8)))
@@ -87,7 +107,12 @@ def test_slow_cards_slow_messages_between_nodes():
 
 def test_paced_worker_has_the_stated_slowness(make_run):
     """Lower bounds, which a loaded machine cannot violate."""
-    window = {"rank": 1, "from_s": 0.05, "until_s": 9, "factor": 2.0}  # not when a step of 0.02 s ends
+    window = {
+        "rank": 1,
+        "from_s": 0.05,
+        "until_s": 9,
+        "factor": 2.0,
+    }  # not when a step of 0.02 s ends
     run = make_run(
         "allreduce", 2, execution="paced", engine="mpi", device_step_time=0.01,
         virtual={"slowdown": {1: 2.0}, "slow_windows": [window]},
@@ -117,7 +142,9 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
     (run,) = expand(study, load_cluster("this-machine")).runs
     assert (run.virtual.slowdown, len(run.virtual.slow_windows)) == ({1: 2.0}, 1)
     assert run.virtual.jitter == "measured"
-    (native,) = expand(study.model_copy(update={"execution": "native"}), load_cluster("this-machine")).runs
+    (native,) = expand(
+        study.model_copy(update={"execution": "native"}), load_cluster("this-machine")
+    ).runs
     assert native.virtual == VirtualOptions()
 
 
@@ -131,9 +158,15 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     )  # fmt: skip
     sweep = expand(study, load_cluster("this-machine"))
     (run,) = sweep.runs
-    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (kind, 0.3, {"1": 4.0})
+    assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (
+        kind,
+        0.3,
+        {"1": 4.0},
+    )
     assert sweep.notes == []
-    native = expand(study.model_copy(update={"execution": "native"}), load_cluster("this-machine"))
+    native = expand(
+        study.model_copy(update={"execution": "native"}), load_cluster("this-machine")
+    )
     assert native.runs[0].virtual == VirtualOptions()
     (note,) = native.notes
     assert note.startswith(
@@ -144,55 +177,89 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     clock.start()
     seconds = []
     for _ in factors:
-        began = clock.elapsed()  # before the lap that the step begins with, which a busy machine may delay
+        began = (
+            clock.elapsed()
+        )  # before the lap that the step begins with, which a busy machine may delay
         clock.did(Task.DATA)
         for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
             clock.did(task)
         seconds.append(clock.elapsed() - began)
-    assert all(found > 0.00999 * factor for found, factor in zip(seconds, factors, strict=True))
+    assert all(
+        found > 0.00999 * factor for found, factor in zip(seconds, factors, strict=True)
+    )
     assert max(factors) > 1.2
-    assert jitter_of(make_run("allreduce", 2), 1) is None  # what was measured, the machine does itself
+    assert (
+        jitter_of(make_run("allreduce", 2), 1) is None
+    )  # what was measured, the machine does itself
 
 
 def test_slow_link_between_two_nodes_slows_its_messages():
     cluster = load_cluster("ethernet-10g").with_slow_links({"0-2": 8.0})
     slow, plain = Network(cluster), Network(load_cluster("ethernet-10g"))
     n, latency = 10_000_000, cluster.links.inter.latency_s
-    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(8 * (plain.time(message(n, 0, 2)) - latency))
+    assert slow.time(message(n, 0, 2)) - latency == pytest.approx(
+        8 * (plain.time(message(n, 0, 2)) - latency)
+    )
     assert slow.time(message(n, 2, 0)) == slow.time(message(n, 0, 2))
     assert slow.time(message(n, 1, 2)) == plain.time(message(n, 1, 2))
     assert slow.time(allreduce(n, (0, 1))) == plain.time(allreduce(n, (0, 1)))
     assert slow.time(allreduce(n, (0, 1, 2))) > 4 * plain.time(allreduce(n, (0, 1, 2)))
 
 
-@pytest.mark.parametrize("links", [{"a": 2}, {"1-1": 2}, {"1-2-3": 2}, {-1: 2}, {"3": 0.5}])
+@pytest.mark.parametrize(
+    "links", [{"a": 2}, {"1-1": 2}, {"1-2-3": 2}, {-1: 2}, {"3": 0.5}]
+)
 def test_invalid_link_is_refused(links):
-    with pytest.raises(ValidationError, match=r"expected a node, such as 3, or two of them|greater than or equal to 1"):
+    with pytest.raises(
+        ValidationError,
+        match=r"expected a node, such as 3, or two of them|greater than or equal to 1",
+    ):
         VirtualOptions(slow_links=links)
 
 
 @pytest.mark.parametrize(
     ("links", "said"),
     [
-        ({"9": 2.0}, "names node 9; the largest run has the nodes 0 to 3 (4 workers, 1 on a node of ethernet-10g)"),
+        (
+            {"9": 2.0},
+            "names node 9; the largest run has the nodes 0 to 3 (4 workers, 1 on a node of ethernet-10g)",
+        ),
         ({"1": 2.0, "4-0": 2.0}, "names node 4; the largest run has the nodes 0 to 3 "),
     ],
 )
 def test_slow_link_of_an_unused_node_is_refused(links, said):
-    values = {"workers": [2, 4], "strategies": ["allreduce"], "cluster": "ethernet-10g", "dataset": "wine"}
-    study = Study.model_validate({**values, "execution": "virtual", "virtual": {"slow_links": links}})
+    values = {
+        "workers": [2, 4],
+        "strategies": ["allreduce"],
+        "cluster": "ethernet-10g",
+        "dataset": "wine",
+    }
+    study = Study.model_validate(
+        {**values, "execution": "virtual", "virtual": {"slow_links": links}}
+    )
     with pytest.raises(StudyError, match=re.escape(f"virtual.slow_links {said}")):
         plan_study(study)
-    there = study.model_copy(update={"virtual": VirtualOptions(slow_links={"3": 2.0, "0-2": 2.0})})
+    there = study.model_copy(
+        update={"virtual": VirtualOptions(slow_links={"3": 2.0, "0-2": 2.0})}
+    )
     assert len(plan_study(there).sweep.runs) == 6
-    with pytest.raises(StudyError, match=r"slow_links slow nothing: the largest run is on one node \(1 worker, 1 on a"):
+    with pytest.raises(
+        StudyError,
+        match=r"slow_links slow nothing: the largest run is on one node \(1 worker, 1 on a",
+    ):
         plan_study(there.model_copy(update={"workers": [1]}))
 
 
 def test_slow_link_of_a_missing_cluster_node_is_refused():
     cluster = load_cluster("ethernet-10g").model_dump() | {"nodes": 2}
-    for slow in ({"links": cluster["links"] | {"slow": {"0-2": 2.0}}}, {"uneven": {"slow_links": {"2": 2.0}}}):
-        with pytest.raises(ValidationError, match=r"slow\w* names node 2; the cluster has the nodes 0 to 1"):
+    for slow in (
+        {"links": cluster["links"] | {"slow": {"0-2": 2.0}}},
+        {"uneven": {"slow_links": {"2": 2.0}}},
+    ):
+        with pytest.raises(
+            ValidationError,
+            match=r"slow\w* names node 2; the cluster has the nodes 0 to 1",
+        ):
             Cluster.model_validate(cluster | slow)
 
 
@@ -216,19 +283,31 @@ def test_slowdown_that_sizes_native_shards_is_named_as_such():
     (note,) = expand(study, load_cluster("this-machine")).notes
     sized = ", except that slowdown sizes the shards of balance: speed"
     assert note.startswith(f"native runs: slowdown, slow_windows left out{sized}, for")
-    assert expand(study.model_copy(update={"partition": Study().partition}), load_cluster("this-machine")).notes == [
-        note.replace(sized, "")
-    ]
+    assert expand(
+        study.model_copy(update={"partition": Study().partition}),
+        load_cluster("this-machine"),
+    ).notes == [note.replace(sized, "")]
 
 
 def test_cluster_heterogeneity_applies_to_unset_options(tmp_path):
     file = tmp_path / "uneven.yaml"
-    preset = (Path(__file__).parents[1] / "scalebench/cluster/presets/ethernet-10g.yaml").read_text()
+    preset = (
+        Path(__file__).parents[1] / "scalebench/cluster/presets/ethernet-10g.yaml"
+    ).read_text()
     file.write_text(f"{preset}\nuneven: {{slowdown: {{1: 2.0}}, jitter: lognormal, jitter_sigma: 0.2, slow_windows: "
                     "[{rank: 0, until_s: 2, factor: 3}]}\n")  # fmt: skip
-    values = {"workers": "2", "execution": "virtual", "strategies": ["epoch_average"], "cluster": str(file)}
+    values = {
+        "workers": "2",
+        "execution": "virtual",
+        "strategies": ["epoch_average"],
+        "cluster": str(file),
+    }
     (run, *_) = plan_study(Study.model_validate(values)).sweep.runs
-    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({1: 2.0}, "lognormal", 0.2)
+    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == (
+        {1: 2.0},
+        "lognormal",
+        0.2,
+    )
     assert run.virtual.slowness(0)(1.0) == 3.0
     kept = tmp_path / "study.yaml"
     kept.write_text(dump_study(Study.model_validate(values)))
@@ -236,7 +315,11 @@ def test_cluster_heterogeneity_applies_to_unset_options(tmp_path):
     assert again == run  # what results keep of the study is the same study still
     said = {**values, "virtual": {"slowdown": {}, "jitter": "none"}}
     (run, *_) = plan_study(Study.model_validate(said)).sweep.runs
-    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == ({}, "none", 0.2)
+    assert (run.virtual.slowdown, run.virtual.jitter, run.virtual.jitter_sigma) == (
+        {},
+        "none",
+        0.2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +336,10 @@ def paced(tmp_path_factory):
         device_step_time=0.002, virtual={"slow_links": {1: 1000.0}}, **common,
     )  # fmt: skip
     slowed = Study(
-        strategies=["allreduce", "epoch_async"], device_step_time=0.02, virtual={"slowdown": {1: 2.0}}, **common
+        strategies=["allreduce", "epoch_async"],
+        device_step_time=0.02,
+        virtual={"slowdown": {1: 2.0}},
+        **common,
     )
     links = expand(linked, load_cluster("ethernet-10g")).runs
     workers = expand(slowed, load_cluster("this-machine")).runs
@@ -262,37 +348,64 @@ def paced(tmp_path_factory):
         on_start=lambda run: None, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
     ).launch([*links, *workers])  # fmt: skip
-    assert {(outcome.status, outcome.error) for outcome in outcomes.values()} == {("completed", "")}
+    assert {(outcome.status, outcome.error) for outcome in outcomes.values()} == {
+        ("completed", "")
+    }
     assert len(outcomes) == len(links) + len(workers)
-    return [{run.strategy.name: (run, outcomes[run.run_id]) for run in runs} for runs in (links, workers)]
+    return [
+        {run.strategy.name: (run, outcomes[run.run_id]) for run in runs}
+        for runs in (links, workers)
+    ]
 
 
 def test_slow_links_delay_real_messages_by_the_model(paced):
     """Lower bounds: node 1's card a thousand times slower adds 7 ms to a message of 8,716 bytes, in every step."""
     n = 4 * (13 * 128 + 128 + 128 * 3 + 3)
-    comm = {name: [worker.comm_s for worker in outcome.workers] for name, (_, outcome) in paced[0].items()}
+    comm = {
+        name: [worker.comm_s for worker in outcome.workers]
+        for name, (_, outcome) in paced[0].items()
+    }
     slow = SlowLinks(load_cluster("ethernet-10g"), {"1": 1000.0})
     one, mean = slow.adds(message(n, 0, 1)), slow.adds(allreduce(n, (0, 1)))
     steps = -(-142 // 2 // 8)
     assert one == pytest.approx(999 * n / 1.25e9)
     assert mean == pytest.approx(one)  # 2 (p - 1) / p = 1
     assert min(comm["allreduce"]) > 0.999 * steps * mean
-    assert comm["asp"][1] > 0.999 * steps * 2 * one  # there and back; worker 0 sits beside the server
-    assert comm["epoch_async"][1] > 0.999 * (2 * one + mean)  # fetched and stored, then the mean of all
+    assert (
+        comm["asp"][1] > 0.999 * steps * 2 * one
+    )  # there and back; worker 0 sits beside the server
+    assert comm["epoch_async"][1] > 0.999 * (
+        2 * one + mean
+    )  # fetched and stored, then the mean of all
     assert min(comm["gossip"]) > 0.999 * (steps * one + mean)
 
 
 def test_only_messages_over_slow_links_are_delayed():
     slow = SlowLinks(load_cluster("ethernet-10g"), {"0-2": 8.0})
-    assert slow.adds(allreduce(1_000_000, (0, 2))) > 0 == slow.adds(allreduce(1_000_000, (0, 1)))
-    assert slow.adds(message(1_000_000, 2, 0)) > 0 == slow.adds(message(1_000_000, 1, 2))
+    assert (
+        slow.adds(allreduce(1_000_000, (0, 2)))
+        > 0
+        == slow.adds(allreduce(1_000_000, (0, 1)))
+    )
+    assert (
+        slow.adds(message(1_000_000, 2, 0)) > 0 == slow.adds(message(1_000_000, 1, 2))
+    )
 
 
 def test_pending_allreduce_is_delayed_from_its_begin():
     clock, target = WallClock(), torch.zeros(2)
     clock.start()
     began = time.perf_counter()
-    flight = InFlight(Pending(lambda: None, lambda: True), torch.ones(2), target, None, clock, began, numbers(), 1.0)
+    flight = InFlight(
+        Pending(lambda: None, lambda: True),
+        torch.ones(2),
+        target,
+        None,
+        clock,
+        began,
+        numbers(),
+        1.0,
+    )
     assert not flight.done()
     time.sleep(0.05)  # compute that hides a part of it
     since = time.perf_counter()
@@ -312,7 +425,12 @@ def test_paced_run_records_its_straggler(paced):
         fast, slow = (worker.compute_s for worker in outcome.workers)
         assert fast >= 0.02 * steps * 0.999
         assert slow >= 0.04 * steps * 0.999
-        facts = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
+        facts = {
+            "attempt": 1,
+            "oversubscribed": False,
+            "started_utc": "",
+            "provenance": {},
+        }
         rows[name] = rows_of(run, outcome, **facts)[0]
         assert rows[name].straggler_factor == pytest.approx(slow / ((fast + slow) / 2))
         assert rows[name].paced_overrun is not None

@@ -14,10 +14,19 @@ from torch.nn import functional
 Size = int | tuple[int, int]
 
 
-def conv(before: int, after: int, size: Size, stride: int = 1, pad: Size = 0, *, relu: bool = True) -> nn.Sequential:
+def conv(
+    before: int,
+    after: int,
+    size: Size,
+    stride: int = 1,
+    pad: Size = 0,
+    *,
+    relu: bool = True,
+) -> nn.Sequential:
     """Return convolution, batch normalisation and ReLU."""
     layers = OrderedDict[str, nn.Module](
-        conv=nn.Conv2d(before, after, size, stride, pad, bias=False), norm=nn.BatchNorm2d(after)
+        conv=nn.Conv2d(before, after, size, stride, pad, bias=False),
+        norm=nn.BatchNorm2d(after),
     )
     if relu:
         layers["relu"] = nn.ReLU(inplace=True)
@@ -42,9 +51,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         after = 4 * width
         self.branch = nn.Sequential(
-            conv(before, width, 1), conv(width, width, 3, stride, 1), conv(width, after, 1, relu=False)
+            conv(before, width, 1),
+            conv(width, width, 3, stride, 1),
+            conv(width, after, 1, relu=False),
         )
-        self.shortcut = conv(before, after, 1, stride, relu=False) if stride > 1 or before != after else nn.Identity()
+        self.shortcut = (
+            conv(before, after, 1, stride, relu=False)
+            if stride > 1 or before != after
+            else nn.Identity()
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +69,9 @@ class Bottleneck(nn.Module):
 
 def resnet(blocks: Sequence[int]) -> nn.Module:
     """He, Zhang, Ren and Sun, CVPR 2016, table 1."""
-    layers = OrderedDict[str, nn.Module](stem=conv(3, 64, 7, 2, 3), pool=nn.MaxPool2d(3, 2, 1))
+    layers = OrderedDict[str, nn.Module](
+        stem=conv(3, 64, 7, 2, 3), pool=nn.MaxPool2d(3, 2, 1)
+    )
     before = 64
     for stage, count in enumerate(blocks):
         width = 64 << stage
@@ -62,7 +79,9 @@ def resnet(blocks: Sequence[int]) -> nn.Module:
             stride = 2 if stage and not place else 1
             layers[f"stage{stage + 1}_{place + 1}"] = Bottleneck(before, width, stride)
             before = 4 * width
-    layers.update(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, 1000))
+    layers.update(
+        mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(before, 1000)
+    )
     return nn.Sequential(layers)
 
 
@@ -73,7 +92,11 @@ def _classified(convolutions: list[nn.Module], *widths: int) -> nn.Module:
         layers += [nn.ReLU(inplace=True), Dropout()] if layers else []
         layers.append(nn.Linear(fan_in, fan_out))
     return nn.Sequential(
-        OrderedDict(features=nn.Sequential(*convolutions), flatten=nn.Flatten(), classifier=nn.Sequential(*layers))
+        OrderedDict(
+            features=nn.Sequential(*convolutions),
+            flatten=nn.Flatten(),
+            classifier=nn.Sequential(*layers),
+        )
     )
 
 
@@ -127,10 +150,15 @@ class InceptionV3(nn.Module):
             conv(64, 80, 1), conv(80, 192, 3), nn.MaxPool2d(3, 2),
         )  # fmt: skip
         self.grids = nn.Sequential(
-            *(self._grid_35(before, pooled) for before, pooled in ((192, 32), (256, 64), (288, 64))),
+            *(
+                self._grid_35(before, pooled)
+                for before, pooled in ((192, 32), (256, 64), (288, 64))
+            ),
             Branches(
                 conv(288, 384, 3, 2),
-                nn.Sequential(conv(288, 64, 1), conv(64, 96, 3, 1, 1), conv(96, 96, 3, 2)),
+                nn.Sequential(
+                    conv(288, 64, 1), conv(64, 96, 3, 1, 1), conv(96, 96, 3, 2)
+                ),
                 nn.MaxPool2d(3, 2),
             ),
             *(self._grid_17(width) for width in (128, 160, 160, 192)),
@@ -150,7 +178,9 @@ class InceptionV3(nn.Module):
         self.last = nn.Sequential(
             Branches(
                 nn.Sequential(conv(768, 192, 1), conv(192, 320, 3, 2)),
-                nn.Sequential(conv(768, 192, 1), *self._cross(192, 192, 192), conv(192, 192, 3, 2)),
+                nn.Sequential(
+                    conv(768, 192, 1), *self._cross(192, 192, 192), conv(192, 192, 3, 2)
+                ),
                 nn.MaxPool2d(3, 2),
             ),
             self._grid_8(1280),
@@ -166,30 +196,42 @@ class InceptionV3(nn.Module):
         return Branches(
             conv(before, 64, 1),
             nn.Sequential(conv(before, 48, 1), conv(48, 64, 5, 1, 2)),
-            nn.Sequential(conv(before, 64, 1), conv(64, 96, 3, 1, 1), conv(96, 96, 3, 1, 1)),
+            nn.Sequential(
+                conv(before, 64, 1), conv(64, 96, 3, 1, 1), conv(96, 96, 3, 1, 1)
+            ),
             nn.Sequential(nn.AvgPool2d(3, 1, 1), conv(before, pooled, 1)),
         )
 
     @staticmethod
     def _cross(before: int, between: int, after: int) -> tuple[nn.Module, nn.Module]:
-        return conv(before, between, (1, 7), 1, (0, 3)), conv(between, after, (7, 1), 1, (3, 0))
+        return conv(before, between, (1, 7), 1, (0, 3)), conv(
+            between, after, (7, 1), 1, (3, 0)
+        )
 
     @staticmethod
     def _cross_down(before: int, after: int) -> tuple[nn.Module, nn.Module]:
-        return conv(before, before, (7, 1), 1, (3, 0)), conv(before, after, (1, 7), 1, (0, 3))
+        return conv(before, before, (7, 1), 1, (3, 0)), conv(
+            before, after, (1, 7), 1, (0, 3)
+        )
 
     def _grid_17(self, width: int) -> nn.Module:
         return Branches(
             conv(768, 192, 1),
             nn.Sequential(conv(768, width, 1), *self._cross(width, width, 192)),
-            nn.Sequential(conv(768, width, 1), *self._cross_down(width, width), *self._cross_down(width, 192)),
+            nn.Sequential(
+                conv(768, width, 1),
+                *self._cross_down(width, width),
+                *self._cross_down(width, 192),
+            ),
             nn.Sequential(nn.AvgPool2d(3, 1, 1), conv(768, 192, 1)),
         )
 
     @staticmethod
     def _grid_8(before: int) -> nn.Module:
         def split(width: int) -> nn.Module:
-            return Branches(conv(width, 384, (1, 3), 1, (0, 1)), conv(width, 384, (3, 1), 1, (1, 0)))
+            return Branches(
+                conv(width, 384, (1, 3), 1, (0, 1)), conv(width, 384, (3, 1), 1, (1, 0))
+            )
 
         return Branches(
             conv(before, 320, 1),
@@ -220,10 +262,19 @@ class Attention(nn.Module):
         def split(y: Tensor) -> Tensor:
             return y.reshape(*y.shape[:2], self.heads, -1).transpose(1, 2)
 
-        query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        query, key, value = (
+            split(self.query(x)),
+            split(self.key(x)),
+            split(self.value(x)),
+        )
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         if self.causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1), -1e9)
+            scores = scores.masked_fill(
+                torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(
+                    1
+                ),
+                -1e9,
+            )
         mixed = self.dropout(self.softmax(scores)) @ value
         merged: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return merged
@@ -232,12 +283,22 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and two fully connected layers, each normalised `first` or after the sum."""
 
-    def __init__(self, width: int, heads: int, *, first: bool, dropout: float, causal: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        first: bool,
+        dropout: float,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
         self.first = first
         self.attention = Attention(width, heads, dropout=dropout, causal=causal)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.connected = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.connected = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -255,14 +316,22 @@ class Bert(nn.Module):
 
     def __init__(self, depth: int, width: int, heads: int) -> None:
         super().__init__()
-        self.words, self.positions, self.segments = (nn.Embedding(n, width) for n in (30522, 512, 2))
+        self.words, self.positions, self.segments = (
+            nn.Embedding(n, width) for n in (30522, 512, 2)
+        )
         self.norm, self.dropout = nn.LayerNorm(width), Dropout(0.1)
-        self.blocks = nn.Sequential(*(Block(width, heads, first=False, dropout=0.1) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, first=False, dropout=0.1) for _ in range(depth))
+        )
         self.pooler = nn.Sequential(nn.Linear(width, width), nn.Tanh())
 
     def forward(self, words: Tensor) -> Tensor:
         places = torch.arange(words.shape[1], device=words.device)
-        x = self.words(words) + self.segments(torch.zeros_like(words)) + self.positions(places)
+        x = (
+            self.words(words)
+            + self.segments(torch.zeros_like(words))
+            + self.positions(places)
+        )
         pooled: Tensor = self.pooler(self.blocks(self.dropout(self.norm(x)))[:, 0])
         return pooled
 
@@ -275,7 +344,9 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(3, 768, 16, 16)
         self.token = nn.Parameter(torch.zeros(1, 1, 768))
         self.positions = nn.Parameter(torch.zeros(1, 197, 768))
-        self.blocks = nn.Sequential(*(Block(768, 12, first=True, dropout=0.0) for _ in range(12)))
+        self.blocks = nn.Sequential(
+            *(Block(768, 12, first=True, dropout=0.0) for _ in range(12))
+        )
         self.norm, self.head = nn.LayerNorm(768), nn.Linear(768, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -292,7 +363,9 @@ class Gpt2(nn.Module):
         super().__init__()
         self.words, self.positions = nn.Embedding(50257, 768), nn.Embedding(1024, 768)
         self.dropout, self.norm = Dropout(0.1), nn.LayerNorm(768)
-        self.blocks = nn.Sequential(*(Block(768, 12, first=True, dropout=0.1, causal=True) for _ in range(12)))
+        self.blocks = nn.Sequential(
+            *(Block(768, 12, first=True, dropout=0.1, causal=True) for _ in range(12))
+        )
 
     def forward(self, words: Tensor) -> Tensor:
         places = torch.arange(words.shape[1], device=words.device)

@@ -15,7 +15,10 @@ from scalebench.models.layer_files import write_layers
 from scalebench.models.layers import LayerTable
 
 FOLDER = Path("scalebench/models/layer_tables")
-_IMAGE, _RESNET = (3, 224, 224), "He et al., CVPR 2016 (arXiv 1512.03385), table 1, stride in the 3 x 3 convolutions"
+_IMAGE, _RESNET = (
+    (3, 224, 224),
+    "He et al., CVPR 2016 (arXiv 1512.03385), table 1, stride in the 3 x 3 convolutions",
+)
 _INCEPTION = "Szegedy et al., CVPR 2016 (arXiv 1512.00567), table 1"
 _BERT = "Devlin et al., NAACL 2019 (arXiv 1810.04805); 512 tokens, encoder and pooler, scores of attention in memory"
 
@@ -23,8 +26,16 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] =
     "resnet50": (partial(published.resnet, (3, 4, 6, 3)), _IMAGE, _RESNET),
     "resnet101": (partial(published.resnet, (3, 4, 23, 3)), _IMAGE, _RESNET),
     "resnet152": (partial(published.resnet, (3, 8, 36, 3)), _IMAGE, _RESNET),
-    "vgg16": (published.vgg16, _IMAGE, "Simonyan and Zisserman, ICLR 2015 (arXiv 1409.1556), table 1, configuration D"),
-    "alexnet": (published.alexnet, _IMAGE, "Krizhevsky, 2014 (arXiv 1404.5997), the one-column network"),
+    "vgg16": (
+        published.vgg16,
+        _IMAGE,
+        "Simonyan and Zisserman, ICLR 2015 (arXiv 1409.1556), table 1, configuration D",
+    ),
+    "alexnet": (
+        published.alexnet,
+        _IMAGE,
+        "Krizhevsky, 2014 (arXiv 1404.5997), the one-column network",
+    ),
     "inception_v3": (
         published.InceptionV3,
         (3, 299, 299),
@@ -37,7 +48,11 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] =
     ),
     "bert_base": (partial(published.Bert, 12, 768, 12), (512,), _BERT),
     "bert_large": (partial(published.Bert, 24, 1024, 16), (512,), _BERT),
-    "vit_b16": (published.VisionTransformer, _IMAGE, "Dosovitskiy et al., ICLR 2021 (arXiv 2010.11929), ViT-B/16"),
+    "vit_b16": (
+        published.VisionTransformer,
+        _IMAGE,
+        "Dosovitskiy et al., ICLR 2021 (arXiv 2010.11929), ViT-B/16",
+    ),
     "gpt2": (
         published.Gpt2,
         (1024,),
@@ -52,7 +67,9 @@ def counted(name: str) -> LayerTable:
     with torch.device("meta"):
         model = build()
     dtype = torch.float32 if len(shape) == 3 else torch.int64
-    return count_layers(model, torch.empty(2, *shape, dtype=dtype, device="meta"), name, source)
+    return count_layers(
+        model, torch.empty(2, *shape, dtype=dtype, device="meta"), name, source
+    )
 
 
 if __name__ == "__main__":

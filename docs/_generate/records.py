@@ -7,7 +7,15 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from scalebench.records.schema import ENVIRONMENT_COLUMNS, SCHEMA_VERSION, Doc, ElasticRow, EpochRow, RunRow, kinds
+from scalebench.records.schema import (
+    ENVIRONMENT_COLUMNS,
+    SCHEMA_VERSION,
+    Doc,
+    ElasticRow,
+    EpochRow,
+    RunRow,
+    kinds,
+)
 
 _WAITING = """\
 `wait_s` is the part of `comm_s` in which a worker is idle because another one is not ready. Transfer, merging, and the
@@ -147,7 +155,10 @@ def data_dictionary_markdown() -> str:
             "",
             "The same study with the same calibration gives the same virtual rows after sorting, bit for bit on one",
             "machine and build of torch, apart from the columns on the time and place of their computation:",
-            *textwrap.wrap(f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.", 118),
+            *textwrap.wrap(
+                f"{_listed(ENVIRONMENT_COLUMNS)}, and `attempt` where a run failed before.",
+                118,
+            ),
             "",
             "## runs.csv: one row per run and attempt",
             "",
@@ -179,7 +190,10 @@ def data_dictionary_markdown() -> str:
             _WAITING,
             "| communication | u | not waiting |",
             "|---|---|---|",
-            *(f"| {what} | {until} | {rest} |" for what, (until, rest) in _UNTIL.items()),
+            *(
+                f"| {what} | {until} | {rest} |"
+                for what, (until, rest) in _UNTIL.items()
+            ),
             "",
             _WHO_WAITS.rstrip("\n"),
             "",
@@ -196,7 +210,9 @@ def _dictionary(row_type: type[BaseModel]) -> list[str]:
     kind_of = kinds(row_type)
     for name, field in row_type.model_fields.items():
         column = next(item for item in field.metadata if isinstance(item, Doc))
-        lines.append(f"| `{name}` | {kind_of[name]} | {column.unit} | {column.meaning} |")
+        lines.append(
+            f"| `{name}` | {kind_of[name]} | {column.unit} | {column.meaning} |"
+        )
     return lines
 
 

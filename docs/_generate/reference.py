@@ -22,7 +22,11 @@ _SIGNATURE_CHARACTERS = 60
 def write(folder: Path) -> None:
     """Write commands.md, study.md and python.md to `folder`; a page that has not changed keeps its time stamp."""
     folder.mkdir(exist_ok=True)
-    for name, lines in {"commands": commands(), "study": keys_of_a_study(), "python": python()}.items():
+    for name, lines in {
+        "commands": commands(),
+        "study": keys_of_a_study(),
+        "python": python(),
+    }.items():
         path, text = folder / f"{name}.md", "\n".join(lines) + "\n"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -43,11 +47,17 @@ def commands() -> Iterator[str]:
                 assert child is not None
                 yield f"- `{name} {each}`: {_cell(child.get_short_help_str(200))}"
             yield ""
-        rows = [row for parameter in command.get_params(context) if (row := parameter.get_help_record(context))]
+        rows = [
+            row
+            for parameter in command.get_params(context)
+            if (row := parameter.get_help_record(context))
+        ]
         rows = [(option, text) for option, text in rows if text and option != "--help"]
         if rows:
             yield "| option | what it does |\n|---|---|"
-            yield from (f"| {_cell(f'`{option}`')} | {_cell(text)} |" for option, text in rows)
+            yield from (
+                f"| {_cell(f'`{option}`')} | {_cell(text)} |" for option, text in rows
+            )
             yield ""
 
 
@@ -74,7 +84,11 @@ def keys_of_a_study() -> Iterator[str]:
 def _keys(schema: dict[str, Any]) -> Iterator[str]:
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
-        default = _cell(f"`{value['default']}`") if value.get("default") not in (None, "") else ""
+        default = (
+            _cell(f"`{value['default']}`")
+            if value.get("default") not in (None, "")
+            else ""
+        )
         yield f"| `{key}` | {default} | {_cell(value.get('description', ''))} |"
 
 
@@ -89,13 +103,19 @@ def python() -> Iterator[str]:
     for kind in (Strategy, Worker, Communicator):
         yield from _entry(f"{kind.__module__}.{kind.__name__}", kind, "###")
         for name, member in vars(kind).items():
-            if not name.startswith(("_", "model_")) and (callable(member) or isinstance(member, property)):
+            if not name.startswith(("_", "model_")) and (
+                callable(member) or isinstance(member, property)
+            ):
                 yield from _entry(name, member, "####")
 
 
 def _entry(title: str, thing: Any, heading: str) -> Iterator[str]:
     text = inspect.getdoc(thing)
-    if not text or not (inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, property)):
+    if not text or not (
+        inspect.isroutine(thing)
+        or inspect.isclass(thing)
+        or isinstance(thing, property)
+    ):
         return
     yield f"{heading} {title}\n"
     if inspect.isroutine(thing):
@@ -105,7 +125,11 @@ def _entry(title: str, thing: Any, heading: str) -> Iterator[str]:
         head, _, rest = paragraph.partition("\n")
         if head in ("Raises:", "Args:", "Returns:"):
             items = re.split(r"\n(?=\S)", inspect.cleandoc(rest))
-            yield f"*{head[:-1]}*\n\n" + "\n".join(f"- {_plain(item)}" for item in items) + "\n"
+            yield (
+                f"*{head[:-1]}*\n\n"
+                + "\n".join(f"- {_plain(item)}" for item in items)
+                + "\n"
+            )
         else:
             yield _plain(paragraph) + "\n"
 
@@ -123,7 +147,10 @@ def _signature(function: Callable[..., Any]) -> str:
 def _plain(text: str) -> str:
     """Return one paragraph on one line; outside code, what Markdown would take for a tag or emphasis is escaped."""
     parts = re.sub(r"\s+", " ", text.replace("``", "`")).strip().split("`")
-    return "`".join(part if place % 2 else re.sub(r"([<*_\[])", r"\\\1", part) for place, part in enumerate(parts))
+    return "`".join(
+        part if place % 2 else re.sub(r"([<*_\[])", r"\\\1", part)
+        for place, part in enumerate(parts)
+    )
 
 
 def _cell(text: str) -> str:

@@ -1,8 +1,9 @@
 """The pages of the strategies: docs/strategies.md whole, options and formulas in docs/strategies/NAME.md.
 
-In a strategy's page the table under `## Options` (or `None.`) and the block under `## Bytes`, the recorded traffic of
-the default study, are replaced; the rest is written by hand. `python docs/_generate/strategies.py` writes all pages;
-timelines.py draws their pictures.
+In a strategy's page the table under `## Options` (or `None.`) and the block under `##
+Bytes`, the recorded traffic of the default study, are replaced; the rest is written by
+hand. `python docs/_generate/strategies.py` writes all pages; timelines.py draws their
+pictures.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from pathlib import Path
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import named
 from scalebench.errors import StudyError
-from scalebench.launch.engine_choice import ENGINES, StrategyEngines, describe_strategies
+from scalebench.launch.engine_choice import (
+    ENGINES,
+    StrategyEngines,
+    describe_strategies,
+)
 from scalebench.launch.planning import plan_study
 from scalebench.launch.traffic import traffic_of
 from scalebench.strategies import registry
@@ -23,7 +28,8 @@ from scalebench.study.load import load_study
 
 DOCS = Path(__file__).parents[1]
 COUNTS, CLUSTER = (2, 4, 16, 64), "juwels-booster"
-UNLIKE_SERIAL = {  # strategies whose lone worker, by default, does not end with the weights of serial
+# strategies whose lone worker, by default, does not end with the weights of serial
+UNLIKE_SERIAL = {
     "bmuf": "mu is 0 then, and w0 + (w - w0) is w but for rounding",
     "demo": "it takes the sign of its own strongest cosines",
     "diloco": "the outer Nesterov step acts on its own moves too",
@@ -37,8 +43,12 @@ UNLIKE_SERIAL = {  # strategies whose lone worker, by default, does not end with
     "streaming_diloco": "as diloco, fragment by fragment, and it keeps a share of its own weights",
     "slowmo": "the slow momentum acts on its own moves too (`slow_momentum: 0`: serial but for rounding)",
 }
-_OPTIONS = re.compile(r"(?<=^## Options\n\n)(?:\|.*\n)+|(?<=^## Options\n\n)None\.\n", re.MULTILINE)
-_TRAFFIC = re.compile(r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_OPTIONS = re.compile(
+    r"(?<=^## Options\n\n)(?:\|.*\n)+|(?<=^## Options\n\n)None\.\n", re.MULTILINE
+)
+_TRAFFIC = re.compile(
+    r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL
+)
 
 
 def matrix_markdown() -> str:
@@ -62,17 +72,29 @@ def matrix_markdown() -> str:
     lines += [_row(entry) for entry in entries]
     lines += ["", "## What is missing where", ""]
     for entry in entries:
-        lacks = [f"{engine} has no {', '.join(what)}" for engine, what in entry.missing.items()]
+        lacks = [
+            f"{engine} has no {', '.join(what)}"
+            for engine, what in entry.missing.items()
+        ]
         if lacks:
             lines.append(f"- `{entry.name}`: {'; '.join(lacks)}")
     lines += _of_libraries()
-    lines += ["", "## What the engines provide", "", "| | " + " | ".join(ENGINES) + " |"]
+    lines += [
+        "",
+        "## What the engines provide",
+        "",
+        "| | " + " | ".join(ENGINES) + " |",
+    ]
     lines.append("|---|" + ":-:|" * len(ENGINES))
     for capability in Capability:
-        marks = ["●" if capability in named(engine).provides else "–" for engine in ENGINES]
+        marks = [
+            "●" if capability in named(engine).provides else "–" for engine in ENGINES
+        ]
         lines.append(f"| {capability.value} | {' | '.join(marks)} |")
     lines += ["", "## One worker", ""]
-    lines += ["One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"]
+    lines += [
+        "One worker ends with the weights of `serial`, bit for bit, whatever the strategy (those that need more"
+    ]
     lines += ["workers are refused), but for these:", ""]
     lines += [f"- `{name}`: {why}" for name, why in UNLIKE_SERIAL.items()]
     lines += ["", "## Sources", ""]
@@ -96,7 +118,9 @@ def _of_libraries() -> list[str]:
         torchs = registry.create(name, {})
         if isinstance(torchs, TorchAverager):
             options = torchs.rule.model_dump(include=torchs.rule.model_fields_set)
-            written = ", ".join(f"{option}: {value}" for option, value in options.items())
+            written = ", ".join(
+                f"{option}: {value}" for option, value in options.items()
+            )
             lines.append(f"- for `{name}`: `{torchs.rule.name}: {{{written}}}`")
     return [
         *lines,
@@ -108,7 +132,14 @@ def _of_libraries() -> list[str]:
 
 def _row(entry: StrategyEngines) -> str:
     preferred = next((engine for engine in entry.engines if engine != "virtual"), None)
-    marks = ["–" if engine in entry.missing else "●" if engine in (preferred, "virtual") else "○" for engine in ENGINES]
+    marks = [
+        "–"
+        if engine in entry.missing
+        else "●"
+        if engine in (preferred, "virtual")
+        else "○"
+        for engine in ENGINES
+    ]
     note = " (one worker)" if entry.one_worker else ""
     return f"| `{entry.name}` | {' | '.join(marks)} | {entry.summary}{note} |"
 
@@ -121,10 +152,15 @@ def renewed(page: str, entry: StrategyEngines) -> str:
     """
     if entry.one_worker:
         return page
-    for place, text in ((_OPTIONS, _options(entry.name)), (_TRAFFIC, _traffic(entry.name))):
+    for place, text in (
+        (_OPTIONS, _options(entry.name)),
+        (_TRAFFIC, _traffic(entry.name)),
+    ):
         found = list(place.finditer(page))
         if len(found) != 1:
-            raise ValueError(f"the page of {entry.name} has {len(found)} places for {text!r}, not 1")
+            raise ValueError(
+                f"the page of {entry.name} has {len(found)} places for {text!r}, not 1"
+            )
         page = page[: found[0].start()] + text + page[found[0].end() :]
     return page
 
@@ -136,20 +172,35 @@ def _options(name: str) -> str:
         f"| {option.description} |"
         for option in options_of(cls)
     ]
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows, ""]) if rows else "None.\n"
+    return (
+        "\n".join(["| option | default | meaning |", "|---|---|---|", *rows, ""])
+        if rows
+        else "None.\n"
+    )
 
 
 def _traffic(name: str) -> str:
     """Traffic of the default study on nodes of four workers, at the counts that the strategy accepts."""
-    lines = [f"{'workers':>7}  {'steps':>5}  {'synchronisations':>16}  {'bytes':>12}   of an epoch"]
+    lines = [
+        f"{'workers':>7}  {'steps':>5}  {'synchronisations':>16}  {'bytes':>12}   of an epoch"
+    ]
     for workers in COUNTS:
         try:
-            study = load_study(None, {"strategies": [name], "workers": str(workers), "cluster": CLUSTER}, [])
-            plan = plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1}), timed=False)
+            study = load_study(
+                None,
+                {"strategies": [name], "workers": str(workers), "cluster": CLUSTER},
+                [],
+            )
+            plan = plan_study(
+                study.model_copy(update={"execution": "virtual", "repetitions": 1}),
+                timed=False,
+            )
         except StudyError:
             continue
         (row,) = traffic_of(plan)
-        lines.append(f"{row.workers:7}  {row.steps:5}  {row.syncs:16,.5g}  {row.bytes_sent:12,.0f}")
+        lines.append(
+            f"{row.workers:7}  {row.steps:5}  {row.syncs:16,.5g}  {row.bytes_sent:12,.0f}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -157,4 +208,6 @@ if __name__ == "__main__":
     (DOCS / "strategies.md").write_text(matrix_markdown(), encoding="utf-8")
     for each in describe_strategies():
         path = DOCS / "strategies" / f"{each.name}.md"
-        path.write_text(renewed(path.read_text(encoding="utf-8"), each), encoding="utf-8")
+        path.write_text(
+            renewed(path.read_text(encoding="utf-8"), each), encoding="utf-8"
+        )

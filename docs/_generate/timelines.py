@@ -1,7 +1,7 @@
 """Draw the timelines in the pages of the strategies: `python docs/_generate/timelines.py [NAME ...]`.
 
-Every strategy runs on the same small virtual cluster with the same slow worker. The step time is stated, not measured,
-so that every machine draws the same pictures.
+Every strategy runs on the same small virtual cluster with the same slow worker. The
+step time is stated, not measured, so that every machine draws the same pictures.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "torch_pipeline": {"stages": 4, "micro_batches": 6},
     "torch_post_local_sgd": {"start": 6, "period": 4},
 }
-MODELS = {name: [256, 128, 64] for name in ("pipeline", "torch_pipeline")}  # a layer for each stage, and the last one
+MODELS = {
+    name: [256, 128, 64] for name in ("pipeline", "torch_pipeline")
+}  # a layer for each stage, and the last one
 EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
 
 
@@ -81,20 +83,32 @@ def timeline_of(name: str) -> Timeline:
     run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
     dataset = open_dataset(prepare(study, run.workers))
     batch = BatchPlan.of(study, run.workers, run.seed, dataset).batch_size
-    outcome, _ = simulate(run, dataset, Machine(cluster, EngineCosts(), [stated_table(study, cluster, batch)]))
+    outcome, _ = simulate(
+        run,
+        dataset,
+        Machine(cluster, EngineCosts(), [stated_table(study, cluster, batch)]),
+    )
     if outcome.status != "completed":
         raise RunError(f"{name}: {outcome.error}")
-    return timeline_from(run, outcome, "2 nodes of 2 workers, 10 Gbit/s Ethernet, a step of 1 ms (stated)")
+    return timeline_from(
+        run,
+        outcome,
+        "2 nodes of 2 workers, 10 Gbit/s Ethernet, a step of 1 ms (stated)",
+    )
 
 
 def draw_pages(folder: Path, names: list[str]) -> None:
     """Write `folder`/timelines/<name>.png for each of `names`."""
     (folder / "timelines").mkdir(parents=True, exist_ok=True)
     for name in names:
-        with tempfile.TemporaryDirectory() as scratch:  # the pages show the picture only
+        with (
+            tempfile.TemporaryDirectory() as scratch
+        ):  # the pages show the picture only
             files = draw_timeline(timeline_of(name), Path(scratch) / name, ("png",))
             (folder / "timelines" / files[0].name).write_bytes(files[0].read_bytes())
 
 
 if __name__ == "__main__":
-    draw_pages(Path(__file__).parents[1] / "strategies", sys.argv[1:] or registry.names())
+    draw_pages(
+        Path(__file__).parents[1] / "strategies", sys.argv[1:] or registry.names()
+    )

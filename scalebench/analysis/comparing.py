@@ -1,15 +1,17 @@
 """Comparisons within a study: speedup, efficiency and time reduction over baselines, and tests of two strategies.
 
-Executions are never mixed. The reduction by less frequent synchronisation is against per-batch `allreduce` on the same
-engine, that by the engine against the real `horovod` and `ddp`. A reduction against those two is split into
+Executions are never mixed. The reduction by less frequent synchronisation is against
+per-batch `allreduce` on the same engine, that by the engine against the real `horovod`
+and `ddp`. A reduction against those two is split into
 
     engine part     (T_base - T_allreduce) / T_base
     frequency part  (T_allreduce - T_strategy) / T_base
 
-which add up to the signed total 1 - T_strategy / T_base. `serial` runs at one worker, natively on engine mpi, and is
-the base of the speedup of every engine of its execution.
+which add up to the signed total 1 - T_strategy / T_base. `serial` runs at one worker,
+natively on engine mpi, and is the base of the speedup of every engine of its execution.
 
-The worker counts at which two strategies are compared form one family of tests (pairing.py).
+The worker counts at which two strategies are compared form one family of tests
+(pairing.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ import pandas as pd
 
 from scalebench.analysis.intervals import time_interval
 from scalebench.analysis.loading import Results, cached, table_by_cell
-from scalebench.analysis.pairing import NO_BASELINE, NO_RATIO, CellComparison, Comparer, Ratio
+from scalebench.analysis.pairing import (
+    NO_BASELINE,
+    NO_RATIO,
+    CellComparison,
+    Comparer,
+    Ratio,
+)
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
@@ -47,18 +55,52 @@ COLUMNS = [
         "left_out",
     ),
     *("train_s", "baseline_s", "saved_s", "ratio", "ratio_low", "ratio_high"),
-    *("reduction", "reduction_low", "reduction_high", "median_ratio", "median_ratio_low", "median_ratio_high"),
-    *("interval", "note", "speedup", "efficiency", "speedup_low", "efficiency_low", "speedup_high", "efficiency_high"),
+    *(
+        "reduction",
+        "reduction_low",
+        "reduction_high",
+        "median_ratio",
+        "median_ratio_low",
+        "median_ratio_high",
+    ),
+    *(
+        "interval",
+        "note",
+        "speedup",
+        "efficiency",
+        "speedup_low",
+        "efficiency_low",
+        "speedup_high",
+        "efficiency_high",
+    ),
     *("engine_part", "frequency_part", "split_total", "split_note"),
 ]
 
 
 DIFFERENCES = [
-    *("execution", "label_a", "label_b", "engine_a", "engine_b", "workers", "oversubscribed", "disturbed"),
+    *(
+        "execution",
+        "label_a",
+        "label_b",
+        "engine_a",
+        "engine_b",
+        "workers",
+        "oversubscribed",
+        "disturbed",
+    ),
     *("paired", "n"),
     *("left_out", "a_s", "b_s", "ratio", "ratio_low", "ratio_high", "interval"),
     *("test", "p", "p_adjusted", "significant", "repetitions_needed"),
-    *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high", "note"),
+    *(
+        "metric_name",
+        "metric_n",
+        "metric_a",
+        "metric_b",
+        "metric_difference",
+        "metric_low",
+        "metric_high",
+        "note",
+    ),
 ]
 
 
@@ -76,14 +118,17 @@ class Baseline(NamedTuple):
 def ratios(results: Results) -> pd.DataFrame:
     """Speedups, efficiencies and time reductions, one row per cell and baseline.
 
-    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and `efficiency`. In strong scaling the
-    ratio is the speedup and efficiency = speedup / workers; in weak scaling the ratio is the efficiency T(1) / T(N)
-    and the scaled speedup is workers x efficiency. Against the others, at the same worker count: `ratio` is
-    T_baseline / T. `reduction` = 1 - 1 / ratio, signed; `saved_s` = `baseline_s` - `train_s`; against `horovod` and
-    `ddp`, `engine_part` and `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the run
-    order, without the `left_out` rounds in which the two did not run side by side; else from all repetitions, as
-    independent samples. `interval` names the interval, which contains the noise of both. `median_ratio` is the
-    median of the pairs' ratios, with an interval from six pairs. Where a baseline is missing, oversubscribed or
+    Against `serial`: `ratio` is T(serial, 1) / T, from which `speedup` and
+    `efficiency`. In strong scaling the ratio is the speedup and efficiency = speedup /
+    workers; in weak scaling the ratio is the efficiency T(1) / T(N) and the scaled
+    speedup is workers x efficiency. Against the others, at the same worker count:
+    `ratio` is T_baseline / T. `reduction` = 1 - 1 / ratio, signed; `saved_s` =
+    `baseline_s` - `train_s`; against `horovod` and `ddp`, `engine_part` and
+    `frequency_part` add up to the reduction. `paired`: from `n` common rounds of the
+    run order, without the `left_out` rounds in which the two did not run side by side;
+    else from all repetitions, as independent samples. `interval` names the interval,
+    which contains the noise of both. `median_ratio` is the median of the pairs' ratios,
+    with an interval from six pairs. Where a baseline is missing, oversubscribed or
     disturbed the numbers are empty and `note` gives the reason.
     """
     cells = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key)
@@ -102,14 +147,18 @@ def ratios(results: Results) -> pd.DataFrame:
     return table_by_cell(rows, COLUMNS)
 
 
-def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd.DataFrame:
+def differences(
+    results: Results, a: str, b: str, *, alpha: float = ALPHA
+) -> pd.DataFrame:
     """Differences of strategy `a` from `b` in time and metric, one row per execution, engine and worker count.
 
-    `ratio` is T(a) / T(b) with `paired`, `left_out` and `interval` as in `ratios`. `test`, `p`, `p_adjusted` (Holm over
-    the worker counts) and `significant` are empty where no test is offered; then `repetitions_needed` is the number of
-    repetitions of both from which a test is offered (0 for virtual times), and `note` gives the reason. An
-    oversubscribed or disturbed `b` is no baseline: no ratio, no test. Such an `a` is not tested.
-    `metric_difference` is metric(a) - metric(b), the mean over common seeds with a 95 % t interval.
+    `ratio` is T(a) / T(b) with `paired`, `left_out` and `interval` as in `ratios`.
+    `test`, `p`, `p_adjusted` (Holm over the worker counts) and `significant` are empty
+    where no test is offered; then `repetitions_needed` is the number of repetitions of
+    both from which a test is offered (0 for virtual times), and `note` gives the
+    reason. An oversubscribed or disturbed `b` is no baseline: no ratio, no test. Such
+    an `a` is not tested. `metric_difference` is metric(a) - metric(b), the mean over
+    common seeds with a 95 % t interval.
 
     Raises:
         UsageError: `a` or `b` has no completed run.
@@ -118,7 +167,9 @@ def differences(results: Results, a: str, b: str, *, alpha: float = ALPHA) -> pd
     return pd.DataFrame(rows, columns=DIFFERENCES)
 
 
-def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALPHA) -> pd.DataFrame:
+def against(
+    results: Results, baseline: str = "allreduce", *, alpha: float = ALPHA
+) -> pd.DataFrame:
     """Differences of every other strategy from `baseline`, as `differences` gives them; empty if that did not run.
 
     The worker counts of each strategy are a family of their own.
@@ -127,7 +178,9 @@ def against(results: Results, baseline: str = "allreduce", *, alpha: float = ALP
     return pd.DataFrame([difference(one, alpha) for one in found], columns=DIFFERENCES)
 
 
-def compared_with(results: Results, baseline: str, alpha: float = ALPHA) -> list[CellComparison]:
+def compared_with(
+    results: Results, baseline: str, alpha: float = ALPHA
+) -> list[CellComparison]:
     """Comparisons of every other strategy with `baseline`; none if that did not run."""
     labels = dict.fromkeys(cell.label for cell in runs_by_cell(results))
     if baseline not in labels:
@@ -139,11 +192,13 @@ def compared_with(results: Results, baseline: str, alpha: float = ALPHA) -> list
     return found
 
 
-def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) -> list[CellComparison]:
+def compared_strategies(
+    results: Results, a: str, b: str, alpha: float = ALPHA
+) -> list[CellComparison]:
     """Comparisons of strategy `a` (top) with `b` at equal worker counts and global batches.
 
-    On the same engine where both ran on it, else on each other engine of the execution. A family is an execution, a
-    pair of engines and all its worker counts.
+    On the same engine where both ran on it, else on each other engine of the execution.
+    A family is an execution, a pair of engines and all its worker counts.
 
     Raises:
         UsageError: `a` or `b` has no completed run.
@@ -153,7 +208,11 @@ def compared_strategies(results: Results, a: str, b: str, alpha: float = ALPHA) 
     first = _labelled(results, a)
     second = _labelled(results, b)
     for (execution, engine), cells_a in _by_engine(first).items():
-        others = {key: cells for key, cells in _by_engine(second).items() if key[0] == execution}
+        others = {
+            key: cells
+            for key, cells in _by_engine(second).items()
+            if key[0] == execution
+        }
         same_engine = others.get((execution, engine))
         for cells_b in others.values() if same_engine is None else [same_engine]:
             pairs = [(x, y) for x in cells_a for y in cells_b if _same_problem(x, y)]
@@ -177,7 +236,9 @@ def _labelled(results: Results, label: str) -> list[CellRuns]:
     cells = runs_by_cell(results)
     found = [cell for cell in cells if cell.label == label]
     if not found:
-        raise UsageError(f"no completed run of strategy {label!r}; {nearest(label, {cell.label for cell in cells})}")
+        raise UsageError(
+            f"no completed run of strategy {label!r}; {nearest(label, {cell.label for cell in cells})}"
+        )
     return found
 
 
@@ -206,9 +267,13 @@ class Baselines:
     """The cells among which those of a study find their baselines."""
 
     def __init__(self, cells: Iterable[CellRuns]) -> None:
-        self._cells: dict[tuple[str, str, int], list[CellRuns]] = {}  # by execution, strategy and workers
+        self._cells: dict[
+            tuple[str, str, int], list[CellRuns]
+        ] = {}  # by execution, strategy and workers
         for cell in cells:
-            self._cells.setdefault((cell.execution, cell.strategy, cell.workers), []).append(cell)
+            self._cells.setdefault(
+                (cell.execution, cell.strategy, cell.workers), []
+            ).append(cell)
 
     def of(self, cell: CellRuns) -> list[Baseline]:
         """Return the baselines of `cell`, by the table of `study.choices`."""
@@ -219,20 +284,28 @@ class Baselines:
         engine = cell.at.engine if name == "allreduce" else ""
         workers = 1 if name == "serial" else cell.workers
         on = f" on engine {engine}" if engine else ""
-        where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
+        where = (
+            f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
+        )
 
         def fault(reason: str, engine: str = engine) -> Baseline:
             return Baseline(name, None, engine, workers, reason)
 
         found = self._cells.get((cell.execution, name, workers), [])
         found = [base for base in found if engine in ("", base.at.engine)]
-        if name != "serial" or (cell.parts > 1 and not cell.weak):  # at another global batch: another problem
-            of_batch = [base for base in found if base.at.batch_global == cell.at.batch_global]
+        if name != "serial" or (
+            cell.parts > 1 and not cell.weak
+        ):  # at another global batch: another problem
+            of_batch = [
+                base for base in found if base.at.batch_global == cell.at.batch_global
+            ]
             if name == "serial" and found and not of_batch:
                 return fault(_of_another_batch(found, cell))
             found = of_batch
         plain = [base for base in found if base.label == name]
-        found = plain or found  # with options it is a variant, and a baseline only where the plain one did not run
+        found = (
+            plain or found
+        )  # with options it is a variant, and a baseline only where the plain one did not run
         if len(found) > 1:  # serial, at several batches
             found = [base for base in found if base.batch == cell.batch] or found
         if len(found) != 1:
@@ -253,7 +326,9 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
 
 
 def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
-    note = base.fault or ("" if ratio.mean.n else f"{base.name} shares no repetition with it")
+    note = base.fault or (
+        "" if ratio.mean.n else f"{base.name} shares no repetition with it"
+    )
     baseline = time_interval(ratio.top_s).value
     train = time_interval(ratio.bottom_s).value
     return {
@@ -281,7 +356,9 @@ def reduction(ratio: Ratio) -> Measured:
 
 
 def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
-    per_speedup, per_efficiency = (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
+    per_speedup, per_efficiency = (
+        (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
+    )
     speedup = serial.mean.map(lambda times: times * per_speedup)
     efficiency = serial.mean.map(lambda times: times * per_efficiency)
     return speedup.named("speedup") | efficiency.named("efficiency")
@@ -289,8 +366,11 @@ def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
 
 def _parts(cell: CellRuns, allreduce: Baseline, base: Baseline) -> dict[str, object]:
     """Engine and frequency part, and their sum `split_total`, from the repetitions that all three cells have."""
-    # Means over other repetitions would not add up: each part divides by the same baseline.
-    times = [other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)]
+    # Means over other repetitions would not add up: each part divides by the same
+    # baseline.
+    times = [
+        other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)
+    ]
     common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
     means = [time_interval([own[r] for r in common]).value for own in times]
     strategy, between, baseline = means

@@ -36,17 +36,24 @@ _LISTS = {
     "error_s": "worker_clock_error_s",
 }
 
-_SLOW_STEPS = 1.1  # ratio of step times; a tenth is also what `check` warns of as the spread of repetitions
-_OFTEN = 0.75  # share of its runs in which a place has to be slow: a single delay is none of the place
+# ratio of step times; a tenth is also what `check` warns of as the spread of
+# repetitions
+_SLOW_STEPS = 1.1
+# share of its runs in which a place has to be slow: a single delay is none of the place
+_OFTEN = 0.75
 _WAITED_FOR = "strategies in lockstep wait for it at every synchronisation; asynchronous ones merge older steps of it"
 
-_DROP = 0.1  # of the clock rate between begin and end of training; turbo modes stay within it once cores are warm
+# of the clock rate between begin and end of training; turbo modes stay within it once
+# cores are warm
+_DROP = 0.1
 _APART_S = 1e-3  # offset that matters: log files have milliseconds
 
 _SHOWN = 3  # placements in a sentence
 _UNBOUND = "none"  # in the column `binding`
 
-_SLOW_TRANSFERS = 1.5  # ratio of transfers; virtual times are within some tenths of native ones (docs/measurements.md)
+# ratio of transfers; virtual times are within some tenths of native ones
+# (docs/measurements.md)
+_SLOW_TRANSFERS = 1.5
 _NOTICED = 0.05  # share of the training time that the difference has to take
 _ALIKE = ["label", "workers", "batch_per_worker", "batch_global", "cluster"]
 
@@ -75,7 +82,10 @@ def _workers_of(runs: pd.DataFrame) -> pd.DataFrame:
         for column in _LISTS.values():
             measured = not pd.isna(run[column])
             lists.append(json.loads(run[column]) if measured else unknown)
-        rows += [(run["run_id"], worker, *own) for worker, own in enumerate(zip(*lists, strict=True))]
+        rows += [
+            (run["run_id"], worker, *own)
+            for worker, own in enumerate(zip(*lists, strict=True))
+        ]
     return pd.DataFrame(rows, columns=["run_id", "worker", *_LISTS])
 
 
@@ -95,12 +105,18 @@ def slow_workers(results: Results) -> Iterator[Symptom]:
     beside = table.groupby(["run_id", "node"])["step_s"]
     table = table.assign(ratio=beside.transform(_over_others))
     busy = results.completed.set_index("run_id")["others_load"]
-    for (worker, node, cores), own in table.dropna(subset="ratio").groupby(["worker", "node", "cores"]):
+    for (worker, node, cores), own in table.dropna(subset="ratio").groupby(
+        ["worker", "node", "cores"]
+    ):
         if not _is_slow(own["ratio"]):
             continue
         slow = own[own["ratio"] > _SLOW_STEPS]
         load = busy[slow["run_id"]].median()
-        beside_programs = f", while other programs took {share(load)} of the cores" if load > SHARE else ""
+        beside_programs = (
+            f", while other programs took {share(load)} of the cores"
+            if load > SHARE
+            else ""
+        )
         yield Symptom(
             "slow worker",
             f"worker {worker} (cores {cores} of node {node})",
@@ -114,8 +130,14 @@ def slow_workers(results: Results) -> Iterator[Symptom]:
 
 def slow_nodes(results: Results) -> Iterator[Symptom]:
     """Nodes of which even the fastest worker takes longer for a step than the fastest of the other nodes."""
-    steps = _steps(results.completed).groupby(["run_id", "node"], as_index=False)["step_s"].min()
-    steps = steps.assign(ratio=steps.groupby("run_id")["step_s"].transform(_over_others))
+    steps = (
+        _steps(results.completed)
+        .groupby(["run_id", "node"], as_index=False)["step_s"]
+        .min()
+    )
+    steps = steps.assign(
+        ratio=steps.groupby("run_id")["step_s"].transform(_over_others)
+    )
     for node, own in steps.dropna(subset="ratio").groupby("node"):
         if not _is_slow(own["ratio"]):
             continue
@@ -133,9 +155,15 @@ def slow_nodes(results: Results) -> Iterator[Symptom]:
 def _steps(runs: pd.DataFrame) -> pd.DataFrame:
     """Workers with a measured step in native runs in which all have equal work, and cores of their own."""
     whole_models = runs["data_parallel"].fillna(runs["workers"]) == runs["workers"]
-    fair = (runs["execution"] == _NATIVE) & ~runs["oversubscribed"].astype(bool) & whole_models
+    fair = (
+        (runs["execution"] == _NATIVE)
+        & ~runs["oversubscribed"].astype(bool)
+        & whole_models
+    )
     table = _workers_of(runs[fair])
-    return table.assign(step_s=table["step_s"].astype(float)).dropna(subset=["step_s", "node", "cores"])
+    return table.assign(step_s=table["step_s"].astype(float)).dropna(
+        subset=["step_s", "node", "cores"]
+    )
 
 
 def _over_others(steps: pd.Series[float]) -> NDArray[np.float64]:
@@ -143,7 +171,9 @@ def _over_others(steps: pd.Series[float]) -> NDArray[np.float64]:
     values = steps.to_numpy(dtype=np.float64)
     if len(values) < 2:
         return np.full(len(values), np.nan)
-    return np.array([own / np.median(np.delete(values, place)) for place, own in enumerate(values)])
+    return np.array(
+        [own / np.median(np.delete(values, place)) for place, own in enumerate(values)]
+    )
 
 
 def _is_slow(ratios: pd.Series[float]) -> bool:
@@ -166,9 +196,13 @@ def throttled_cores(results: Results) -> Iterator[Symptom]:
         measured = []
         if len(slowed):
             worst = slowed.sort_values("rate").iloc[0]
-            measured.append(f"from {worst['mhz_before']:,.0f} to {worst['mhz_after']:,.0f} MHz at worst")
+            measured.append(
+                f"from {worst['mhz_before']:,.0f} to {worst['mhz_after']:,.0f} MHz at worst"
+            )
         if len(throttled):
-            measured.append(f"a core was throttled up to {throttled['throttles'].max():.0f} times in a run")
+            measured.append(
+                f"a core was throttled up to {throttled['throttles'].max():.0f} times in a run"
+            )
         yield Symptom(
             "throttled cores",
             f"node {node}",
@@ -182,14 +216,19 @@ def throttled_cores(results: Results) -> Iterator[Symptom]:
 def throttled_gpus(results: Results) -> Iterator[Symptom]:
     """Nodes whose GPUs lost more than a tenth of their clock rate, or were clocked down by more than a power cap.
 
-    Under load most GPUs run at their power cap, which is no fault as long as the rate stays.
+    Under load most GPUs run at their power cap, which is no fault as long as the rate
+    stays.
     """
     table = _workers_of(results.completed).dropna(
         subset=["gpu_mhz_before", "gpu_mhz_after", "gpu_slowdowns"], how="all"
     )
     rate = table["gpu_mhz_after"].astype(float) / table["gpu_mhz_before"].astype(float)
     reasons = table["gpu_slowdowns"].fillna(NOT_SLOWED).str.split("+").map(frozenset)
-    table = table.assign(rate=rate, reasons=reasons, faults=reasons.map(lambda each: each - {NOT_SLOWED, POWER_CAP}))
+    table = table.assign(
+        rate=rate,
+        reasons=reasons,
+        faults=reasons.map(lambda each: each - {NOT_SLOWED, POWER_CAP}),
+    )
     for node, own in table.groupby("node"):
         slowed = own[own["rate"] < 1 - _DROP]
         found = own[(own["rate"] < 1 - _DROP) | own["faults"].map(bool)]
@@ -198,7 +237,9 @@ def throttled_gpus(results: Results) -> Iterator[Symptom]:
         measured = []
         if len(slowed):
             worst = slowed.sort_values("rate").iloc[0]
-            measured.append(f"from {worst['gpu_mhz_before']:,.0f} to {worst['gpu_mhz_after']:,.0f} MHz at worst")
+            measured.append(
+                f"from {worst['gpu_mhz_before']:,.0f} to {worst['gpu_mhz_after']:,.0f} MHz at worst"
+            )
         if named := sorted(frozenset().union(*found["reasons"]) - {NOT_SLOWED}):
             measured.append(f"clocked down by {', '.join(named)}")
         yield Symptom(
@@ -215,7 +256,9 @@ def throttled_gpus(results: Results) -> Iterator[Symptom]:
 def clocks_apart(results: Results) -> Iterator[Symptom]:
     """Nodes whose time of day is not that of worker 0's node, beyond the error of measuring it."""
     table = _workers_of(results.completed)
-    table = table.assign(offset_s=table["offset_s"].astype(float), error_s=table["error_s"].astype(float))
+    table = table.assign(
+        offset_s=table["offset_s"].astype(float), error_s=table["error_s"].astype(float)
+    )
     known = table.dropna(subset=["offset_s", "error_s"])
     for node, own in known.groupby("node"):
         found = own[own["offset_s"].abs() - own["error_s"] > _APART_S]
@@ -255,7 +298,9 @@ def busy_cores(results: Results) -> Iterator[Symptom]:
     runs = results.completed
     beside = runs[(runs["execution"] == _NATIVE) & runs["disturbed"].astype(bool)]
     if len(beside):
-        ends = dict.fromkeys(map(share, (beside["others_load"].min(), beside["others_load"].max())))
+        ends = dict.fromkeys(
+            map(share, (beside["others_load"].min(), beside["others_load"].max()))
+        )
         taken = " to ".join(ends).replace(" %", "", len(ends) - 1)
         yield Symptom(
             "busy cores",
@@ -271,8 +316,14 @@ def busy_cores(results: Results) -> Iterator[Symptom]:
 def unbound_workers(results: Results) -> Iterator[Symptom]:
     """Native runs of several workers on a node that were not bound to cores, although there are enough."""
     runs = results.completed
-    native = (runs["execution"] == _NATIVE) & (runs["engine"] != "tasks") & ~runs["oversubscribed"].astype(bool)
-    unbound = runs[native & (runs["workers_per_node"] > 1) & (runs["binding"] == _UNBOUND)]
+    native = (
+        (runs["execution"] == _NATIVE)
+        & (runs["engine"] != "tasks")
+        & ~runs["oversubscribed"].astype(bool)
+    )
+    unbound = runs[
+        native & (runs["workers_per_node"] > 1) & (runs["binding"] == _UNBOUND)
+    ]
     if len(unbound):
         yield Symptom(
             "missing binding",
@@ -300,7 +351,8 @@ def _placements(runs: pd.DataFrame) -> str:
 def slow_network(results: Results) -> Iterator[Symptom]:
     """Native cells whose communication takes longer than that of the virtual runs, which the calibration prices.
 
-    Transfers alone are compared, without waiting for other workers, where that was measured: on one node.
+    Transfers alone are compared, without waiting for other workers, where that was
+    measured: on one node.
     """
     runs = results.completed
     if supposed(results):
@@ -312,15 +364,22 @@ def slow_network(results: Results) -> Iterator[Symptom]:
     cells = _medians(native, [*_ALIKE, "engine"])
     priced = _medians(runs[runs["execution"] == "virtual"], _ALIKE)
     cells = cells.merge(priced, on=_ALIKE, suffixes=("", "_priced"))
-    cells["apart"] = apart = cells["transfer_s"].notna() & cells["transfer_s_priced"].notna()
+    cells["apart"] = apart = (
+        cells["transfer_s"].notna() & cells["transfer_s_priced"].notna()
+    )
     cells["took_s"] = cells["transfer_s"].where(apart, cells["comm_s"])
     cells["priced_s"] = cells["transfer_s_priced"].where(apart, cells["comm_s_priced"])
     cells["more"] = (cells["took_s"] - cells["priced_s"]) / cells["train_s"]
-    slow = cells[(cells["took_s"] > _SLOW_TRANSFERS * cells["priced_s"]) & (cells["more"] > _NOTICED)]
+    slow = cells[
+        (cells["took_s"] > _SLOW_TRANSFERS * cells["priced_s"])
+        & (cells["more"] > _NOTICED)
+    ]
     for engine, own in slow.groupby("engine"):
         rows = native[native["engine"] == engine].merge(own[_ALIKE], on=_ALIKE)
         worst = own.sort_values("more").iloc[-1]
-        what = "transfers" if worst["apart"] else "communication, with waiting for others,"
+        what = (
+            "transfers" if worst["apart"] else "communication, with waiting for others,"
+        )
         yield Symptom(
             "slow network",
             in_words(cells_in(rows)),
@@ -337,7 +396,9 @@ def _medians(runs: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Medians of training time, communication, and transfers (communication without waiting) of each cell."""
     transfer = runs["comm_s"].astype(float) - runs["wait_s"].astype(float)
     table = runs.assign(transfer_s=transfer)
-    return table.groupby(by, as_index=False)[["train_s", "comm_s", "transfer_s"]].median()
+    return table.groupby(by, as_index=False)[
+        ["train_s", "comm_s", "transfer_s"]
+    ].median()
 
 
 LOOKS = (

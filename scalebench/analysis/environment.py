@@ -12,7 +12,11 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, cached
-from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
+from scalebench.calibration.calibration_file import (
+    THIS_MACHINE,
+    Calibration,
+    read_calibration,
+)
 from scalebench.errors import ClusterError
 from scalebench.pricing.step_times import STATED_STEPS
 from scalebench.records.folder import CALIBRATION
@@ -20,10 +24,14 @@ from scalebench.records.machine_facts import TRANSPORTS
 from scalebench.study.spec import SIMULATED
 from scalebench.system.bounded_read import read_text
 
-# Packages whose version determines the speed of a run; named first where several differ.
+# Packages whose version determines the speed of a run; named first where several
+# differ.
 DECISIVE = ("torch", "numpy", *TRANSPORTS, "scalebench")
 ABSENT = "absent"  # in place of a version
-_SUPPOSED = ("slowdown", "slow_windows")  # options of virtual runs that native runs do not have
+_SUPPOSED = (
+    "slowdown",
+    "slow_windows",
+)  # options of virtual runs that native runs do not have
 # of a file of provenance, as far as it is read
 _SHAPES: dict[str, type] = {"cpu": dict, "gpus": list, "packages": dict, "nodes": dict}
 _SHAPES |= dict.fromkeys(("host_hash", "packages_hash"), str)
@@ -42,7 +50,10 @@ def provenance_in(folder: Path) -> list[dict[str, Any]]:
 
 def _has_shape(facts: dict[str, Any]) -> bool:
     """Return True if the keys that are read are of the expected type, or absent."""
-    return all(isinstance(facts.get(key) or expected(), expected) for key, expected in _SHAPES.items())
+    return all(
+        isinstance(facts.get(key) or expected(), expected)
+        for key, expected in _SHAPES.items()
+    )
 
 
 def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -50,11 +61,17 @@ def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return facts.get("nodes") or {str(facts.get("host_hash")): facts}
 
 
-def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
+def machines_of(
+    runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]
+) -> dict[str, dict[str, Any] | None]:
     """Map host_hash to facts, None if undescribed, for each node that `runs` used."""
     nodes = {facts["provenance"]: nodes_in(facts) for facts in provenance}
     known = {host: facts for own in nodes.values() for host, facts in own.items()}
-    used = [host for name in runs["provenance"].dropna().unique() for host in nodes.get(name, {})]
+    used = [
+        host
+        for name in runs["provenance"].dropna().unique()
+        for host in nodes.get(name, {})
+    ]
     hosts = dict.fromkeys([*used, *runs["host_hash"].dropna().unique()])
     return {host: known.get(host) for host in hosts}
 
@@ -62,21 +79,41 @@ def machines_of(runs: pd.DataFrame, provenance: Iterable[dict[str, Any]]) -> dic
 def hardware(facts: dict[str, Any]) -> str:
     """Processor, cores and accelerators of one provenance file."""
     cpu = facts.get("cpu") or {}
-    return ", ".join([f"{cpu.get('model')}", f"{cpu.get('usable_cores')} cores", *map(str, facts.get("gpus") or ())])
+    return ", ".join(
+        [
+            f"{cpu.get('model')}",
+            f"{cpu.get('usable_cores')} cores",
+            *map(str, facts.get("gpus") or ()),
+        ]
+    )
 
 
-def changed_packages(provenance: Iterable[dict[str, Any]], hashes: Sequence[str]) -> dict[str, list[str]]:
+def changed_packages(
+    provenance: Iterable[dict[str, Any]], hashes: Sequence[str]
+) -> dict[str, list[str]]:
     """Map each package with several versions under these `packages_hash`es to its versions, in their order.
 
     Decisive packages come first. Empty where one of the sets is not described.
     """
     sets = {facts.get("packages_hash"): facts.get("packages") for facts in provenance}
-    described = [packages for name in hashes if (packages := sets.get(name)) is not None]
+    described = [
+        packages for name in hashes if (packages := sets.get(name)) is not None
+    ]
     if len(described) < len(hashes):
         return {}
-    names = sorted({name for packages in described for name in packages}, key=lambda name: (name not in DECISIVE, name))
-    versions = {name: [str(packages.get(name, ABSENT)) for packages in described] for name in names}
-    return {name: list(dict.fromkeys(found)) for name, found in versions.items() if len(set(found)) > 1}
+    names = sorted(
+        {name for packages in described for name in packages},
+        key=lambda name: (name not in DECISIVE, name),
+    )
+    versions = {
+        name: [str(packages.get(name, ABSENT)) for packages in described]
+        for name in names
+    }
+    return {
+        name: list(dict.fromkeys(found))
+        for name, found in versions.items()
+        if len(set(found)) > 1
+    }
 
 
 @cached
@@ -86,8 +123,12 @@ def calibration_of(results: Results) -> str:
     kept = results.folder / CALIBRATION  # also a copy of a given one
     path = Path(str(given)) if given and not kept.is_file() else kept
     if (facts := _mapping(path)) is not None:
-        numbers = {key: value for key, value in facts.items() if key != "key"}  # the key identifies the request
-        return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:12]
+        numbers = {
+            key: value for key, value in facts.items() if key != "key"
+        }  # the key identifies the request
+        return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[
+            :12
+        ]
     return f"{path} (not found)" if given else ""
 
 
@@ -105,18 +146,28 @@ def states_steps(results: Results) -> bool:
     if results.study.get("device_step_time") is not None:
         return True
     virtual = results.runs[results.runs["execution"].isin(SIMULATED)]
-    return len(virtual) > 0 and not (virtual["cluster"] == THIS_MACHINE).any() and not calibration_of(results)
+    return (
+        len(virtual) > 0
+        and not (virtual["cluster"] == THIS_MACHINE).any()
+        and not calibration_of(results)
+    )
 
 
 def stated_in_words(results: Results) -> str:
     """Costs that virtual times at stated step times leave out, as text; empty where step times were measured."""
-    several = ((results.runs["execution"] == "virtual") & (results.runs["workers"] > 1)).any()
+    several = (
+        (results.runs["execution"] == "virtual") & (results.runs["workers"] > 1)
+    ).any()
     return STATED_STEPS if several and states_steps(results) else ""
 
 
 def supposed(results: Results) -> str:
     """Stated properties of virtual workers that native workers on this machine do not have, as text."""
-    said = ["device_step_time"] if results.study.get("device_step_time") is not None else []
+    said = (
+        ["device_step_time"]
+        if results.study.get("device_step_time") is not None
+        else []
+    )
     return ", ".join(said + [name for name in _SUPPOSED if _virtual(results).get(name)])
 
 
@@ -134,23 +185,32 @@ def jitter_in_words(results: Results) -> str:
     if kind == "none":
         return "no jitter"
     if kind != "measured":
-        return f"{kind} jitter" + (f" of {100 * sigma:.2g} %" if sigma is not None else "")
+        return f"{kind} jitter" + (
+            f" of {100 * sigma:.2g} %" if sigma is not None else ""
+        )
     calibration = calibration_in(results.folder)
-    tables = [table for table in calibration.tables if table.jitter] if calibration else []
+    tables = (
+        [table for table in calibration.tables if table.jitter] if calibration else []
+    )
     if not tables:
         return ""
     spread = max(float(np.std(table.jitter)) for table in tables)
-    left_out = (
-        f"{100 * max(table.outliers for table in tables):.0f} % of the steps, delayed by other programs, left out"
+    delayed = max(float(table.outliers) for table in tables)
+    return (
+        f"jitter of {100 * spread:.1f} % as measured, "
+        f"{100 * delayed:.0f} % of the steps, delayed by other programs, left out"
     )
-    return f"jitter of {100 * spread:.1f} % as measured, {left_out}"
 
 
 @cached
 def measured_nodes(results: Results) -> int:
     """Largest number of nodes on which the engines in the calibration were measured."""
     calibration = calibration_in(results.folder)
-    return max((entry.nodes for entry in calibration.engines.entries), default=1) if calibration else 1
+    return (
+        max((entry.nodes for entry in calibration.engines.entries), default=1)
+        if calibration
+        else 1
+    )
 
 
 def _virtual(results: Results) -> dict[str, Any]:

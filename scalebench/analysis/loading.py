@@ -29,7 +29,16 @@ _OF_A_CHECKSUM = 12  # digits
 _SHOWN = 5  # names of runs in a note
 # Equal for all runs of a study; the batch belongs to the cell.
 CONDITION = [
-    *("model", "model_sha256", "init_weights_sha256", "dtype", "dataset", "partition", "shuffle", "threads_per_worker"),
+    *(
+        "model",
+        "model_sha256",
+        "init_weights_sha256",
+        "dtype",
+        "dataset",
+        "partition",
+        "shuffle",
+        "threads_per_worker",
+    ),
     *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
 ]
 T = TypeVar("T")
@@ -39,10 +48,12 @@ T = TypeVar("T")
 class Results:
     """Latest attempts at the runs of one study, with any status, and their epochs.
 
-    `runs` has the columns of runs.csv, `label`, the strategy with its options except tuned ones, and `disturbed`
-    (`is_disturbed`); `oversubscribed` includes paced runs that missed their pace. Do not change tables in place:
-    statistics are computed once per Results (`cached`). `trials`, with the columns of `runs`, are the trials of tuning,
-    which are in no other table. `rows` are those of all attempts and configurations, with the columns of `runs`.
+    `runs` has the columns of runs.csv, `label`, the strategy with its options except
+    tuned ones, and `disturbed` (`is_disturbed`); `oversubscribed` includes paced runs
+    that missed their pace. Do not change tables in place: statistics are computed once
+    per Results (`cached`). `trials`, with the columns of `runs`, are the trials of
+    tuning, which are in no other table. `rows` are those of all attempts and
+    configurations, with the columns of `runs`.
     """
 
     folder: Path
@@ -81,7 +92,9 @@ class Results:
     @cached_property
     def completed(self) -> pd.DataFrame:
         """Completed runs without those for warm-up: the input of statistics."""
-        counted = (self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(False).astype(bool)
+        counted = (self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(
+            False
+        ).astype(bool)
         return rows_where(self.runs, counted)
 
     @cached_property
@@ -100,7 +113,9 @@ def cells_in(table: pd.DataFrame) -> list[Cell]:
     return [Cell(*row) for row in zip(*known, strict=True)]
 
 
-def table_by_cell(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+def table_by_cell(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str]
+) -> pd.DataFrame:
     """Return a table with a row for each cell; batches are of one type, also where none is known, to join tables by."""
     table = pd.DataFrame(rows, columns=list(columns))
     return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
@@ -129,9 +144,10 @@ def cached(function: Callable[[Results], T]) -> Callable[[Results], T]:
 def load(folder: Path | str) -> Results:
     """Read the study in `folder`.
 
-    Only the latest attempt at a run counts, and the last of several rows of one attempt. Of several configurations
-    (another learning rate, another model, other data) that of the last row counts, of several runs of one repetition of
-    a cell the last. Notes give the number of runs left out.
+    Only the latest attempt at a run counts, and the last of several rows of one
+    attempt. Of several configurations (another learning rate, another model, other
+    data) that of the last row counts, of several runs of one repetition of a cell the
+    last. Notes give the number of runs left out.
 
     Raises:
         ResultsError: no records there, another schema version, or a damaged cell (named by file, line and column).
@@ -144,33 +160,55 @@ def load(folder: Path | str) -> Results:
     if len(places) < len(runs):
         runs = runs.iloc[sorted(places.values())]
     runs, notes = _one_configuration(runs)
-    # After the choice of a configuration: the same repetition of another one is no repeated run.
+    # After the choice of a configuration: the same repetition of another one is no
+    # repeated run.
     again = _claimed_twice(runs)
     if again.any():
         runs = runs[~again]
     repeated = doubled + int(again.sum())
     if repeated:
-        notes.append(f"rows that give a run once more, of which only the last counts: {repeated} left out")
+        notes.append(
+            f"rows that give a run once more, of which only the last counts: {repeated} left out"
+        )
     if len(runs) < len(rows):
         runs = runs.reset_index(drop=True)
-    return Results(folder, runs, None, _read_study(folder), notes, _trials_in(rows), every)
+    return Results(
+        folder, runs, None, _read_study(folder), notes, _trials_in(rows), every
+    )
 
 
 def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the epochs of the attempts `runs`, and the completed runs with fewer rows than epochs, which are left out.
 
-    Such a run was committed by its row in runs.csv; later its epochs were cut off, or epochs.csv was deleted.
+    Such a run was committed by its row in runs.csv; later its epochs were cut off, or
+    epochs.csv was deleted.
     """
-    epochs = read_table(path, EpochRow) if path.is_file() else pd.DataFrame(columns=columns(EpochRow))
-    place = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))  # in `runs`; -1: of none
+    epochs = (
+        read_table(path, EpochRow)
+        if path.is_file()
+        else pd.DataFrame(columns=columns(EpochRow))
+    )
+    place = object_index(runs["run_id"]).get_indexer(
+        object_index(epochs["run_id"])
+    )  # in `runs`; -1: of none
     attempts = runs["attempt"].to_numpy(dtype=np.int64)
     place[epochs["attempt"].to_numpy(dtype=np.int64) != attempts[place]] = -1
     completed = (runs["status"] == "completed").to_numpy(dtype=bool)
-    is_accuracy = (runs["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
+    is_accuracy = (runs["metric_name"] == "accuracy").to_numpy(
+        dtype=bool, na_value=False
+    )
     of_none = place < 0
-    check_completed(path, epochs, EpochRow, completed[place] & ~of_none, is_accuracy[place] & ~of_none)
+    check_completed(
+        path,
+        epochs,
+        EpochRow,
+        completed[place] & ~of_none,
+        is_accuracy[place] & ~of_none,
+    )
     numbers = epochs["epoch"].to_numpy(dtype=np.int64)
-    row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)  # one number for each epoch of each run
+    row = pd.Series(
+        place * (numbers.max(initial=0) + 1) + numbers
+    )  # one number for each epoch of each run
     kept = ~of_none & ~row.duplicated(keep="last").to_numpy()
     found = np.bincount(place[kept], minlength=len(runs))
     lacking = completed & (found < runs["epochs"].to_numpy(dtype=np.int64))
@@ -204,7 +242,9 @@ def _runs_in(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     runs = rows if is_run.all() else rows[is_run]
     if runs.empty:
         more = f" but {counted(len(rows), 'trial')} of tuning" if len(rows) else ""
-        raise ResultsError(f"{folder / RUNS} holds no runs yet{more}; `scalebench run` fills it")
+        raise ResultsError(
+            f"{folder / RUNS} holds no runs yet{more}; `scalebench run` fills it"
+        )
     return runs
 
 
@@ -217,10 +257,15 @@ def _trials_in(rows: pd.DataFrame) -> pd.DataFrame:
 def _read_rows(folder: Path) -> pd.DataFrame:
     path = folder / RUNS
     if not path.is_file():
-        raise ResultsError(f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>")
+        raise ResultsError(
+            f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>"
+        )
     rows = read_table(path, RunRow)
-    # A paced run that did not keep its pace had too few cores, whatever their number says.
-    rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (rows["paced_overrun"] > PACE_OVERRUN_LIMIT)
+    # A paced run that did not keep its pace had too few cores, whatever their number
+    # says.
+    rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (
+        rows["paced_overrun"] > PACE_OVERRUN_LIMIT
+    )
     rows["disturbed"] = is_disturbed(rows)
     texts = (rows[name].tolist() for name in ("strategy", "strategy_options", "tuned"))
     rows["label"] = list(map(label_of, *texts))
@@ -230,7 +275,8 @@ def _read_rows(folder: Path) -> pd.DataFrame:
 def is_disturbed(runs: pd.DataFrame) -> pd.Series[bool]:
     """Mark measured runs during which other programs took more than `background_load.SHARE` of the cores.
 
-    What needs all cores takes a third longer from there on, and there is no bound above.
+    What needs all cores takes a third longer from there on, and there is no bound
+    above.
     """
     measured = ~runs["execution"].isin(SIMULATED)
     return measured & (runs["others_load"] > SHARE).fillna(False).astype(bool)
@@ -243,7 +289,9 @@ def is_representative(table: pd.DataFrame) -> pd.Series[bool]:
 
 def _claimed_twice(runs: pd.DataFrame) -> pd.Series[bool]:
     """Mark completed runs for whose repetition of a cell a later row exists under another run_id."""
-    counted = (runs["status"] == "completed") & ~runs["warmup"].fillna(False).astype(bool)
+    counted = (runs["status"] == "completed") & ~runs["warmup"].fillna(False).astype(
+        bool
+    )
     found = runs[counted].duplicated([*CELL, "repetition"], keep="last")
     return found.reindex(runs.index, fill_value=False)
 
@@ -252,13 +300,24 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     notes: list[str] = []
     one = pd.Series("", runs.index)
     identities = [(column, runs[column], one) for column in conditions(runs)]
-    identities += [("strategy_sha256", runs["strategy_sha256"].str[:_OF_A_CHECKSUM], runs["strategy"])]
+    identities += [
+        (
+            "strategy_sha256",
+            runs["strategy_sha256"].str[:_OF_A_CHECKSUM],
+            runs["strategy"],
+        )
+    ]
     identities += [("cluster", clusters_of(runs), runs["execution"])]
-    # Under weak scaling the data grow with the workers; a run that failed early has no checksum.
+    # Under weak scaling the data grow with the workers; a run that failed early has no
+    # checksum.
     grown = runs["workers"].where(runs["scaling"] == "weak", 0)
-    identities += [("dataset_sha256", runs["dataset_sha256"].dropna().str[:_OF_A_CHECKSUM], grown)]
+    identities += [
+        ("dataset_sha256", runs["dataset_sha256"].dropna().str[:_OF_A_CHECKSUM], grown)
+    ]
     for name, values, group in identities:
-        if group is one and values.nunique(dropna=False) < 2:  # as in almost every study, found faster than below
+        if (
+            group is one and values.nunique(dropna=False) < 2
+        ):  # as in almost every study, found faster than below
             continue
         texts = values[values.index.isin(runs.index)].map(str)
         latest = texts.groupby(group.loc[texts.index]).transform("last")
@@ -284,7 +343,9 @@ def conditions(runs: pd.DataFrame) -> list[str]:
 
 def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
     """Identity of the cluster of each run: its name, and the checksum of a cluster file."""
-    content = " (sha256 " + runs["cluster_sha256"].astype(TEXT).str[:_OF_A_CHECKSUM] + ")"
+    content = (
+        " (sha256 " + runs["cluster_sha256"].astype(TEXT).str[:_OF_A_CHECKSUM] + ")"
+    )
     return runs["cluster"] + content.fillna("")
 
 
@@ -300,10 +361,16 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
         chosen, given = {"options": options}, {}
     if not chosen or not isinstance(chosen, dict):
         return strategy
-    left = {key: value for key, value in sorted(chosen.items()) if f"{strategy}.{key}" not in given}
+    left = {
+        key: value
+        for key, value in sorted(chosen.items())
+        if f"{strategy}.{key}" not in given
+    }
     if not left:
         return strategy
-    options_in_words = ", ".join(f"{key}={_option(value)}" for key, value in left.items())
+    options_in_words = ", ".join(
+        f"{key}={_option(value)}" for key, value in left.items()
+    )
     return f"{strategy}({options_in_words})"
 
 

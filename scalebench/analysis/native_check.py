@@ -31,15 +31,38 @@ from scalebench.study.choices import EngineName
 PREFERRED_ENGINES = tuple(dict.fromkeys(("mpi", "nccl", "gloo", *get_args(EngineName))))
 CHECKED_FROM = 2  # checks
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
-NATIVE_ERROR, BESIDE_PROGRAMS = "virtual-native error", "error of calibrating beside programs"
+NATIVE_ERROR, BESIDE_PROGRAMS = (
+    "virtual-native error",
+    "error of calibrating beside programs",
+)
 _COLUMNS = [
-    *("label", "strategy", "workers", "engine", "oversubscribed", "disturbed", "n_native", "n_virtual", "native_s"),
-    *("native_median_s", "native_deviation", "virtual_s", "ratio", "ratio_at_speed", "ratio_low", "ratio_high"),
+    *(
+        "label",
+        "strategy",
+        "workers",
+        "engine",
+        "oversubscribed",
+        "disturbed",
+        "n_native",
+        "n_virtual",
+        "native_s",
+    ),
+    *(
+        "native_median_s",
+        "native_deviation",
+        "virtual_s",
+        "ratio",
+        "ratio_at_speed",
+        "ratio_low",
+        "ratio_high",
+    ),
     "error",
 ]
 
 
-Checks = Mapping[str, tuple[ArrayLike, ArrayLike]]  # engine -> errors, variance of the native median in each
+Checks = Mapping[
+    str, tuple[ArrayLike, ArrayLike]
+]  # engine -> errors, variance of the native median in each
 
 
 @dataclass(frozen=True)
@@ -48,15 +71,18 @@ class VirtualError:
 
     e(cell) = common + of its engine + of its strategy + noise of the native runs
 
-    `rms` is the root mean square of all e, not centred: how far any virtual time is off. `common` is the mean error of
-    the engine with the most checks, a factor on all virtual times: it cancels in a ratio, is in no interval of a time,
-    and is stated once. `offsets` are the further errors of the other engines, by label; `between` is the variance of
-    strategies on one engine, without the noise of the native runs, and its degrees of freedom (None below two:
-    `variance_between`). `name` says in the names of intervals what the error is.
+    `rms` is the root mean square of all e, not centred: how far any virtual time is
+    off. `common` is the mean error of the engine with the most checks, a factor on all
+    virtual times: it cancels in a ratio, is in no interval of a time, and is stated
+    once. `offsets` are the further errors of the other engines, by label; `between` is
+    the variance of strategies on one engine, without the noise of the native runs, and
+    its degrees of freedom (None below two: `variance_between`). `name` says in the
+    names of intervals what the error is.
 
-    T_native is the median of the runs, robust to one delayed run of three. All points of one worker check the same step
-    time, and count as one check of their engine. From CHECKED_FROM checks the interval of a ratio has its nominal
-    coverage (docs/statistics.md).
+    T_native is the median of the runs, robust to one delayed run of three. All points
+    of one worker check the same step time, and count as one check of their engine. From
+    CHECKED_FROM checks the interval of a ratio has its nominal coverage
+    (docs/statistics.md).
     """
 
     rms: Any
@@ -67,7 +93,9 @@ class VirtualError:
     name: str = NATIVE_ERROR
 
     @classmethod
-    def of(cls, errors: ArrayLike, checks: Checks, engines: Mapping[str, str]) -> VirtualError:
+    def of(
+        cls, errors: ArrayLike, checks: Checks, engines: Mapping[str, str]
+    ) -> VirtualError:
         """Estimate the parts from all errors, the `checks` by engine, and the engine of each label.
 
         Along the last axis, for many samples at once.
@@ -84,7 +112,10 @@ class VirtualError:
             checks=np.shape(errors)[-1],
             common=means[main],
             between=variance_between(list(checks.values())),
-            offsets=tuple((label, means[engine] - means[main]) for label, engine in engines.items()),
+            offsets=tuple(
+                (label, means[engine] - means[main])
+                for label, engine in engines.items()
+            ),
         )
 
     @property
@@ -105,8 +136,9 @@ class VirtualError:
     def own(self, label: str = "") -> Part:
         """Variance, on logs, of a virtual time of the strategy `label` beyond the factor common to all.
 
-        That of a strategy without checks is that of the engine with the most. NaN, and so no interval, where the common
-        factor is not known apart: an interval without this error would be narrow because less is known.
+        That of a strategy without checks is that of the engine with the most. NaN, and
+        so no interval, where the common factor is not known apart: an interval without
+        this error would be narrow because less is known.
         """
         if self.between is None or not self.known:
             return Part(math.nan, math.nan)
@@ -115,12 +147,15 @@ class VirtualError:
 
     def whole(self) -> Part:
         """Variance, on logs, of any virtual time against a native one, the common factor included."""
-        return Part(self.rms**2, self.checks) if self.known else Part(math.nan, math.nan)
+        return (
+            Part(self.rms**2, self.checks) if self.known else Part(math.nan, math.nan)
+        )
 
     def ratio(self, a: str, b: str) -> Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
 
-        2 rms^2 where the variance between strategies is unknown: no part of the error is assumed to cancel.
+        2 rms^2 where the variance between strategies is unknown: no part of the error
+        is assumed to cancel.
         """
         if not self.known:
             return Part(math.nan, math.nan)
@@ -128,20 +163,24 @@ class VirtualError:
             return Part(2 * self.rms**2, self.checks)
         offsets = dict(self.offsets)
         apart = offsets.get(a, 0.0) - offsets.get(b, 0.0)
-        return Part(apart**2 + 2 * np.asarray(self.between.variance), self.between.freedom)
+        return Part(
+            apart**2 + 2 * np.asarray(self.between.variance), self.between.freedom
+        )
 
 
 @cached
 def agreement(results: Results) -> pd.DataFrame:
     """One row per strategy and worker count with virtual and native runs.
 
-    `ratio` = T_virtual / T_native, `error` = ratio - 1. The interval contains the uncertainty of the calibration and
-    the noise of the native runs, as independent samples. A strategy that ran on several native engines is compared on
-    the engine whose costs the study charges for virtual runs, else on the first of mpi, nccl, gloo, horovod. Only
-    virtual runs of the cluster of the native ones are compared, and none with stated step times or slow workers on this
-    machine. Oversubscribed and disturbed native runs are marked.
-    `ratio_at_speed` compares times corrected for the noise of the machine (`_steady`); `native_deviation` is the
-    standard deviation of the logs of these native times.
+    `ratio` = T_virtual / T_native, `error` = ratio - 1. The interval contains the
+    uncertainty of the calibration and the noise of the native runs, as independent
+    samples. A strategy that ran on several native engines is compared on the engine
+    whose costs the study charges for virtual runs, else on the first of mpi, nccl,
+    gloo, horovod. Only virtual runs of the cluster of the native ones are compared, and
+    none with stated step times or slow workers on this machine. Oversubscribed and
+    disturbed native runs are marked. `ratio_at_speed` compares times corrected for the
+    noise of the machine (`_steady`); `native_deviation` is the standard deviation of
+    the logs of these native times.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
@@ -151,8 +190,13 @@ def agreement(results: Results) -> pd.DataFrame:
     rows = []
     for (label, workers), native in both["native"].groupby(["label", "workers"]):
         held = set(native["engine"].unique())
-        # A study that names an engine charges its costs: native runs on another one check something else.
-        if charged and charged not in held and results.study.get("engine") not in (None, "auto"):
+        # A study that names an engine charges its costs: native runs on another one
+        # check something else.
+        if (
+            charged
+            and charged not in held
+            and results.study.get("engine") not in (None, "auto")
+        ):
             continue
         engine = charged if charged in held else min(held, key=PREFERRED_ENGINES.index)
         native = native[native["engine"] == engine]
@@ -162,7 +206,9 @@ def agreement(results: Results) -> pd.DataFrame:
         if virtual.empty:
             continue
         steady, simulated = _steady(native, virtual)
-        apart = difference_interval(np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False))
+        apart = difference_interval(
+            np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)
+        )
         ratio = apart.map(math.exp)
         rows.append(
             {
@@ -186,13 +232,17 @@ def agreement(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def _steady(native: pd.DataFrame, virtual: pd.DataFrame) -> tuple[pd.Series[float], pd.Series[float]]:
+def _steady(
+    native: pd.DataFrame, virtual: pd.DataFrame
+) -> tuple[pd.Series[float], pd.Series[float]]:
     """Native and virtual seconds of a cell at equal machine speed, without waiting for other workers.
 
-    The speed of a shared machine changes from run to run. On mpi it is measured by the run's compute time, which is
-    that of the virtual runs; on other engines, whose steps include their hooks or are not measured, by the reference
-    step beside the run. Times stay uncorrected where neither is known. Waiting depends on how evenly this machine
-    serves its cores, which calibration leaves out: where known it is subtracted on both sides.
+    The speed of a shared machine changes from run to run. On mpi it is measured by the
+    run's compute time, which is that of the virtual runs; on other engines, whose steps
+    include their hooks or are not measured, by the reference step beside the run. Times
+    stay uncorrected where neither is known. Waiting depends on how evenly this machine
+    serves its cores, which calibration leaves out: where known it is subtracted on both
+    sides.
     """
     column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
     speed = native[column].astype(float) / float(virtual[column].astype(float).mean())
@@ -211,28 +261,40 @@ def virtual_error(results: Results) -> VirtualError | None:
     fair = checked(agreement(results))
     if fair.empty:
         return None
-    errors = np.log(fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float))
+    errors = np.log(
+        fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)
+    )
     alone = fair["workers"] == 1
-    # All points of one worker check the same step time: their root mean square is one error.
+    # All points of one worker check the same step time: their root mean square is one
+    # error.
     one = [math.sqrt((errors[alone] ** 2).mean())] if alone.any() else []
     engines = fair.drop_duplicates("label").set_index("label")["engine"]
     engine_of = {str(label): str(engine) for label, engine in engines.items()}
     found = VirtualError.of([*errors[~alone], *one], _checks(fair), engine_of)
     between = found.between
     if between is not None:
-        between = Part(float(np.asarray(between.variance)), int(np.asarray(between.freedom)))
+        between = Part(
+            float(np.asarray(between.variance)), int(np.asarray(between.freedom))
+        )
     offsets = tuple((label, float(offset)) for label, offset in found.offsets)
-    return VirtualError(float(found.rms), found.checks, float(found.common), between, offsets)
+    return VirtualError(
+        float(found.rms), found.checks, float(found.common), between, offsets
+    )
 
 
-# Logs of virtual times calibrated beside 2 and 8 busy programs over those of the quiet machine, less what is common to
-# the strategies on mpi (benchmarks/busy_machine.py; docs/measurements.md). Root mean square of these strategies, with
-# its degrees of freedom; the same with what is common; and of engines whose threads want cores of their own, which were
-# off to different sides.
+# Logs of virtual times calibrated beside 2 and 8 busy programs over those of the quiet
+# machine, less what is common to the strategies on mpi (benchmarks/busy_machine.py;
+# docs/measurements.md). Root mean square of these strategies, with its degrees of
+# freedom; the same with what is common; and of engines whose threads want cores of
+# their own, which were off to different sides.
 _OF_A_STRATEGY = Part(0.041**2, 4)
 _OF_ANY = 0.32
 _OF_AN_ENGINE = {"horovod": 1.0, "gloo": -1.4, "nccl": -1.4}
-_OF_STEPS_ALONE = {"horovod": -0.11, "gloo": -0.32, "nccl": -0.32}  # of these where their costs are of a quiet hour
+_OF_STEPS_ALONE = {
+    "horovod": -0.11,
+    "gloo": -0.32,
+    "nccl": -0.32,
+}  # of these where their costs are of a quiet hour
 
 
 @cached
@@ -248,13 +310,30 @@ def error_of_times(results: Results) -> VirtualError | None:
 def _beside_programs(results: Results) -> VirtualError:
     """Return the error of a calibration that other programs disturbed."""
     charged = charged_engine(results)
-    strategies = results.completed.drop_duplicates("label").set_index("label")["strategy"]
-    engines = {str(label): charged or preferred_engine(str(name)) for label, name in strategies.items()}
+    strategies = results.completed.drop_duplicates("label").set_index("label")[
+        "strategy"
+    ]
+    engines = {
+        str(label): charged or preferred_engine(str(name))
+        for label, name in strategies.items()
+    }
     calibration = calibration_in(results.folder)
-    beside = set(_OF_AN_ENGINE) if calibration is None else calibration.engines.disturbed
-    errors = _OF_STEPS_ALONE | {name: error for name, error in _OF_AN_ENGINE.items() if name in beside}
-    offsets = tuple((label, errors[name]) for label, name in engines.items() if name in errors)
-    return VirtualError(_OF_ANY, CHECKED_FROM, between=_OF_A_STRATEGY, offsets=offsets, name=BESIDE_PROGRAMS)
+    beside = (
+        set(_OF_AN_ENGINE) if calibration is None else calibration.engines.disturbed
+    )
+    errors = _OF_STEPS_ALONE | {
+        name: error for name, error in _OF_AN_ENGINE.items() if name in beside
+    }
+    offsets = tuple(
+        (label, errors[name]) for label, name in engines.items() if name in errors
+    )
+    return VirtualError(
+        _OF_ANY,
+        CHECKED_FROM,
+        between=_OF_A_STRATEGY,
+        offsets=offsets,
+        name=BESIDE_PROGRAMS,
+    )
 
 
 def error_name(error: VirtualError | None) -> str:
@@ -265,12 +344,15 @@ def error_name(error: VirtualError | None) -> str:
 def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
     """Errors and variances of the native medians by engine; all points of one worker are one check.
 
-    The variance of a median of three is 1.35 s^2 / 3. Three runs estimate s poorly, so s^2 is averaged with the mean
-    over the engine's cells; cells of one run have the mean.
+    The variance of a median of three is 1.35 s^2 / 3. Three runs estimate s poorly, so
+    s^2 is averaged with the mean over the engine's cells; cells of one run have the
+    mean.
     """
     own = fair["native_deviation"].astype(float) ** 2
     mean = own.groupby(fair["engine"]).transform("mean").fillna(0.0)
-    variance = OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
+    variance = (
+        OF_A_MEDIAN * (own.fillna(mean) + mean) / 2 / fair["n_native"].astype(float)
+    )
     errors = np.log(fair["ratio_at_speed"].astype(float))
     found = {}
     for engine, group in fair.groupby("engine"):

@@ -1,10 +1,12 @@
 """CellComparison of two cells: the ratio of their times, a test, and the difference of their metrics.
 
-The one builder of comparison rows, for cells of one study or of two. Within a study, times are paired by round where
-the run order put the repetitions side by side, virtual times by their draw from the calibration. Two studies are
-independent samples, except for virtual times of one calibration and seed. The noise of both cells is inside every
-interval, whichever of them is the baseline; where native runs check virtual times, so is the virtual-native error,
-without what is common to all virtual times of a study, and else the error of a disturbed calibration.
+The one builder of comparison rows, for cells of one study or of two. Within a study,
+times are paired by round where the run order put the repetitions side by side, virtual
+times by their draw from the calibration. Two studies are independent samples, except
+for virtual times of one calibration and seed. The noise of both cells is inside every
+interval, whichever of them is the baseline; where native runs check virtual times, so
+is the virtual-native error, without what is common to all virtual times of a study, and
+else the error of a disturbed calibration.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ NO_BASELINE = "and so no baseline"
 class Ratio:
     """Ratio of two cells' times: `mean` of geometric means, `median` of pairs (with an interval from six pairs).
 
-    `top_s` and `bottom_s` are the times used: those of common rounds where `paired`, else all. `left_out` counts common
-    rounds in which the two did not run side by side.
+    `top_s` and `bottom_s` are the times used: those of common rounds where `paired`,
+    else all. `left_out` counts common rounds in which the two did not run side by side.
     """
 
     mean: Measured
@@ -68,7 +70,11 @@ class Ratio:
     @property
     def columns(self) -> dict[str, object]:
         """The columns that every table of ratios has."""
-        facts = {"paired": self.paired, "left_out": self.left_out, "interval": self.mean.kind}
+        facts = {
+            "paired": self.paired,
+            "left_out": self.left_out,
+            "interval": self.mean.kind,
+        }
         return facts | self.mean.named("ratio")
 
 
@@ -79,7 +85,8 @@ NO_RATIO = Ratio(UNKNOWN, UNKNOWN, [], [], False)
 class CellComparison:
     """Cell `top` against cell `bottom`; `test` is None where no test can reach its level, among `family` worker counts.
 
-    `repetitions_needed` is the number from which a test is offered (0 where it is never offered, or is offered now).
+    `repetitions_needed` is the number from which a test is offered (0 where it is never
+    offered, or is offered now).
     """
 
     top: CellRuns
@@ -137,11 +144,18 @@ class Comparer:
         self.one_study = b is None
         both = (a, b or a)
         self.studies = tuple(results.study for results in both)
-        self.level = level_of_ratios(*self.studies)  # of ratios: no run waits for a ratio to be narrow
-        self.errors: tuple[VirtualError | None, ...] = tuple(error_of_times(results) for results in both)
+        self.level = level_of_ratios(
+            *self.studies
+        )  # of ratios: no run waits for a ratio to be narrow
+        self.errors: tuple[VirtualError | None, ...] = tuple(
+            error_of_times(results) for results in both
+        )
         self.stated = all(states_steps(results) for results in both)
-        # Equal calibrations and seeds give a repetition equal draws, which cancel in a ratio.
-        draws = [(calibration_of(results), results.study.get("seed")) for results in both]
+        # Equal calibrations and seeds give a repetition equal draws, which cancel in a
+        # ratio.
+        draws = [
+            (calibration_of(results), results.study.get("seed")) for results in both
+        ]
         self.same_draws = draws[0] == draws[1]
 
     def error_of(self, side: int) -> VirtualError | None:
@@ -165,12 +179,24 @@ class Comparer:
         else:
             above = list(top.seconds.values())
             below = list(bottom.seconds.values())
-        mean = self._mean(top, bottom, above, below, paired) if above and below else UNKNOWN
+        mean = (
+            self._mean(top, bottom, above, below, paired)
+            if above and below
+            else UNKNOWN
+        )
         median = median_ratio(above, below) if paired and above else UNKNOWN
-        if simulated:  # order statistics of draws say nothing about the error of the calibration
+        if (
+            simulated
+        ):  # order statistics of draws say nothing about the error of the calibration
             median = median._replace(low=math.nan, high=math.nan)
-        left_out = len(top.seconds.keys() & bottom.seconds.keys()) - len(above) if paired else 0
-        return Ratio(self.named(mean, top.execution), median, above, below, paired, left_out)
+        left_out = (
+            len(top.seconds.keys() & bottom.seconds.keys()) - len(above)
+            if paired
+            else 0
+        )
+        return Ratio(
+            self.named(mean, top.execution), median, above, below, paired, left_out
+        )
 
     def named(self, found: Measured, execution: str, side: int = 0) -> Measured:
         """`found` with the name of its interval, empty without one."""
@@ -178,16 +204,27 @@ class Comparer:
             return found
         error = error_name(self.error_of(side))
         varies = is_interval(found.low, found.high)
-        return found._replace(kind=interval_name(execution, error=error, varies=varies, stated=self.stated))
+        return found._replace(
+            kind=interval_name(
+                execution, error=error, varies=varies, stated=self.stated
+            )
+        )
 
-    def family(self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA) -> list[CellComparison]:
+    def family(
+        self, pairs: Sequence[tuple[CellRuns, CellRuns]], alpha: float = ALPHA
+    ) -> list[CellComparison]:
         """Compare (top, bottom) pairs of one execution, tested as one family that leaves unfit cells out.
 
-        Measured times are tested where the smallest p of the test can reach alpha / family, the first step of Holm's
-        rule. Virtual times are not tested: with enough draws of a calibration any difference would be significant.
+        Measured times are tested where the smallest p of the test can reach alpha /
+        family, the first step of Holm's rule. Virtual times are not tested: with enough
+        draws of a calibration any difference would be significant.
         """
         ratios = [self.ratio(*pair) for pair in pairs]
-        asked = [n for n, (top, bottom) in enumerate(pairs) if not (top.unfit or bottom.unfit)]
+        asked = [
+            n
+            for n, (top, bottom) in enumerate(pairs)
+            if not (top.unfit or bottom.unfit)
+        ]
         tests = {n: _test(pairs[n][0], ratios[n], alpha / len(asked)) for n in asked}
         p = [test.p if test else math.nan for test in tests.values()]
         adjusted = dict(zip(asked, holm(p), strict=True))
@@ -196,11 +233,19 @@ class Comparer:
             test = tests.get(n)
             needed = 0
             if n in tests and test is None and top.execution in MEASURED:
-                alone = self.one_study and min(len(ratio.top_s), len(ratio.bottom_s)) < 2  # more runs will be paired
-                needed = repetitions_needed(len(asked), paired=ratio.paired or alone, alpha=alpha)
+                alone = (
+                    self.one_study and min(len(ratio.top_s), len(ratio.bottom_s)) < 2
+                )  # more runs will be paired
+                needed = repetitions_needed(
+                    len(asked), paired=ratio.paired or alone, alpha=alpha
+                )
             metric = self._metric(top, bottom)
             p_adjusted = adjusted.get(n, math.nan)
-            found.append(CellComparison(top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)))
+            found.append(
+                CellComparison(
+                    top, bottom, ratio, metric, test, p_adjusted, needed, len(asked)
+                )
+            )
         return found
 
     def time(self, cell: CellRuns, side: int) -> Measured:
@@ -210,28 +255,46 @@ class Comparer:
         if cell.execution in MEASURED:
             return self.named(time_interval(seconds, level), cell.execution)
         error = self.error_of(side)
-        logs = calibration_interval(np.log(seconds), error.own(cell.label) if error else None, level)
+        logs = calibration_interval(
+            np.log(seconds), error.own(cell.label) if error else None, level
+        )
         return self.named(logs.map(math.exp), cell.execution, side)
 
-    def _mean(self, top: CellRuns, bottom: CellRuns, above: list[float], below: list[float], paired: bool) -> Measured:
+    def _mean(
+        self,
+        top: CellRuns,
+        bottom: CellRuns,
+        above: list[float],
+        below: list[float],
+        paired: bool,
+    ) -> Measured:
         if top.execution in MEASURED:
             of = paired_ratio if paired else unpaired_ratio
             return of(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
         if paired or self.one_study:
-            if above == below:  # one computation made twice, such as averaging once per epoch and serial at one worker
+            if (
+                above == below
+                # one computation made twice, such as averaging once per epoch and serial at
+                # one worker
+            ):
                 return Measured(1.0, 1.0, 1.0, len(above))
-            return calibration_interval(np.log(above) - np.log(below), error, LEVEL).map(math.exp)
+            return calibration_interval(
+                np.log(above) - np.log(below), error, LEVEL
+            ).map(math.exp)
         fewest = min(len(above), len(below))
         level = float(max(level_of(study, fewest) for study in self.studies))
-        logs = difference_interval(np.log(above), np.log(below), level, draws=(True, True), error=error)
+        logs = difference_interval(
+            np.log(above), np.log(below), level, draws=(True, True), error=error
+        )
         return logs.map(math.exp)
 
     def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
         """Variance of a ratio of virtual times from the virtual-native error.
 
-        Within a study the common error cancels. Between studies no part is assumed to cancel; two studies of one
-        calibration check it together, so the smaller number of checks counts.
+        Within a study the common error cancels. Between studies no part is assumed to
+        cancel; two studies of one calibration check it together, so the smaller number
+        of checks counts.
         """
         b = self.error_of(1)
         a = self.error_of(0)
@@ -245,8 +308,12 @@ class Comparer:
         """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""
         seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
         if seeds or self.one_study or not (top.metrics and bottom.metrics):
-            return metric_difference([top.metrics[seed] - bottom.metrics[seed] for seed in seeds])
-        return unpaired_metric(list(top.metrics.values()), list(bottom.metrics.values()))
+            return metric_difference(
+                [top.metrics[seed] - bottom.metrics[seed] for seed in seeds]
+            )
+        return unpaired_metric(
+            list(top.metrics.values()), list(bottom.metrics.values())
+        )
 
 
 def _test(cell: CellRuns, ratio: Ratio, level: float) -> RankTest | None:

@@ -13,7 +13,14 @@ from scalebench.analysis.intervals import BOOTSTRAP_FROM, bootstrap_cells
 from scalebench.analysis.loading import Results, table_by_cell
 from scalebench.analysis.target import censor_mark, target_ratios
 from scalebench.analysis.verdicts import verdict_of_metric
-from scalebench.formatting import DISTURBED, EMPTY, OVERSUBSCRIBED, is_supported, marks, metric_word
+from scalebench.formatting import (
+    DISTURBED,
+    EMPTY,
+    OVERSUBSCRIBED,
+    is_supported,
+    marks,
+    metric_word,
+)
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL, group_of
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
@@ -62,17 +69,25 @@ WORKERS_MARKED = replace(WORKERS, mark=marks)  # where no column has marks
 def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
     """Return the columns of a table of `cells` and `with_ratios`, by the names that `scalebench table` takes.
 
-    `metrics` are the names of the metrics of the cells; where these are several, each number has its own behind it.
+    `metrics` are the names of the metrics of the cells; where these are several, each
+    number has its own behind it.
     """
 
     def name_of_metric(row: Row) -> str:
-        return f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
+        return (
+            f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
+        )
 
     head = metric_head(metrics)
     return {
         "time": Column("time", _time, TIME, "geometric mean, with its interval"),
         "median": Column(
-            *("median", fields("median_s median_low_s median_high_s"), TIME_ALONE, "of the repetitions"),
+            *(
+                "median",
+                fields("median_s median_low_s median_high_s"),
+                TIME_ALONE,
+                "of the repetitions",
+            ),
             spare=5,
             title="Median time",
         ),
@@ -81,14 +96,25 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
             f"20 % trimmed geometric mean with its bootstrap interval, from {BOOTSTRAP_FROM} repetitions",
             title="Trimmed mean",
         ),
-        "spread": Column("spread", fields("spread"), SHARE, "coefficient of variation", spare=4),
+        "spread": Column(
+            "spread", fields("spread"), SHARE, "coefficient of variation", spare=4
+        ),
         "target": Column(
-            *("time to target", fields("time_to_target_s target_low_s target_high_s"), TIME),
+            *(
+                "time to target",
+                fields("time_to_target_s target_low_s target_high_s"),
+                TIME,
+            ),
             "training time until the target; a Kaplan-Meier median where runs stayed below",
             mark=censor_mark,
         ),
         "epochs": Column(
-            *("epochs to target", fields("epochs_to_target"), EPOCHS, "median number of epochs until then"),
+            *(
+                "epochs to target",
+                fields("epochs_to_target"),
+                EPOCHS,
+                "median number of epochs until then",
+            ),
             mark=censor_mark,
         ),
         "speedup": Column(
@@ -108,7 +134,9 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
             mark=name_of_metric,
         ),
         "metric-vs-allreduce": Column(
-            f"{head} vs allreduce", _verdict, meaning="better, worse, equal or undecided, as `scalebench compare` says"
+            f"{head} vs allreduce",
+            _verdict,
+            meaning="better, worse, equal or undecided, as `scalebench compare` says",
         ),
         "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
     }
@@ -120,8 +148,11 @@ def _saving(baseline: str, of: str = "") -> Column[Row]:
         f"{'to target ' if of else ''}vs {baseline}",
         fields(" ".join(f"{of}{baseline}{end}" for end in _EVERY)),
         SAVED,
-        f"1 - T(strategy) / T({baseline}), with its interval" + (", times to the target" if of else ""),
-        spare=2 + LIBRARY_BASELINES.index(baseline) if baseline in LIBRARY_BASELINES else 0,
+        f"1 - T(strategy) / T({baseline}), with its interval"
+        + (", times to the target" if of else ""),
+        spare=2 + LIBRARY_BASELINES.index(baseline)
+        if baseline in LIBRARY_BASELINES
+        else 0,
         title="" if of else f"vs {baseline}",
     )
 
@@ -135,12 +166,15 @@ def metric_head(names: Collection[str]) -> str:
     return "/".join(sorted({metric_word(name) for name in names if name})) or "metric"
 
 
-def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def with_ratios(
+    results: Results, shown: pd.DataFrame, names: Sequence[str]
+) -> pd.DataFrame:
     """Return the cells `shown` beside what the quantities `names` take from other cells than their own.
 
-    That are speedup and efficiency, reductions against each baseline under its name, those of the time to the target
-    under `target-<baseline>`, and `metric_verdict`, that of `compare` on the metric against allreduce. Bootstrap
-    intervals, which take a while, are computed here too.
+    That are speedup and efficiency, reductions against each baseline under its name,
+    those of the time to the target under `target-<baseline>`, and `metric_verdict`,
+    that of `compare` on the metric against allreduce. Bootstrap intervals, which take a
+    while, are computed here too.
 
     Raises:
         UsageError: no cell has enough repetitions for a bootstrap that is asked for.
@@ -148,15 +182,23 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
     scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in _EVERY]
     for of, compare in (("", ratios), ("target-", target_ratios)):
         of_time = not of and {"speedup", "efficiency"} & set(names)
-        wanted = [name for name in PER_BATCH if f"{of}vs-{name}" in names or (of_time and name == "serial")]
+        wanted = [
+            name
+            for name in PER_BATCH
+            if f"{of}vs-{name}" in names or (of_time and name == "serial")
+        ]
         compared = compare(results) if wanted else pd.DataFrame()
         for name in wanted:
             own = compared[compared["baseline"] == name]
             kept = {f"reduction{end}": f"{of}{name}{end}" for end in _EVERY}
             extra = scaling if of_time and name == "serial" else []
-            shown = shown.merge(own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left")
+            shown = shown.merge(
+                own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left"
+            )
     if "bootstrap" in names:
-        resampled = bootstrap_cells(results).rename(columns={"low_s": "trimmed_low_s", "high_s": "trimmed_high_s"})
+        resampled = bootstrap_cells(results).rename(
+            columns={"low_s": "trimmed_low_s", "high_s": "trimmed_high_s"}
+        )
         shown = shown.merge(resampled[[*CELL, *_TRIMMED]], on=CELL, how="left")
     if "metric-vs-allreduce" in names:
         shown = shown.merge(_verdicts(results), on=CELL, how="left")
@@ -165,7 +207,10 @@ def with_ratios(results: Results, shown: pd.DataFrame, names: Sequence[str]) -> 
 
 def _verdicts(results: Results) -> pd.DataFrame:
     rows = [
-        {**one.top.at._asdict(), "metric_verdict": verdict_of_metric(one.metric.low, one.metric.high)}
+        {
+            **one.top.at._asdict(),
+            "metric_verdict": verdict_of_metric(one.metric.low, one.metric.high),
+        }
         for one in compared_with(results, "allreduce")
         if one.metric.n and one.top.label not in PER_BATCH
     ]

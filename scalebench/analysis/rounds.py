@@ -1,8 +1,9 @@
 """Single runs of each cell, and the pairs among them by round of the run order.
 
-A repetition is a round of the run order: one run of every cell, in random order. A temporary slowdown of the machine
-affects a whole round, so runs of one round are paired, unless one of them was repeated hours later. Runs with equal
-seeds share batches and initial weights: their metrics are paired, the noise of their times is not.
+A repetition is a round of the run order: one run of every cell, in random order. A
+temporary slowdown of the machine affects a whole round, so runs of one round are
+paired, unless one of them was repeated hours later. Runs with equal seeds share batches
+and initial weights: their metrics are paired, the noise of their times is not.
 """
 
 from __future__ import annotations
@@ -20,12 +21,42 @@ from numpy.typing import NDArray
 from scalebench.analysis.loading import Results, cached, cells_in, rows_where
 from scalebench.study.cell import CELL, Cell
 
-MEASURED = ("native", "paced")  # executions whose times are samples of a machine's times
-PAIRED_FROM, PAIRED_FROM_IF_TORN = 2, 3  # rounds; the latter where other common rounds are left out
+MEASURED = (
+    "native",
+    "paced",
+)  # executions whose times are samples of a machine's times
+PAIRED_FROM, PAIRED_FROM_IF_TORN = (
+    2,
+    3,
+)  # rounds; the latter where other common rounds are left out
 
-_NEEDED = [*CELL, "strategy", "scaling", "batch_policy", "repetition", "run_order", "attempt", "started_utc"]
-_NEEDED += ["train_s", "eval_s", "oversubscribed", "disturbed", "seed", "metric_name", "final_metric", "epochs"]
-_NEEDED += ["target_metric", "time_to_target_s", "epochs_to_target", "pipeline_parallel", "tensor_parallel"]
+_NEEDED = [
+    *CELL,
+    "strategy",
+    "scaling",
+    "batch_policy",
+    "repetition",
+    "run_order",
+    "attempt",
+    "started_utc",
+]
+_NEEDED += [
+    "train_s",
+    "eval_s",
+    "oversubscribed",
+    "disturbed",
+    "seed",
+    "metric_name",
+    "final_metric",
+    "epochs",
+]
+_NEEDED += [
+    "target_metric",
+    "time_to_target_s",
+    "epochs_to_target",
+    "pipeline_parallel",
+    "tensor_parallel",
+]
 _NEEDED += ["syncs", "optimizer_steps"]
 
 
@@ -33,12 +64,15 @@ _NEEDED += ["syncs", "optimizer_steps"]
 class CellRuns:
     """Repetitions of one cell: seconds and place in the run order by round, metric by seed.
 
-    `started` are start times in seconds after the first run of the execution (NaN if unknown). `again` are rounds whose
-    run did not take place at its number in the run order: a later attempt, or a number shared with another run.
-    `reach_s` is the largest distance in time of two runs made side by side. Of runs that were disturbed beside
-    undisturbed ones only the `metrics` are here. `target` is the target metric of the last run (NaN without one),
-    `aimed` are the rounds with this target, `to_target` and `epochs_to_target` seconds and epochs until it in those
-    that reached it. `parts` are the workers of a replica. `seldom` is False where workers synchronised in every step.
+    `started` are start times in seconds after the first run of the execution (NaN if
+    unknown). `again` are rounds whose run did not take place at its number in the run
+    order: a later attempt, or a number shared with another run. `reach_s` is the
+    largest distance in time of two runs made side by side. Of runs that were disturbed
+    beside undisturbed ones only the `metrics` are here. `target` is the target metric
+    of the last run (NaN without one), `aimed` are the rounds with this target,
+    `to_target` and `epochs_to_target` seconds and epochs until it in those that reached
+    it. `parts` are the workers of a replica. `seldom` is False where workers
+    synchronised in every step.
     """
 
     at: Cell
@@ -77,7 +111,11 @@ class CellRuns:
     @property
     def batch(self) -> int | None:
         """The batch that does not depend on the worker count."""
-        return self.at.batch_per_worker if self.batch_policy == "per_worker" else self.at.batch_global
+        return (
+            self.at.batch_per_worker
+            if self.batch_policy == "per_worker"
+            else self.at.batch_global
+        )
 
     @property
     def unfit(self) -> str:
@@ -98,7 +136,8 @@ def trained(results: Results) -> pd.DataFrame:
 def timed(results: Results) -> pd.DataFrame:
     """Runs whose times count: those of `trained` without runs that were disturbed beside others of their cell.
 
-    A cell of disturbed runs alone keeps them, and is marked. The choice follows from the load, not from the times.
+    A cell of disturbed runs alone keeps them, and is marked. The choice follows from
+    the load, not from the times.
     """
     runs = trained(results)
     return rows_where(runs, _counts(runs))
@@ -120,14 +159,18 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
     until = runs["epochs_to_target"].astype(float)  # NaN where unknown
     found = pd.Series(cells_in(runs), runs.index, dtype=object)
     counts = _counts(runs)
-    runs = pd.concat(parts).loc[runs.index]  # in the order of the rows: the last target of a cell is the latest
+    runs = pd.concat(parts).loc[
+        runs.index
+    ]  # in the order of the rows: the last target of a cell is the latest
     runs = runs.assign(cell=found, counts=counts, epochs_to_target=until)
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 
 
 def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     first = runs.iloc[0]
-    metrics = zip(runs["seed"].astype(int).tolist(), runs["final_metric"].tolist(), strict=True)
+    metrics = zip(
+        runs["seed"].astype(int).tolist(), runs["final_metric"].tolist(), strict=True
+    )
     known = np.isfinite(runs["final_metric"].to_numpy(dtype=float))
     counts = runs["counts"].to_numpy(dtype=bool)
     targets = runs["target_metric"].to_numpy(dtype=float)
@@ -196,7 +239,8 @@ def paired_rounds(a: CellRuns, b: CellRuns) -> list[int] | None:
     interleave: that distinguishes rounds from two launches one after the other. At least PAIRED_FROM such rounds are
     required, and PAIRED_FROM_IF_TORN where other common rounds are left out.
 
-    Simulated runs are paired in every common round: they share the draw from the calibration.
+    Simulated runs are paired in every common round: they share the draw from the
+    calibration.
     """
     common = sorted(a.seconds.keys() & b.seconds.keys())
     if a.execution == b.execution and a.execution not in MEASURED:
@@ -220,16 +264,21 @@ def paired_times(a: CellRuns, b: CellRuns) -> tuple[list[float], list[float]]:
     rounds = paired_rounds(a, b)
     if rounds is None:
         return list(a.seconds.values()), list(b.seconds.values())
-    return [a.seconds[number] for number in rounds], [b.seconds[number] for number in rounds]
+    return [a.seconds[number] for number in rounds], [
+        b.seconds[number] for number in rounds
+    ]
 
 
 def _with_times(runs: pd.DataFrame) -> pd.DataFrame:
     """Add `order`, `shared` (an order that two runs have), `began` (s, NaN if unknown) and `reach_s` to one execution.
 
-    `order` is the planned one, or that of start times, if known, where runs were repeated or numbers were given twice
-    (a study extended by an older version). `reach_s` is twice the duration of the longest round with usual pauses.
+    `order` is the planned one, or that of start times, if known, where runs were
+    repeated or numbers were given twice (a study extended by an older version).
+    `reach_s` is twice the duration of the longest round with usual pauses.
     """
-    began = pd.to_datetime(runs["started_utc"], utc=True, errors="coerce", format="ISO8601")
+    began = pd.to_datetime(
+        runs["started_utc"], utc=True, errors="coerce", format="ISO8601"
+    )
     seconds = (began - began.min()).dt.total_seconds()
     known = bool(seconds.notna().all())
     order = runs["run_order"].astype(int)

@@ -39,7 +39,9 @@ class RankTest(NamedTuple):
 
 def signed_rank_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     """Wilcoxon's signed-rank test of log(top_i / bottom_i); equal pairs are left out."""
-    logs = np.log(np.asarray(top, dtype=float)) - np.log(np.asarray(bottom, dtype=float))
+    logs = np.log(np.asarray(top, dtype=float)) - np.log(
+        np.asarray(bottom, dtype=float)
+    )
     logs = logs[logs != 0]
     if not len(logs):
         return RankTest(SIGNED_RANK, 1.0, 1.0)
@@ -47,7 +49,11 @@ def signed_rank_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     ways = np.ones(1)
     for rank in doubled:  # each rank is positive or not, with equal chances
         ways = (np.append(ways, np.zeros(rank)) + np.append(np.zeros(rank), ways)) / 2
-    return RankTest(SIGNED_RANK, _two_sided(ways, int(doubled[logs > 0].sum())), smallest_signed_rank_p(len(logs)))
+    return RankTest(
+        SIGNED_RANK,
+        _two_sided(ways, int(doubled[logs > 0].sum())),
+        smallest_signed_rank_p(len(logs)),
+    )
 
 
 def rank_sum_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
@@ -57,14 +63,20 @@ def rank_sum_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     if not (n and m):
         return RankTest(RANK_SUM, 1.0, 1.0)
     doubled = _doubled_ranks(np.asarray([*top, *bottom], dtype=float))
-    ways = np.zeros((n + 1, int(doubled.sum()) + 1))  # by how many are chosen, and the sum of their doubled ranks
+    ways = np.zeros(
+        (n + 1, int(doubled.sum()) + 1)
+    )  # by how many are chosen, and the sum of their doubled ranks
     ways[0, 0] = 1.0
-    for seen, rank in enumerate(doubled, start=1):  # the chance that `k` of the first `seen` are of `top`
+    for seen, rank in enumerate(
+        doubled, start=1
+    ):  # the chance that `k` of the first `seen` are of `top`
         taken = np.zeros_like(ways)
         taken[1:, rank:] = ways[:-1, : ways.shape[1] - rank]
         share = np.arange(n + 1)[:, None] / seen
         ways = ways * (1 - share) + taken * share
-    return RankTest(RANK_SUM, _two_sided(ways[n], int(doubled[:n].sum())), smallest_rank_sum_p(n, m))
+    return RankTest(
+        RANK_SUM, _two_sided(ways[n], int(doubled[:n].sum())), smallest_rank_sum_p(n, m)
+    )
 
 
 def smallest_signed_rank_p(pairs: int) -> float:
@@ -80,7 +92,9 @@ def smallest_rank_sum_p(n: int, m: int) -> float:
 def repetitions_needed(family: int, *, paired: bool, alpha: float = ALPHA) -> int:
     """Smallest number of repetitions at which a test of `family` worker counts can reach its level."""
     n = 1
-    while (smallest_signed_rank_p(n) if paired else smallest_rank_sum_p(n, n)) > alpha / family:
+    while (
+        smallest_signed_rank_p(n) if paired else smallest_rank_sum_p(n, n)
+    ) > alpha / family:
         n += 1
     return n
 
@@ -88,7 +102,11 @@ def repetitions_needed(family: int, *, paired: bool, alpha: float = ALPHA) -> in
 @cached
 def enough_runs(results: Results) -> int:
     """Number of repetitions that every command advises: for useful intervals, and a test of any two strategies."""
-    fit = [cell for cell in runs_by_cell(results) if cell.execution in MEASURED and not cell.unfit]
+    fit = [
+        cell
+        for cell in runs_by_cell(results)
+        if cell.execution in MEASURED and not cell.unfit
+    ]
     families = []
     for execution in MEASURED:
         counts = {cell.workers for cell in fit if cell.execution == execution}
@@ -105,7 +123,8 @@ def repeat_option(results: Results, runs: int) -> str:
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust p by Holm: the k-th smallest of m times m - k + 1, made monotone.
 
-    NaN stands for a hypothesis of the family that was not tested: it counts in m and stays NaN.
+    NaN stands for a hypothesis of the family that was not tested: it counts in m and
+    stays NaN.
     """
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")  # NaN last
@@ -125,17 +144,20 @@ class Trend(NamedTuple):
 def two_groups_p(seconds: Sequence[float]) -> float:
     """Probability of as clear a split of values from one group; NaN below TWO_GROUPS_FROM values.
 
-    Clearness is the largest share of the logs' squared deviations that one cut explains, with at least a quarter of the
-    values, and two, on either side. The reference distribution is uniform, for which the share is larger than for
-    normal, exponential, Laplace or Student's samples: the test is conservative for those (docs/statistics.md), like
-    Hartigan's dip (Annals of Statistics 13, 1985).
+    Clearness is the largest share of the logs' squared deviations that one cut
+    explains, with at least a quarter of the values, and two, on either side. The
+    reference distribution is uniform, for which the share is larger than for normal,
+    exponential, Laplace or Student's samples: the test is conservative for those
+    (docs/statistics.md), like Hartigan's dip (Annals of Statistics 13, 1985).
     """
     n = len(seconds)
     if n < TWO_GROUPS_FROM:
         return math.nan
     simulated = _uniform_shares(n)
     share = float(explained_by_a_cut(np.log(np.asarray(seconds, dtype=float))))
-    return (1 + len(simulated) - int(np.searchsorted(simulated, share))) / (1 + len(simulated))
+    return (1 + len(simulated) - int(np.searchsorted(simulated, share))) / (
+        1 + len(simulated)
+    )
 
 
 def explained_by_a_cut(values: ArrayLike) -> Array:
@@ -155,13 +177,16 @@ def explained_by_a_cut(values: ArrayLike) -> Array:
 def time_trend(cells: Sequence[CellRuns]) -> Trend | None:
     """Slope of log times over the run order within cells; None below ten degrees of freedom.
 
-    Least squares with an intercept for every cell, ln T = c(cell) + b order. p is Student's of b / se(b), with
-    runs - cells - 1 degrees of freedom.
+    Least squares with an intercept for every cell, ln T = c(cell) + b order. p is
+    Student's of b / se(b), with runs - cells - 1 degrees of freedom.
     """
     from scipy.special import stdtr
 
     several = [cell for cell in cells if len(cell.seconds) > 1]
-    order = [np.array([cell.order[number] for number in cell.seconds], dtype=float) for cell in several]
+    order = [
+        np.array([cell.order[number] for number in cell.seconds], dtype=float)
+        for cell in several
+    ]
     logs = [np.log(list(cell.seconds.values())) for cell in several]
     freedom = sum(len(own) - 1 for own in logs) - 1
     if freedom < 10:

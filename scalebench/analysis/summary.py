@@ -1,8 +1,9 @@
 """The tables at the end of a study: one that fits a screen, and the whole, with notes on both.
 
-The small one has strategies as rows, in a study at several batches each with its batch, and worker counts as columns.
-Its first section has the time of all epochs, a second one time and epochs to the target or, if the study states none,
-the metric. Below each time is the reduction against a baseline.
+The small one has strategies as rows, in a study at several batches each with its batch,
+and worker counts as columns. Its first section has the time of all epochs, a second one
+time and epochs to the target or, if the study states none, the metric. Below each time
+is the reduction against a baseline.
 """
 
 from __future__ import annotations
@@ -17,14 +18,30 @@ import pandas as pd
 from rich.text import Text
 
 from scalebench.analysis.comparing import NO_RUN, ratios
-from scalebench.analysis.grouping import DISTURBED_BY, cells, chosen_strategies, crowding
+from scalebench.analysis.grouping import (
+    DISTURBED_BY,
+    cells,
+    chosen_strategies,
+    crowding,
+)
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, check
 from scalebench.analysis.methodology.times import findings
-from scalebench.analysis.native_check import PREFERRED_ENGINES, agreement, checked, virtual_error
+from scalebench.analysis.native_check import (
+    PREFERRED_ENGINES,
+    agreement,
+    checked,
+    virtual_error,
+)
 from scalebench.analysis.pairing import NO_BASELINE
-from scalebench.analysis.quantities import STRATEGY, WORKERS_MARKED, Row, quantities, with_ratios
+from scalebench.analysis.quantities import (
+    STRATEGY,
+    WORKERS_MARKED,
+    Row,
+    quantities,
+    with_ratios,
+)
 from scalebench.analysis.rounds import timed, trained
 from scalebench.analysis.target import CENSORED, censor_mark, target_ratios
 from scalebench.analysis.tuning_trials import tuning_in_words
@@ -44,7 +61,14 @@ from scalebench.formatting import (
     seconds_as_known,
     time_of_cell_alone,
 )
-from scalebench.study.cell import BATCH, CELL, EXECUTIONS, batch_in_words, group_of, in_words
+from scalebench.study.cell import (
+    BATCH,
+    CELL,
+    EXECUTIONS,
+    batch_in_words,
+    group_of,
+    in_words,
+)
 from scalebench.study.choices import BASELINES
 from scalebench.study.spec import SIMULATED
 from scalebench.tables.table import METRIC_ALONE, Column, Table
@@ -67,28 +91,54 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
     table = _by_line(_one_engine(cells(results)))
     ran = set(results.completed["strategy"])
     if missing := [name for name in against if name not in ran]:
-        raise UsageError(f"--against {missing[0]}: the study has no completed run of {missing[0]}")
-    baselines = list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
-    epochs = counted(int(results.completed["epochs"].max()), "epoch") if ran else "all epochs"
+        raise UsageError(
+            f"--against {missing[0]}: the study has no completed run of {missing[0]}"
+        )
+    baselines = (
+        list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
+    )
+    epochs = (
+        counted(int(results.completed["epochs"].max()), "epoch")
+        if ran
+        else "all epochs"
+    )
     sections = {f"time of {epochs}": _section(table, ratios(results), baselines, _time)}
-    metrics = [metric_word(str(name)) for name in table["metric_name"].dropna().unique()]
+    metrics = [
+        metric_word(str(name)) for name in table["metric_name"].dropna().unique()
+    ]
     if table["target_metric"].notna().any():
         metric = metrics[-1]
         aim = f"time/epochs to {metric} {table['target_metric'].dropna().iloc[-1]:g}"
         sections[aim] = _section(table, target_ratios(results), baselines, _target)
     elif metrics:
-        sections[f"test {'/'.join(metrics)}"] = _section(table, ratios(results), (), _metric)
-    found = {(str(kind), int(n)) for kind, n in table[["execution", "workers"]].itertuples(index=False)}
+        sections[f"test {'/'.join(metrics)}"] = _section(
+            table, ratios(results), (), _metric
+        )
+    found = {
+        (str(kind), int(n))
+        for kind, n in table[["execution", "workers"]].itertuples(index=False)
+    }
     places = sorted(found, key=lambda at: (EXECUTIONS.index(at[0]), at[1]))
-    lines = [(heading, label, texts) for heading, own in sections.items() for label, texts in own]
+    lines = [
+        (heading, label, texts)
+        for heading, own in sections.items()
+        for label, texts in own
+    ]
     columns = [
         Column[Line]("", lambda line: line[0], shared=True),
         Column[Line]("workers", lambda line: line[1], left=True),
-        *(Column[Line](str(at[1]), partial(_cell, at), spare=_spare(at, places), over=at[0]) for at in places),
+        *(
+            Column[Line](
+                str(at[1]), partial(_cell, at), spare=_spare(at, places), over=at[0]
+            )
+            for at in places
+        ),
     ]
     shown = Table.of(_title_of(results), columns, lines)
     texts = [str(text) for *_, own in lines for text in own.values()]
-    notes = [text for mark, text in _MARKS.items() if any(mark in cell for cell in texts)] + shown.told()
+    notes = [
+        text for mark, text in _MARKS.items() if any(mark in cell for cell in texts)
+    ] + shown.told()
     return replace(shown, notes=[*notes, *summary_notes(results, brief=True)])
 
 
@@ -99,7 +149,9 @@ def _cell(at: Place, line: Line) -> Text | str:
 def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     """The cells of the preferred engine, where a strategy ran on several."""
     order = ["virtual", *PREFERRED_ENGINES]
-    first = table.assign(rank=table["engine"].map(order.index)).sort_values("rank", kind="stable")
+    first = table.assign(rank=table["engine"].map(order.index)).sort_values(
+        "rank", kind="stable"
+    )
     kept = first.drop_duplicates([*_POINT, *BATCH]).index
     return table[table.index.isin(kept)]
 
@@ -107,10 +159,14 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
 def _by_line(table: pd.DataFrame) -> pd.DataFrame:
     """The cells with the label of their `line`: the strategy, and its batch where it ran at several at one point."""
     several = table["label"].isin(table.loc[table.duplicated(_POINT), "label"])
-    sizes = table["batch_per_worker"].where(table["batch_policy"] == "per_worker", table["batch_global"])
+    sizes = table["batch_per_worker"].where(
+        table["batch_policy"] == "per_worker", table["batch_global"]
+    )
     batches = map(batch_in_words, table["batch_policy"], sizes)
     lines = zip(table["label"], batches, several, strict=True)
-    return table.assign(line=[f"{label}, {batch}" if many else label for label, batch, many in lines])
+    return table.assign(
+        line=[f"{label}, {batch}" if many else label for label, batch, many in lines]
+    )
 
 
 def _spare(place: Place, places: Sequence[Place]) -> int:
@@ -123,16 +179,28 @@ def _spare(place: Place, places: Sequence[Place]) -> int:
 
 
 def _section(
-    table: pd.DataFrame, compared: pd.DataFrame, baselines: Sequence[str], text: Callable[[dict[Hashable, Any]], Text]
+    table: pd.DataFrame,
+    compared: pd.DataFrame,
+    baselines: Sequence[str],
+    text: Callable[[dict[Hashable, Any]], Text],
 ) -> Iterator[tuple[str, dict[Place, Text]]]:
     """A line of times for each strategy, and one of reductions against each baseline that it is compared with."""
     for line, own in table.groupby("line", sort=False):
-        yield str(line), {(cell["execution"], cell["workers"]): text(cell) for cell in own.to_dict("records")}
+        yield (
+            str(line),
+            {
+                (cell["execution"], cell["workers"]): text(cell)
+                for cell in own.to_dict("records")
+            },
+        )
         found = compared.merge(own[CELL], on=CELL)
         for baseline in baselines:
             saved = found[(found["baseline"] == baseline) & found["reduction"].notna()]
             if len(saved):
-                reductions = {(one["execution"], one["workers"]): _saved(one) for one in saved.to_dict("records")}
+                reductions = {
+                    (one["execution"], one["workers"]): _saved(one)
+                    for one in saved.to_dict("records")
+                }
                 yield f" vs {baseline}", reductions
 
 
@@ -177,12 +245,26 @@ def summary(results: Results) -> Table:
     columns = [
         replace(STRATEGY, shared=True),
         WORKERS_MARKED,
-        *(known["time"], *([target] if aims else []), known["median"], known["spread"], known["speedup"]),
+        *(
+            known["time"],
+            *([target] if aims else []),
+            known["median"],
+            known["spread"],
+            known["speedup"],
+        ),
         *(known[name] for name in of_baselines),
         replace(known["metric"], form=METRIC_ALONE),
-        Column("execution", lambda row: group_of(row["execution"], row["engine"]), shared=True),
+        Column(
+            "execution",
+            lambda row: group_of(row["execution"], row["engine"]),
+            shared=True,
+        ),
     ]
-    rows = with_ratios(results, table, ["speedup", *of_baselines]).to_dict("records") if len(table) else []
+    rows = (
+        with_ratios(results, table, ["speedup", *of_baselines]).to_dict("records")
+        if len(table)
+        else []
+    )
     found = Table.of(_title_of(results), columns, rows)
     return replace(found, notes=found.told() + summary_notes(results))
 
@@ -201,18 +283,31 @@ def _title_of(results: Results) -> str:
 def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     """Remarks beside the table: error of virtual times, warnings, missing baselines, failed runs.
 
-    Warnings are counted as `scalebench check` counts them; unless `brief`, those on times are here in full.
+    Warnings are counted as `scalebench check` counts them; unless `brief`, those on
+    times are here in full.
     """
     table, notes = cells(results), []
     marked = results.completed[results.completed["oversubscribed"].astype(bool)]
     if len(marked):
         notes.append(f"{OVERSUBSCRIBED} {crowding(marked)}: shown, never a baseline")
     if table["disturbed"].any():
-        notes.append(f"{DISTURBED} disturbed, as {DISTURBED_BY}: shown, never a baseline")
+        notes.append(
+            f"{DISTURBED} disturbed, as {DISTURBED_BY}: shown, never a baseline"
+        )
     if left_out := len(trained(results)) - len(timed(results)):
-        notes.append(f"{counted(left_out, 'disturbed run')} left out of times beside others of the same point")
-    if (virtual := table[table["execution"].isin(SIMULATED)])["interval"].eq(NOTHING_VARIES).any():
-        which = "virtual times" if virtual["interval"].eq(NOTHING_VARIES).all() else "some virtual times"
+        notes.append(
+            f"{counted(left_out, 'disturbed run')} left out of times beside others of the same point"
+        )
+    if (
+        (virtual := table[table["execution"].isin(SIMULATED)])["interval"]
+        .eq(NOTHING_VARIES)
+        .any()
+    ):
+        which = (
+            "virtual times"
+            if virtual["interval"].eq(NOTHING_VARIES).all()
+            else "some virtual times"
+        )
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     if tuning := tuning_in_words(results):
         notes.append(tuning)
@@ -223,17 +318,28 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
     notes += results.notes
     failed = results.failed
     if len(failed):
-        kinds = ", ".join(f"{count} {status}" for status, count in failed["status"].value_counts().sort_index().items())
+        kinds = ", ".join(
+            f"{count} {status}"
+            for status, count in failed["status"].value_counts().sort_index().items()
+        )
         first = failed.iloc[0]
         why = f": {first['error']}" if isinstance(first["error"], str) else ""
-        notes.append(f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}")
+        notes.append(
+            f"{kinds} of {counted(len(results.runs), 'run')}, not in the table; first {first['run_id']}{why}"
+        )
         if failed["status"].eq("diverged").all():
-            notes[-1] += f"; a lower --lr than {failed['lr'].min():g} may train them (with --new)"
+            notes[-1] += (
+                f"; a lower --lr than {failed['lr'].min():g} may train them (with --new)"
+            )
     return notes
 
 
 def _warnings(results: Results) -> list[str]:
-    return [f"{finding.what}; in {finding.where}" for finding in findings(results) if finding.severity != "note"]
+    return [
+        f"{finding.what}; in {finding.where}"
+        for finding in findings(results)
+        if finding.severity != "note"
+    ]
 
 
 def _counted_findings(results: Results) -> list[str]:
@@ -241,12 +347,18 @@ def _counted_findings(results: Results) -> list[str]:
     report = check(Evidence(results))
     counts = {severity: report.count(severity) for severity in ("error", "warning")}
     found = [counted(count, severity) for severity, count in counts.items() if count]
-    return [f"{' and '.join(found)} on these numbers: scalebench check {results.folder}"] if found else []
+    return (
+        [f"{' and '.join(found)} on these numbers: scalebench check {results.folder}"]
+        if found
+        else []
+    )
 
 
 def _time_and_epochs(cell: Row) -> str:
     """Time and epochs to the target, `410 ms/3`; with a star where some runs, `never` where most did not reach it."""
-    time = seconds_as_known(*(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s")))
+    time = seconds_as_known(
+        *(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s"))
+    )
     if BETWEEN in time:
         return time
     epochs = cell["epochs_to_target"]
@@ -275,7 +387,20 @@ def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
         return []
     headline = compared[compared["baseline"].isin({"serial", "allreduce"} & chosen)]
     lacking = headline[headline["note"].str.startswith(NO_RUN)]
-    others = sorted({note for note in headline["note"].drop(lacking.index) if note and NO_BASELINE not in note})
-    engine = lacking["baseline_engine"].where(lacking["baseline_engine"] != "", lacking["execution"])  # of serial: any
-    places = lacking.assign(label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine)
-    return [f"{NO_RUN} {in_words(cells_in(of_one))}" for _, of_one in places.groupby("baseline")] + others
+    others = sorted(
+        {
+            note
+            for note in headline["note"].drop(lacking.index)
+            if note and NO_BASELINE not in note
+        }
+    )
+    engine = lacking["baseline_engine"].where(
+        lacking["baseline_engine"] != "", lacking["execution"]
+    )  # of serial: any
+    places = lacking.assign(
+        label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine
+    )
+    return [
+        f"{NO_RUN} {in_words(cells_in(of_one))}"
+        for _, of_one in places.groupby("baseline")
+    ] + others

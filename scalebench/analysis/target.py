@@ -1,18 +1,22 @@
 """Time and epochs to the target metric, with the runs that never reach it as censored observations.
 
-A run that ends below the target says that its time to the target is longer than the run: it is censored, and counts.
-The runs of a cell end after equally many epochs, so all are censored at the end of the longest. Where every run of a
-cell reached the target, the estimate is the geometric mean. Where some did not, it is the median of the Kaplan-Meier
-curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did. Both estimate the median of lognormal times.
+A run that ends below the target says that its time to the target is longer than the
+run: it is censored, and counts. The runs of a cell end after equally many epochs, so
+all are censored at the end of the longest. Where every run of a cell reached the
+target, the estimate is the geometric mean. Where some did not, it is the median of the
+Kaplan-Meier curve (J. Am. Stat. Assoc. 53, 1958), infinite where at most half did. Both
+estimate the median of lognormal times.
 
-Measured times to the target have the t interval of training times. A simulated one is a training time, which varies
-with the draw from the calibration, times the share of it until the target, which varies with the seed. Draws count with
-s^2 (1 + 1/n) of logs, as in every calibration interval, seeds with s^2 / n, as in that of the metric.
+Measured times to the target have the t interval of training times. A simulated one is a
+training time, which varies with the draw from the calibration, times the share of it
+until the target, which varies with the seed. Draws count with s^2 (1 + 1/n) of logs, as
+in every calibration interval, seeds with s^2 / n, as in that of the metric.
 
-Its reduction over a baseline at equal worker counts is 1 - T_target(strategy, N) / T_target(baseline, N), within one
-execution. Where every run of both reached the target, the ratio has the pairs and the interval of a ratio of training
-times (pairing.py). Where a run of either did not, it is the ratio of the Kaplan-Meier medians, without an interval. A
-median that is infinite has no ratio.
+Its reduction over a baseline at equal worker counts is 1 - T_target(strategy, N) /
+T_target(baseline, N), within one execution. Where every run of both reached the target,
+the ratio has the pairs and the interval of a ratio of training times (pairing.py).
+Where a run of either did not, it is the ratio of the Kaplan-Meier medians, without an
+interval. A median that is infinite has no ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +30,16 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.comparing import Baseline, Baselines, reduction
-from scalebench.analysis.intervals import LEVEL, MEDIAN_FROM, Array, Part, half_width, level_of, of_draw, of_mean
+from scalebench.analysis.intervals import (
+    LEVEL,
+    MEDIAN_FROM,
+    Array,
+    Part,
+    half_width,
+    level_of,
+    of_draw,
+    of_mean,
+)
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
@@ -37,15 +50,38 @@ SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
 _OVER_SEEDS = ", and over seeds"
 COLUMNS = [
     *CELL,
-    *("strategy", "metric_name", "target_metric", "oversubscribed", "disturbed", "n_aimed", "n_reached"),
-    *("time_to_target_s", "target_low_s", "target_high_s", "target_interval", "epochs_to_target"),
+    *(
+        "strategy",
+        "metric_name",
+        "target_metric",
+        "oversubscribed",
+        "disturbed",
+        "n_aimed",
+        "n_reached",
+    ),
+    *(
+        "time_to_target_s",
+        "target_low_s",
+        "target_high_s",
+        "target_interval",
+        "epochs_to_target",
+    ),
 ]
 _HALF = 0.5
 _ROUNDING = 1e-12
 
 RATIO_COLUMNS = [
     *CELL,
-    *("strategy", "oversubscribed", "disturbed", "baseline", "baseline_engine", "n", "time_to_target_s", "baseline_s"),
+    *(
+        "strategy",
+        "oversubscribed",
+        "disturbed",
+        "baseline",
+        "baseline_engine",
+        "n",
+        "time_to_target_s",
+        "baseline_s",
+    ),
     *("reduction", "reduction_low", "reduction_high", "interval", "note"),
 ]
 
@@ -54,9 +90,10 @@ RATIO_COLUMNS = [
 def times_to_target(results: Results) -> pd.DataFrame:
     """Times and epochs to the target metric, one row per cell that has a target.
 
-    `n_aimed` runs had the target, `n_reached` of them reached it. `time_to_target_s` is infinite where at most half
-    did; its bounds are NaN where no interval is offered, and the upper one infinite where the runs exclude none.
-    `epochs_to_target` is the median of the Kaplan-Meier curve over epochs.
+    `n_aimed` runs had the target, `n_reached` of them reached it. `time_to_target_s` is
+    infinite where at most half did; its bounds are NaN where no interval is offered,
+    and the upper one infinite where the runs exclude none. `epochs_to_target` is the
+    median of the Kaplan-Meier curve over epochs.
     """
     comparer = Comparer(results)
     rows = []
@@ -65,7 +102,11 @@ def times_to_target(results: Results) -> pd.DataFrame:
             continue
         time = _time_to_target(cell, comparer)
         epochs = survival_median(
-            [epochs for epochs in cell.epochs_to_target.values() if not math.isnan(epochs)],
+            [
+                epochs
+                for epochs in cell.epochs_to_target.values()
+                if not math.isnan(epochs)
+            ],
             [cell.epochs] * len(cell.aimed - cell.to_target.keys()),
         )
         rows.append(
@@ -104,7 +145,8 @@ def shares(cell: CellRuns) -> dict[int, float]:
 def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
     """Time to the target of a cell, as described above."""
     if not reached_by_all(cell):
-        # All runs of a cell end after equally many epochs: censored ones count to the end of the longest.
+        # All runs of a cell end after equally many epochs: censored ones count to the
+        # end of the longest.
         end = max((cell.seconds[at] for at in cell.aimed), default=math.nan)
         censored = [end] * len(cell.aimed - cell.to_target.keys())
         return survival_median(list(cell.to_target.values()), censored)
@@ -124,7 +166,10 @@ def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
 
 
 def simulated_interval(
-    draws: Sequence[float], shares: Sequence[float], error: Part | None, level: float = LEVEL
+    draws: Sequence[float],
+    shares: Sequence[float],
+    error: Part | None,
+    level: float = LEVEL,
 ) -> Measured:
     """Geometric mean of draws_i x shares_i, where draws vary with the calibration and shares with the seed."""
     x = np.log(draws)
@@ -144,19 +189,27 @@ CENSORED = {
 def censor_mark(cell: Mapping[Hashable, Any]) -> str:
     """Return the mark of a time to target in a row of the table of cells; its meaning is in CENSORED.
 
-    A star behind the number where some runs did not reach the target, `1 of 3` in its place where most did not.
+    A star behind the number where some runs did not reach the target, `1 of 3` in its
+    place where most did not.
     """
     if math.isfinite(cell["time_to_target_s"]):
         return "*" if cell["n_reached"] < cell["n_aimed"] else ""
-    return f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}" if cell["n_reached"] > 0 else ""
+    return (
+        f"{cell['n_reached']:.0f} of {cell['n_aimed']:.0f}"
+        if cell["n_reached"] > 0
+        else ""
+    )
 
 
-def survival_median(reached: Sequence[float], censored: Sequence[float], level: float = LEVEL) -> Measured:
+def survival_median(
+    reached: Sequence[float], censored: Sequence[float], level: float = LEVEL
+) -> Measured:
     """Median of the Kaplan-Meier curve of times `reached` and `censored`, with its interval from MEDIAN_FROM runs.
 
-    The interval holds the times at which the interval of the curve holds one half (Brookmeyer and Crowley, Biometrics
-    38, 1982), with Greenwood's variance on the scale of log(-log S), which a curve of 0 does not have. Where the
-    curve equals one half from one time to the next, the median is the middle between them.
+    The interval holds the times at which the interval of the curve holds one half
+    (Brookmeyer and Crowley, Biometrics 38, 1982), with Greenwood's variance on the
+    scale of log(-log S), which a curve of 0 does not have. Where the curve equals one
+    half from one time to the next, the median is the middle between them.
     """
     n = len(reached) + len(censored)
     if not reached:
@@ -170,7 +223,9 @@ def survival_median(reached: Sequence[float], censored: Sequence[float], level: 
         centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
     if n < MEDIAN_FROM:
         return Measured(centre, math.nan, math.nan, n)
-    from scipy.special import ndtri  # scipy.stats, which has the curve, takes seconds to import
+    from scipy.special import (
+        ndtri,
+    )  # scipy.stats, which has the curve, takes seconds to import
 
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(events / (at_risk * (at_risk - events)))
@@ -189,16 +244,23 @@ def _first(times: Array, curve: Array) -> float:
 def target_ratios(results: Results) -> pd.DataFrame:
     """Reductions of the time to the target, one row per cell and baseline; `note` says why one is missing.
 
-    `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier medians.
+    `n` is the number of ratios behind an interval, 0 for a ratio of Kaplan-Meier
+    medians.
     """
     cells = [cell for cell in runs_by_cell(results) if cell.aimed]
     comparer = Comparer(results)
     baselines = Baselines(cells)
-    rows = [_ratio_row(cell, base, comparer) for cell in cells for base in baselines.of(cell)]
+    rows = [
+        _ratio_row(cell, base, comparer)
+        for cell in cells
+        for base in baselines.of(cell)
+    ]
     return table_by_cell(rows, RATIO_COLUMNS)
 
 
-def _simulated_ratio(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer) -> Ratio:
+def _simulated_ratio(
+    ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Comparer
+) -> Ratio:
     """The ratio of simulated times, with the spread of draws and that of seeds apart (`simulated_interval`)."""
     rounds = sorted(base.to_target.keys() & cell.to_target.keys())
     if not rounds or ratio.top_s == ratio.bottom_s:
@@ -210,7 +272,9 @@ def _simulated_ratio(ratio: Ratio, base: CellRuns, cell: CellRuns, comparer: Com
         comparer.error_of_ratio(base, cell),
     )
     kind = ratio.mean.kind
-    return replace(ratio, mean=mean._replace(kind=f"{kind}{_OVER_SEEDS}" if kind else ""))
+    return replace(
+        ratio, mean=mean._replace(kind=f"{kind}{_OVER_SEEDS}" if kind else "")
+    )
 
 
 def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:

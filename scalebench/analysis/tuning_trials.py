@@ -1,8 +1,10 @@
 """Trials of tuning: the best one of each strategy and worker count, best so far by trial, and what all of them cost.
 
-A cell is a strategy at a worker count. Its trials are ordered by time to the target on the validation split, those of
-equal time by their final metric; then come trials that never reached it, by their final metric, and last those that
-were not completed. By `final_metric` the order is that of the metric alone. Of equal trials the first is the best.
+A cell is a strategy at a worker count. Its trials are ordered by time to the target on
+the validation split, those of equal time by their final metric; then come trials that
+never reached it, by their final metric, and last those that were not completed. By
+`final_metric` the order is that of the metric alone. Of equal trials the first is the
+best.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def metric_of(results: Results) -> str:
 def ranked(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return `trials`, the best of each cell first, with `value`: seconds to the target or final metric.
 
-    `value` is infinite where the target was not reached, and NaN where the trial was not completed.
+    `value` is infinite where the target was not reached, and NaN where the trial was
+    not completed.
     """
     done = (trials["status"] == "completed").to_numpy()
     final = trials["final_metric"].where(done)
@@ -40,9 +43,16 @@ def ranked(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     else:
         value = final
         first = -final
-    table = trials.assign(value=value, _first=first, _second=-final, _rank=trials["label"].map(strategy_rank))
+    table = trials.assign(
+        value=value,
+        _first=first,
+        _second=-final,
+        _rank=trials["label"].map(strategy_rank),
+    )
     keys = ["_rank", "workers", "_first", "_second", "trial"]
-    return table.sort_values(keys, kind="stable", na_position="last").drop(columns=["_first", "_second", "_rank"])
+    return table.sort_values(keys, kind="stable", na_position="last").drop(
+        columns=["_first", "_second", "_rank"]
+    )
 
 
 def chosen(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -54,12 +64,16 @@ def chosen(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
 def tuned_cells(results: Results) -> pd.DataFrame:
     """One row per cell, named as in `cells`, with how many `trials` were made, `completed`, and `reached` the target.
 
-    Of its best trial: number `trial`, `value`, final `metric`, and `tuned`, a dict; `edges` names the ranges of which
-    it has the least or the largest tried value.
+    Of its best trial: number `trial`, `value`, final `metric`, and `tuned`, a dict;
+    `edges` names the ranges of which it has the least or the largest tried value.
     """
     rows: list[dict[str, Any]] = []
     over = (results.study.get("tune") or {}).get("over", {})
-    table = ranked(results.trials, metric_of(results)) if len(results.trials) else results.trials
+    table = (
+        ranked(results.trials, metric_of(results))
+        if len(results.trials)
+        else results.trials
+    )
     for (label, _), own in table.groupby(_CELL, sort=False):
         values = [json.loads(text) for text in own["tuned"]]
         best = own.iloc[0]
@@ -75,7 +89,11 @@ def tuned_cells(results: Results) -> pd.DataFrame:
                 "value": float(best["value"]),
                 "metric": float(best["final_metric"]),
                 "tuned": values[0],
-                "edges": [key for key in values[0] if is_range(over.get(key, [])) and _at_edge(key, values)],
+                "edges": [
+                    key
+                    for key in values[0]
+                    if is_range(over.get(key, [])) and _at_edge(key, values)
+                ],
             }
         )
     return pd.DataFrame(rows)
@@ -95,7 +113,9 @@ def best_so_far(results: Results) -> pd.DataFrame:
     # A trial without a value keeps the best of those before it.
     best = best.groupby(cell).ffill()
     kept = table[[*_CELL, "execution", "engine", "strategy"]]
-    return kept.assign(trial=table["trial"].astype(int) + 1, value=value, best=best).reset_index(drop=True)
+    return kept.assign(
+        trial=table["trial"].astype(int) + 1, value=value, best=best
+    ).reset_index(drop=True)
 
 
 def search_in_words(results: Results) -> str:
@@ -115,7 +135,11 @@ def tuning_in_words(results: Results) -> str:
     trials = results.trials
     points = len(trials[_CELL].drop_duplicates())
     hours = trials["cost_core_hours"].sum()
-    by = "time to the target" if metric_of(results) == "time_to_target" else "the final metric"
+    by = (
+        "time to the target"
+        if metric_of(results) == "time_to_target"
+        else "the final metric"
+    )
     share = 100 * results.study["tune"]["validation"]
     return (
         f"tuned for each strategy and worker count: {search}, by {by} on {share:g} % of the training samples, held "
@@ -127,7 +151,11 @@ def optimizer_in_words(results: Results, run: pd.Series[Any]) -> str:
     """Return optimizer and learning rate of a study by one of its runs: `sgd(momentum=0.9) at lr 0.03 (constant)`."""
     tuned = json.loads(run["tuned"]) if isinstance(run["tuned"], str) else {}
     inner = any(key.startswith("optimizer.") for key in tuned)
-    optimizer = f"{run['optimizer'].partition('(')[0]} with tuned options" if inner else run["optimizer"]
+    optimizer = (
+        f"{run['optimizer'].partition('(')[0]} with tuned options"
+        if inner
+        else run["optimizer"]
+    )
     rate = "a tuned lr" if "lr" in tuned else f"lr {run['lr']:g}"
     search = search_in_words(results)
     return f"{optimizer} at {rate} ({run['lr_policy']}{f'; {search}' * bool(search)})"

@@ -1,22 +1,24 @@
 """Verdicts on B against A, cell by cell: two studies, or two strategies of one.
 
-T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a cell's time is
+T_B / T_A has an interval. With a threshold h (0.05 for 5 %) the verdict on a cell's
+time is
 
     regression    the whole interval lies above 1 + h
     improvement   the whole interval lies below 1 / (1 + h)
     unchanged     the whole interval lies between the two: a larger change is excluded
     undecided     else: more repetitions are needed, or there is no interval
 
-The verdict on its metric, M_B - M_A with a margin m (0.01), is the one of this command, of the answer of a study, its
-report, tables and `check`:
+The verdict on its metric, M_B - M_A with a margin m (0.01), is the one of this command,
+of the answer of a study, its report, tables and `check`:
 
     better       the whole interval lies above m
     worse        the whole interval lies below -m
     equal        the whole interval lies between the two
     undecided    else, or there is no interval
 
-Two studies are compared under equal conditions only. Code, packages and time of the run may differ: they are the
-subject of a comparison. Everything else is a key that has to be equal, or to be overridden by name.
+Two studies are compared under equal conditions only. Code, packages and time of the run
+may differ: they are the subject of a comparison. Everything else is a key that has to
+be equal, or to be overridden by name.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.comparing import compared_strategies
-from scalebench.analysis.environment import calibration_of, changed_packages, provenance_in
+from scalebench.analysis.environment import (
+    calibration_of,
+    changed_packages,
+    provenance_in,
+)
 from scalebench.analysis.intervals import median_time
 from scalebench.analysis.loading import CONDITION, Results, cells_in, clusters_of
 from scalebench.analysis.native_check import VirtualError
@@ -53,23 +59,73 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MetricVerdict = Literal["worse", "better", "equal", "undecided", "not compared"]
 METRIC_VERDICTS: tuple[MetricVerdict, ...] = get_args(MetricVerdict)
 COLUMNS = [
-    *("execution", "engine_a", "engine_b", "label_a", "label_b", "workers", "paired", "left_out", "n_a", "n_b"),
-    *("a_s", "a_low", "a_high", "a_median_s", "a_spread", "b_s", "b_low", "b_high", "b_median_s", "b_spread"),
+    *(
+        "execution",
+        "engine_a",
+        "engine_b",
+        "label_a",
+        "label_b",
+        "workers",
+        "paired",
+        "left_out",
+        "n_a",
+        "n_b",
+    ),
+    *(
+        "a_s",
+        "a_low",
+        "a_high",
+        "a_median_s",
+        "a_spread",
+        "b_s",
+        "b_low",
+        "b_high",
+        "b_median_s",
+        "b_spread",
+    ),
     *("ratio", "ratio_low", "ratio_high", "interval", "verdict"),
     *("test", "p", "p_adjusted", "repetitions_needed"),
-    *("metric_name", "metric_n", "metric_a", "metric_b", "metric_difference", "metric_low", "metric_high"),
+    *(
+        "metric_name",
+        "metric_n",
+        "metric_a",
+        "metric_b",
+        "metric_difference",
+        "metric_low",
+        "metric_high",
+    ),
     *("metric_verdict", "metric_repeats", "note"),
 ]
 
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
 _OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
-_PLACED = ["nodes", "workers_per_node", "launcher", "binding", "warmup_steps"]  # of measured cells
-# Keys of study.yaml without a column. Those of simulated and paced times matter only for such cells.
+_PLACED = [
+    "nodes",
+    "workers_per_node",
+    "launcher",
+    "binding",
+    "warmup_steps",
+]  # of measured cells
+# Keys of study.yaml without a column. Those of simulated and paced times matter only
+# for such cells.
 _STUDY = ["lr_warmup_epochs", "lr_decay", "lr_decay_every", "blocks", "evaluate_every"]
-_SIMULATED = ["device_step_time", *(f"virtual.{name}" for name in VirtualOptions.model_fields)]
+_SIMULATED = [
+    "device_step_time",
+    *(f"virtual.{name}" for name in VirtualOptions.model_fields),
+]
 _WHOLE = "study.yaml"
 _NAMED = 6  # packages listed by name; the others are counted
-KEYS = (*_SHARED, *_OF_A_CELL, *_PLACED, *_STUDY, *_SIMULATED, _WHOLE, "machine", "cluster", "calibration")
+KEYS = (
+    *_SHARED,
+    *_OF_A_CELL,
+    *_PLACED,
+    *_STUDY,
+    *_SIMULATED,
+    _WHOLE,
+    "machine",
+    "cluster",
+    "calibration",
+)
 
 
 Pairs: TypeAlias = Collection[tuple[Cell, Cell]]  # compared cells of both studies
@@ -79,10 +135,12 @@ Pairs: TypeAlias = Collection[tuple[Cell, Cell]]  # compared cells of both studi
 class Verdicts:
     """Verdicts on B against A.
 
-    `table` has a row per cell that both have, under COLUMNS. `missing` are cells of A that B lacks, `failed` cells of A
-    that B tried and did not complete, `added` cells of B only. `changed` lists differences that are allowed,
-    `overridden` those that are not. `virtual_errors` are the virtual-native errors of A and B, None where unchecked.
-    `repeat` is the option of the repetitions that a test needs, as `check` advises it.
+    `table` has a row per cell that both have, under COLUMNS. `missing` are cells of A
+    that B lacks, `failed` cells of A that B tried and did not complete, `added` cells
+    of B only. `changed` lists differences that are allowed, `overridden` those that are
+    not. `virtual_errors` are the virtual-native errors of A and B, None where
+    unchecked. `repeat` is the option of the repetitions that a test needs, as `check`
+    advises it.
     """
 
     a: str
@@ -114,7 +172,12 @@ class Verdicts:
     @property
     def repeats_worse(self) -> int:
         """Number of cells with a worse metric that does not depend on the timing of workers."""
-        return int(((self.table["metric_verdict"] == "worse") & self.table["metric_repeats"].astype(bool)).sum())
+        return int(
+            (
+                (self.table["metric_verdict"] == "worse")
+                & self.table["metric_repeats"].astype(bool)
+            ).sum()
+        )
 
     @property
     def regressed(self) -> bool:
@@ -134,7 +197,8 @@ def compare_studies(
 ) -> Verdicts:
     """Compare study `b` with the reference study `a`, cell by cell: same execution, engine, strategy and workers.
 
-    `strategies` (labels or names) and `execution` select cells. Oversubscribed and disturbed cells have no verdict.
+    `strategies` (labels or names) and `execution` select cells. Oversubscribed and
+    disturbed cells have no verdict.
 
     Raises:
         UsageError: there is nothing in common, or a name is wrong.
@@ -158,7 +222,9 @@ def compare_studies(
     absent = [cell for cell in first if cell not in dict(pairs)]
     compared_of_b = {other for _, other in pairs}
     tried = set(cells_in(b.runs))
-    tried |= {cell.at_any_batch for cell in tried} - {cell.at_any_batch for cell in second}  # of a batch that A lacks
+    tried |= {cell.at_any_batch for cell in tried} - {
+        cell.at_any_batch for cell in second
+    }  # of a batch that A lacks
     return Verdicts(
         str(a.folder),
         str(b.folder),
@@ -191,13 +257,21 @@ def compare_strategies(
     """
     labels = [_label(results, name) for name in (a, b)]
     if labels[0] == labels[1]:
-        raise UsageError(f"{labels[0]} differs in nothing from itself; name two strategies")
+        raise UsageError(
+            f"{labels[0]} differs in nothing from itself; name two strategies"
+        )
     found = compared_strategies(results, labels[1], labels[0])
     found = _ordered([one for one in found if execution in (None, one.top.execution)])
     if not found:
-        raise UsageError(f"{labels[0]} and {labels[1]} share no execution, worker count and global batch")
+        raise UsageError(
+            f"{labels[0]} and {labels[1]} share no execution, worker count and global batch"
+        )
     comparer = Comparer(results)
-    rows = [_row(one, comparer, threshold, metric_margin) | {"note": one.why_untested(ALPHA)} for one in found]
+    rows = [
+        _row(one, comparer, threshold, metric_margin)
+        | {"note": one.why_untested(ALPHA)}
+        for one in found
+    ]
     return Verdicts(
         labels[0],
         labels[1],
@@ -209,13 +283,17 @@ def compare_strategies(
     )
 
 
-def _chosen(results: Results, strategies: Collection[str], execution: str | None) -> dict[Cell, CellRuns]:
+def _chosen(
+    results: Results, strategies: Collection[str], execution: str | None
+) -> dict[Cell, CellRuns]:
     """Cells of a study, of these strategies and this execution."""
     every = runs_by_cell(results)
     for name in strategies:
         known = {cell.label for cell in every} | {cell.strategy for cell in every}
         if name not in known:
-            raise UsageError(f"{results.folder} has no completed run of strategy {name!r}; {nearest(name, known)}")
+            raise UsageError(
+                f"{results.folder} has no completed run of strategy {name!r}; {nearest(name, known)}"
+            )
     return {
         cell.at: cell
         for cell in every
@@ -224,14 +302,22 @@ def _chosen(results: Results, strategies: Collection[str], execution: str | None
     }
 
 
-def _paired(first: Collection[Cell], second: Collection[Cell]) -> list[tuple[Cell, Cell]]:
+def _paired(
+    first: Collection[Cell], second: Collection[Cell]
+) -> list[tuple[Cell, Cell]]:
     """Pair the cells of two studies: those of equal batches, and those that are alone at their place in both.
 
     The latter differ in their batch alone, which `_refuse_unless_equal` names.
     """
     counts = [Counter(cell.at_any_batch for cell in cells) for cells in (first, second)]
-    alone = {cell.at_any_batch: cell for cell in second if all(own[cell.at_any_batch] == 1 for own in counts)}
-    others = {cell: cell if cell in second else alone.get(cell.at_any_batch) for cell in first}
+    alone = {
+        cell.at_any_batch: cell
+        for cell in second
+        if all(own[cell.at_any_batch] == 1 for own in counts)
+    }
+    others = {
+        cell: cell if cell in second else alone.get(cell.at_any_batch) for cell in first
+    }
     return [(cell, other) for cell, other in others.items() if other]
 
 
@@ -242,7 +328,9 @@ def _label(results: Results, name: str) -> str:
     if name in set(runs["label"].unique()) or not labels:
         return name  # an unknown name is refused by `compared_strategies`
     if len(labels) > 1:
-        raise UsageError(f"{name} ran with several options: name one of {', '.join(map(repr, labels))}")
+        raise UsageError(
+            f"{name} ran with several options: name one of {', '.join(map(repr, labels))}"
+        )
     return str(labels[0])
 
 
@@ -258,7 +346,9 @@ def verdict_of_time(ratio: Measured, threshold: float) -> Verdict:
     return "unchanged" if -limit <= low and high <= limit else "undecided"
 
 
-def verdict_of_metric(low: float, high: float, margin: float = METRIC_MARGIN) -> MetricVerdict:
+def verdict_of_metric(
+    low: float, high: float, margin: float = METRIC_MARGIN
+) -> MetricVerdict:
     """Verdict on M_B - M_A, of the interval from `low` to `high`, of a metric for which higher is better."""
     if low > margin:
         return "better"
@@ -267,11 +357,15 @@ def verdict_of_metric(low: float, high: float, margin: float = METRIC_MARGIN) ->
     return "equal" if -margin <= low and high <= margin else "undecided"
 
 
-def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float) -> dict[str, Any]:
+def _row(
+    one: CellComparison, comparer: Comparer, threshold: float, metric_margin: float
+) -> dict[str, Any]:
     """The row of one cell under COLUMNS; A is the bottom of the ratio, B its top."""
     a, b = one.bottom, one.top
     unfit = a.unfit or b.unfit
-    verdict: Verdict = "not compared" if unfit else verdict_of_time(one.ratio.mean, threshold)
+    verdict: Verdict = (
+        "not compared" if unfit else verdict_of_time(one.ratio.mean, threshold)
+    )
     metric = verdict_of_metric(one.metric.low, one.metric.high, metric_margin)
     row = one.columns(top="b", bottom="a") | {
         "verdict": verdict,
@@ -281,8 +375,13 @@ def _row(one: CellComparison, comparer: Comparer, threshold: float, metric_margi
     }
     for side, (name, cell) in enumerate((("a", a), ("b", b))):
         times = list(cell.seconds.values())
-        row |= comparer.time(cell, side).named(f"{name}_s", f"{name}_low", f"{name}_high")
-        row |= {f"{name}_median_s": median_time(times).value, f"{name}_spread": spread(np.log(times))}
+        row |= comparer.time(cell, side).named(
+            f"{name}_s", f"{name}_low", f"{name}_high"
+        )
+        row |= {
+            f"{name}_median_s": median_time(times).value,
+            f"{name}_spread": spread(np.log(times)),
+        }
     return row
 
 
@@ -320,11 +419,15 @@ def differing(a: Results, b: Results, pairs: Pairs) -> list[Difference]:
     every = [*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]
     found = list(dict.fromkeys(every))  # each once, in the order of the keys
     if not executions.isdisjoint(SIMULATED):
-        found += _difference("calibration", *({calibration_of(results)} for results in (a, b)))
+        found += _difference(
+            "calibration", *({calibration_of(results)} for results in (a, b))
+        )
     return found
 
 
-def _refuse_unless_equal(a: Results, b: Results, pairs: Pairs, ignore: Collection[str] = ()) -> list[Difference]:
+def _refuse_unless_equal(
+    a: Results, b: Results, pairs: Pairs, ignore: Collection[str] = ()
+) -> list[Difference]:
     """Return the differences of the studies, in cells of `a` and `b`, if `ignore` overrides all of them.
 
     Raises:
@@ -354,14 +457,22 @@ def changed(a: Results, b: Results) -> list[str]:
     if commits[0] != commits[1]:
         found.append(f"commit {_text(commits[0])} → {_text(commits[1])}")
     for name in sorted(set(a.runs["strategy"]) & set(b.runs["strategy"])):
-        contents = [_values(runs[runs["strategy"] == name], "strategy_sha256", 12) for runs in (a.runs, b.runs)]
+        contents = [
+            _values(runs[runs["strategy"] == name], "strategy_sha256", 12)
+            for runs in (a.runs, b.runs)
+        ]
         if contents[0] != contents[1]:
             found.append(f"{name} (sha256 {_text(contents[0])} → {_text(contents[1])})")
-    hashes = [[str(value) for value in results.runs["packages_hash"].dropna().unique()] for results in (a, b)]
+    hashes = [
+        [str(value) for value in results.runs["packages_hash"].dropna().unique()]
+        for results in (a, b)
+    ]
     if set(hashes[0]) != set(hashes[1]):
         provenance = [*provenance_in(a.folder), *provenance_in(b.folder)]
         packages = changed_packages(provenance, [*hashes[0], *hashes[1]])
-        named = [f"{name} {' → '.join(versions)}" for name, versions in packages.items()]
+        named = [
+            f"{name} {' → '.join(versions)}" for name, versions in packages.items()
+        ]
         more = [f"{len(named) - _NAMED} more packages"] if len(named) > _NAMED else []
         found += named[:_NAMED] + more or ["packages (provenance/ does not say which)"]
     return found
@@ -371,7 +482,10 @@ def _commits(runs: pd.DataFrame) -> set[str]:
     """Ten digits of each commit, with `+` if the checkout had uncommitted changes."""
     known = runs[runs["git_commit"].notna()]
     changed = known["git_dirty"].fillna(False).astype(bool)
-    return {f"{name[:10]}{'+' if more else ''}" for name, more in zip(known["git_commit"], changed, strict=True)}
+    return {
+        f"{name[:10]}{'+' if more else ''}"
+        for name, more in zip(known["git_commit"], changed, strict=True)
+    }
 
 
 def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
@@ -381,7 +495,9 @@ def _columns(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[Difference]:
         own = [runs[runs["execution"] == execution] for runs in (a, b)]
         yield from _difference("cluster", *(set(clusters_of(runs)) for runs in own))
         if execution in MEASURED:
-            yield from _difference("machine", *(_values(runs, "host_hash") for runs in own))
+            yield from _difference(
+                "machine", *(_values(runs, "host_hash") for runs in own)
+            )
 
 
 def _runs_of(results: Results, cells: Collection[Cell]) -> pd.DataFrame:
@@ -408,7 +524,9 @@ def _of_cells(runs: Sequence[pd.DataFrame], pairs: Pairs) -> Iterator[Difference
 def _by_cell(runs: pd.DataFrame, column: str) -> dict[Cell, set[str]]:
     """Known values of `column`, as text, in each cell."""
     found: dict[Cell, set[str]] = {}
-    for cell, value, known in zip(cells_in(runs), runs[column], runs[column].notna(), strict=True):
+    for cell, value, known in zip(
+        cells_in(runs), runs[column], runs[column].notna(), strict=True
+    ):
         found.setdefault(cell, set()).update([str(value)] if known else [])
     return found
 
@@ -416,7 +534,9 @@ def _by_cell(runs: pd.DataFrame, column: str) -> dict[Cell, set[str]]:
 def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]:
     """Differing keys of the resolved studies; keys unknown to an older version have their default."""
     if not (a.study and b.study):
-        yield from _difference(_WHOLE, *({"there" if results.study else "missing"} for results in (a, b)))
+        yield from _difference(
+            _WHOLE, *({"there" if results.study else "missing"} for results in (a, b))
+        )
         return
     own = [_resolved(results) for results in (a, b)]
     for key in _STUDY + (_SIMULATED if executions & {"paced", *SIMULATED} else []):
@@ -427,10 +547,14 @@ def _study(a: Results, b: Results, executions: set[str]) -> Iterator[Difference]
 def _resolved(results: Results) -> dict[str, Any]:
     """Resolved study with the options of `virtual` as keys `virtual.KEY`."""
     study = load_study(results.folder / _WHOLE, {}, []).model_dump(mode="json")
-    return study | {f"virtual.{name}": value for name, value in study["virtual"].items()}
+    return study | {
+        f"virtual.{name}": value for name, value in study["virtual"].items()
+    }
 
 
-def _difference(key: str, a: Collection[str], b: Collection[str]) -> Iterator[Difference]:
+def _difference(
+    key: str, a: Collection[str], b: Collection[str]
+) -> Iterator[Difference]:
     if set(a) != set(b):
         yield Difference(key, _text(a), _text(b))
 

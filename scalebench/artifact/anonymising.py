@@ -1,7 +1,8 @@
 """Copy a study's records without homes, secrets, names and paths of this machine.
 
-Files that the study names (a cluster, weights, own models and strategies, a calibration) are copied to `inputs/`, where
-the copied study names them. Data files are not copied; the study expects them in `inputs/data`.
+Files that the study names (a cluster, weights, own models and strategies, a
+calibration) are copied to `inputs/`, where the copied study names them. Data files are
+not copied; the study expects them in `inputs/data`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from scalebench.errors import ClusterError, reading
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import is_own
 from scalebench.records.append_only import from_line, to_lines, to_text
-from scalebench.records.folder import CALIBRATION, DURATIONS, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
+from scalebench.records.folder import (
+    CALIBRATION,
+    DURATIONS,
+    EPOCHS,
+    PLANNED,
+    PROVENANCE,
+    RUNS,
+    STUDY,
+)
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study
@@ -32,7 +41,13 @@ from scalebench.study.spec import Study, slug
 
 DATA = "inputs/data"
 _HERE = "this-machine"
-_FREE_TEXTS = ("error", "launcher", "binding", "device", "energy_source")  # columns that may hold users and hosts
+_FREE_TEXTS = (
+    "error",
+    "launcher",
+    "binding",
+    "device",
+    "energy_source",
+)  # columns that may hold users and hosts
 _LAYOUT = (tokenize.NL, tokenize.COMMENT)
 _STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
@@ -41,14 +56,23 @@ _STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 class Shipment:
     """The copied study, and inputs that are missing."""
 
-    study: Study | None = None  # as in the artifact; None: the records have no study.yaml
+    study: Study | None = (
+        None  # as in the artifact; None: the records have no study.yaml
+    )
     begun_in: Path = Path()  # folder that the study's relative paths refer to
-    cluster: str = ""  # file of the machine of the records, if virtual runs simulated `this-machine`
+    # file of the machine of the records, if virtual runs simulated `this-machine`
+    cluster: str = ""
     needs_data: bool = False
     has_calibration: bool = False
-    is_stated: bool = False  # all costs of virtual runs are stated by study and cluster, not measured
-    sizes: dict[str, float] = field(default_factory=dict)  # cores, workers and GiB of a node of the records' machine
-    missing: list[str] = field(default_factory=list)  # places in the artifact of files that are gone or have changed
+    is_stated: bool = (
+        False  # all costs of virtual runs are stated by study and cluster, not measured
+    )
+    sizes: dict[str, float] = field(
+        default_factory=dict
+    )  # cores, workers and GiB of a node of the records' machine
+    missing: list[str] = field(
+        default_factory=list
+    )  # places in the artifact of files that are gone or have changed
 
     def resolve_cluster(self, text: str) -> str:
         """Replace sizes that a cluster file reads from `this-machine` by those of the records' machine."""
@@ -75,7 +99,9 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         if study.calibration is not None and not calibration.is_file():
             calibration = shipment.begun_in / study.calibration.expanduser()
         shipment.study = inputs.ship(study)
-        (records / STUDY).write_text(redact(dump_study(shipment.study), names=False), encoding="utf-8")
+        (records / STUDY).write_text(
+            redact(dump_study(shipment.study), names=False), encoding="utf-8"
+        )
     for table in (RUNS, EPOCHS, PLANNED, DURATIONS):
         if (folder / table).is_file():
             text = inputs.rename(redact(_read(folder / table), names=False))
@@ -84,7 +110,10 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
             if table == PLANNED:  # in the artifact, paths refer to its top
                 text = re.sub(r'"begun_in": "[^"]*"', '"begun_in": "../.."', text)
             (records / table).write_text(text, encoding="utf-8")
-    copies = {file: records / PROVENANCE / file.name for file in sorted((folder / PROVENANCE).glob("*.json"))}
+    copies = {
+        file: records / PROVENANCE / file.name
+        for file in sorted((folder / PROVENANCE).glob("*.json"))
+    }
     shipment.has_calibration = calibration.is_file()
     if shipment.has_calibration:
         copies[calibration] = records / CALIBRATION
@@ -107,7 +136,9 @@ class _Inputs:
         shipment = self.shipment
         changes: dict[str, object] = {"calibration": None}
         if is_own(study.model.name):
-            name, changes["model_sha256"] = self._ship_code(study.model.name, study.model_sha256)
+            name, changes["model_sha256"] = self._ship_code(
+                study.model.name, study.model_sha256
+            )
             changes["model"] = study.model.model_copy(update={"name": name})
         strategies = []
         pins = dict[str, str]()
@@ -120,15 +151,24 @@ class _Inputs:
         changes |= {"strategies": strategies, "strategy_sha256": pins}
         there = shipment.begun_in / study.cluster
         with suppress(ClusterError):  # a missing file is listed as missing
-            shipment.is_stated = load_cluster(there if there.is_file() else study.cluster).compute != _HERE
+            shipment.is_stated = (
+                load_cluster(there if there.is_file() else study.cluster).compute
+                != _HERE
+            )
         if cluster := own_file(study.cluster):
-            place, digest = self._ship_file(cluster, study.cluster_sha256, shipment.resolve_cluster)
+            place, digest = self._ship_file(
+                cluster, study.cluster_sha256, shipment.resolve_cluster
+            )
             self.renamed[study.cluster] = place
             changes |= {"cluster": place, "cluster_sha256": digest}
         elif study.cluster == _HERE:
-            shipment.cluster = self._ship_file(preset(_HERE), None, shipment.resolve_cluster)[0]
+            shipment.cluster = self._ship_file(
+                preset(_HERE), None, shipment.resolve_cluster
+            )[0]
         if study.init_weights is not None:
-            place, digest = self._ship_file(study.init_weights, study.init_weights_sha256, None)
+            place, digest = self._ship_file(
+                study.init_weights, study.init_weights_sha256, None
+            )
             changes |= {"init_weights": Path(place), "init_weights_sha256": digest}
         if study.data_dir is not None:
             shipment.needs_data = True
@@ -150,11 +190,13 @@ class _Inputs:
         self.renamed[name] = f"{place}:{attribute}"
         return self.renamed[name], digest
 
-    def _ship_file(self, file: Path, pin: str | None, redacted: Callable[[str], str] | None) -> tuple[str, str | None]:
+    def _ship_file(
+        self, file: Path, pin: str | None, redacted: Callable[[str], str] | None
+    ) -> tuple[str, str | None]:
         """Copy an input, a text through `redacted`; return its place in the artifact and the checksum of the copy.
 
-        It is missing if it is gone or its checksum is not `pin`. The copy has another one if something was redacted;
-        rows then get that one.
+        It is missing if it is gone or its checksum is not `pin`. The copy has another
+        one if something was redacted; rows then get that one.
         """
         place = f"inputs/{slug(redact(file.name))}"
         source = self.shipment.begun_in / file.expanduser()
@@ -177,7 +219,9 @@ def recorded_machines(folder: Path) -> list[dict[str, Any]]:
     """Return the launch environments in provenance/, that of the last run last."""
     rows = list(csv.DictReader(_read(folder / RUNS).splitlines()))
     last = rows[-1].get("provenance") if rows else None
-    return sorted(provenance_in(folder), key=lambda facts: bool(facts["provenance"] == last))
+    return sorted(
+        provenance_in(folder), key=lambda facts: bool(facts["provenance"] == last)
+    )
 
 
 def _node_sizes(folder: Path) -> dict[str, float]:
@@ -187,7 +231,11 @@ def _node_sizes(folder: Path) -> dict[str, float]:
     if not isinstance(cpu, dict) or not cpu.get("usable_cores"):
         return {}
     memory = round(machines[-1].get("memory_mib", 0) / 1024, 1)
-    return {"cores": cpu["usable_cores"], "workers_per_node": cpu["usable_cores"], "memory_gib": memory}
+    return {
+        "cores": cpu["usable_cores"],
+        "workers_per_node": cpu["usable_cores"],
+        "memory_gib": memory,
+    }
 
 
 def _without_names(table: str) -> str:
@@ -197,7 +245,9 @@ def _without_names(table: str) -> str:
     for number, line in enumerate(lines[1:], start=1):
         cells = [to_text(cell) for cell in from_line(line.encode())]
         masked = cells.copy()
-        for place, name in enumerate(header[: len(cells)]):  # a torn line has fewer cells, or more
+        for place, name in enumerate(
+            header[: len(cells)]
+        ):  # a torn line has fewer cells, or more
             if name in _FREE_TEXTS:
                 masked[place] = redact(cells[place])
         if masked != cells:
@@ -217,18 +267,24 @@ def redact_code(text: str) -> str:
         return redact(text, names=False)
     pieces, end = [], 0
     for token in _comments_and_docstrings(tokens):
-        first, last = (begins[row - 1] + column for row, column in (token.start, token.end))
+        first, last = (
+            begins[row - 1] + column for row, column in (token.start, token.end)
+        )
         pieces += [text[end:first], redact(text[first:last])]
         end = last
     return redact("".join([*pieces, text[end:]]), names=False)
 
 
-def _comments_and_docstrings(tokens: list[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+def _comments_and_docstrings(
+    tokens: list[tokenize.TokenInfo],
+) -> Iterator[tokenize.TokenInfo]:
     """Yield comments, and strings that are whole statements."""
     before = tokenize.NEWLINE
     for token, after in zip(tokens, [*tokens[1:], tokens[-1]], strict=True):
         ends = after.type in (tokenize.NEWLINE, *_LAYOUT)
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and before in _STATEMENT_ENDS and ends):
+        if token.type == tokenize.COMMENT or (
+            token.type == tokenize.STRING and before in _STATEMENT_ENDS and ends
+        ):
             yield token
         if token.type not in _LAYOUT:
             before = token.type

@@ -1,10 +1,12 @@
 """The artifact description: contributions, figures, expected results, hardware and software, gathered from the records.
 
-Its parts are those of the SC conferences. The authors state in a YAML file (`Paper`) what the records cannot hold.
+Its parts are those of the SC conferences. The authors state in a YAML file (`Paper`)
+what the records cannot hold.
 
-It is rendered as LaTeX, Markdown, reproduce.sh and RO-Crate metadata; names in it are never markup. RO-Crate 1.2
-(https://w3id.org/ro/crate/1.2) is JSON-LD: a descriptor about the root `./`, which has every file as a part; running
-the study and drawing the figures are CreateActions with scalebench as their instrument.
+It is rendered as LaTeX, Markdown, reproduce.sh and RO-Crate metadata; names in it are
+never markup. RO-Crate 1.2 (https://w3id.org/ro/crate/1.2) is JSON-LD: a descriptor
+about the root `./`, which has every file as a part; running the study and drawing the
+figures are CreateActions with scalebench as their instrument.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.summary import summary
 from scalebench.artifact.anonymising import Shipment, recorded_machines
-from scalebench.artifact.verification import Minutes, expected_again, expected_minutes, sha256
+from scalebench.artifact.verification import (
+    Minutes,
+    expected_again,
+    expected_minutes,
+    sha256,
+)
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
@@ -43,8 +50,18 @@ from scalebench.tables import Entry, Table
 from scalebench.tables.printed import escape_latex
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
-_ORDER = ("strong-scaling", "weak-scaling", "time-reduction", "convergence", "breakdown", "agreement")
-_TRAINING_ONLY = ("torch", "scikit-learn")  # not needed to read records and draw figures
+_ORDER = (
+    "strong-scaling",
+    "weak-scaling",
+    "time-reduction",
+    "convergence",
+    "breakdown",
+    "agreement",
+)
+_TRAINING_ONLY = (
+    "torch",
+    "scikit-learn",
+)  # not needed to read records and draw figures
 _Line = Annotated[str, Field(min_length=1, max_length=2000)]
 
 CRATE = "ro-crate-metadata.json"
@@ -73,12 +90,24 @@ class PaperFile(StrictModel):
 
     title: _Line | None = None
     authors: list[Author] = Field([])
-    license: str | None = Field(None, pattern=r"^[A-Za-z0-9.+-]+$", description="SPDX identifier, such as CC-BY-4.0")
-    doi: str | None = Field(None, pattern=r"^10\.\d{4,9}/\S+$", description="of the artifact, not of the paper")
-    url: str | None = Field(None, pattern=r"^https?://\S+$", description="address of the artifact")
+    license: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9.+-]+$",
+        description="SPDX identifier, such as CC-BY-4.0",
+    )
+    doi: str | None = Field(
+        None,
+        pattern=r"^10\.\d{4,9}/\S+$",
+        description="of the artifact, not of the paper",
+    )
+    url: str | None = Field(
+        None, pattern=r"^https?://\S+$", description="address of the artifact"
+    )
     published: date | None = Field(None, description="default: the day of the last run")
     contributions: list[Contribution] = Field([])
-    elements: dict[str, _Line] = Field({}, description="place of each figure in the paper: {strong-scaling: Figure 3}")
+    elements: dict[str, _Line] = Field(
+        {}, description="place of each figure in the paper: {strong-scaling: Figure 3}"
+    )
 
 
 def load_paper(path: Path | None) -> PaperFile:
@@ -91,7 +120,10 @@ def load_paper(path: Path | None) -> PaperFile:
         return PaperFile()
     paper = read_as(path, PaperFile, StudyError, "paper")
     known = figure_names()
-    for name in [*paper.elements, *(name for one in paper.contributions for name in one.figures)]:
+    for name in [
+        *paper.elements,
+        *(name for one in paper.contributions for name in one.figures),
+    ]:
         if name not in known:
             raise StudyError(f"{path}: unknown figure {name!r}; {nearest(name, known)}")
     return paper
@@ -147,11 +179,16 @@ class Description:
 
 
 def describe(
-    results: Results, drawn: Sequence[Drawn], paper: PaperFile, shipment: Shipment, earlier: Path | None = None
+    results: Results,
+    drawn: Sequence[Drawn],
+    paper: PaperFile,
+    shipment: Shipment,
+    earlier: Path | None = None,
 ) -> Description:
     """Describe the artifact that holds `results` and the figures `drawn`.
 
-    `earlier` is the folder of an earlier artifact of the study, for the step times that reproduce.sh left there.
+    `earlier` is the folder of an earlier artifact of the study, for the step times that
+    reproduce.sh left there.
     """
     runs = results.runs
     name = results.folder.name
@@ -160,10 +197,15 @@ def describe(
     figures = sorted(with_files, key=lambda one: order.get(one.name, len(order)))
     summaries = dict(describe_figures())
     claims = paper.contributions or [
-        Contribution(text=f"{summaries[figure.name][:1].upper()}{summaries[figure.name][1:]}.", figures=[figure.name])
+        Contribution(
+            text=f"{summaries[figure.name][:1].upper()}{summaries[figure.name][1:]}.",
+            figures=[figure.name],
+        )
         for figure in figures
     ]
-    numbered = tuple((f"C{number}", claim) for number, claim in enumerate(claims, start=1))
+    numbered = tuple(
+        (f"C{number}", claim) for number, claim in enumerate(claims, start=1)
+    )
     provenance = recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
@@ -176,8 +218,13 @@ def describe(
         license=paper.license or NO_LICENSE,
         answer=as_text(answer(results, comparisons(results)).sentence),
         contributions=numbered,
-        elements=tuple(_element(figure.name, paper, numbered, f"plots/{slug(name)}") for figure in figures),
-        not_drawn=tuple((figure.name, figure.absent) for figure in drawn if figure.absent),
+        elements=tuple(
+            _element(figure.name, paper, numbered, f"plots/{slug(name)}")
+            for figure in figures
+        ),
+        not_drawn=tuple(
+            (figure.name, figure.absent) for figure in drawn if figure.absent
+        ),
         expected=_expected(summary(results)),
         executions=executions,
         again=expected_again(executions, shipment),
@@ -186,11 +233,17 @@ def describe(
         python=str(provenance[-1].get("python", "")) if provenance else "",
         packages=tuple(_packages(pins)),
         # without a build's own label: `==2.13.0` accepts 2.13.0+cpu, which no index has
-        pins=tuple((one, version.partition("+")[0]) for one, version in sorted(pins.items()) if one != "scalebench"),
+        pins=tuple(
+            (one, version.partition("+")[0])
+            for one, version in sorted(pins.items())
+            if one != "scalebench"
+        ),
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
         data=dict(study_facts(results))["data"],
-        data_from=dict(DATASETS.describe()).get(str(last["dataset"]).partition("(")[0], ""),
+        data_from=dict(DATASETS.describe()).get(
+            str(last["dataset"]).partition("(")[0], ""
+        ),
         dataset_sha256=tuple(sorted(runs["dataset_sha256"].dropna().unique())),
         shipment=shipment,
         engines=tuple(sorted(set(runs["engine"]))),
@@ -202,10 +255,17 @@ def describe(
     )
 
 
-def _element(figure: str, paper: PaperFile, claims: Sequence[tuple[str, Contribution]], plots: str) -> Element:
+def _element(
+    figure: str,
+    paper: PaperFile,
+    claims: Sequence[tuple[str, Contribution]],
+    plots: str,
+) -> Element:
     """Return the element of the paper that `figure` is, and the claims that it shows."""
     numbers = tuple(number for number, claim in claims if figure in claim.figures)
-    return Element(figure, paper.elements.get(figure, figure), numbers, f"{plots}/{figure}")
+    return Element(
+        figure, paper.elements.get(figure, figure), numbers, f"{plots}/{figure}"
+    )
 
 
 def light_requirements() -> list[str]:
@@ -216,7 +276,9 @@ def light_requirements() -> list[str]:
 def _expected(table: Table) -> Table:
     """Select for each strategy and execution the row with the largest worker count and no mark."""
     names = [column.name for column in table.columns]
-    strategy, workers, execution = map(names.index, ("strategy", "workers", "execution"))
+    strategy, workers, execution = map(
+        names.index, ("strategy", "workers", "execution")
+    )
     largest: dict[tuple[str, str], Sequence[Entry]] = {}
     for row in table.rows:
         count = row[workers].number
@@ -232,7 +294,9 @@ def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     cpu = facts.get("cpu") or {}
     found = {
         "processor": f"{cpu.get('model', 'unknown')}, {cpu.get('usable_cores', '?')} cores usable",
-        "memory": f"{facts['memory_mib'] / 1024:.0f} GiB" if facts.get("memory_mib") else "",
+        "memory": f"{facts['memory_mib'] / 1024:.0f} GiB"
+        if facts.get("memory_mib")
+        else "",
         "GPUs": "; ".join(_gpu(gpu) for gpu in facts.get("gpus") or []) or "none",
         "operating system": str(facts.get("platform") or ""),
         "MPI": str(facts.get("mpi") or ""),
@@ -240,7 +304,9 @@ def _machine(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     }
     if nodes := nodes_in(facts) if facts.get("nodes") else {}:
         kinds = Counter(hardware(node) for node in nodes.values())
-        found["nodes of real runs"] = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
+        found["nodes of real runs"] = "; ".join(
+            f"{count} of {kind}" for kind, count in kinds.items()
+        )
     return tuple((key, value) for key, value in found.items() if value)
 
 
@@ -309,7 +375,9 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
-DOCUMENTS: dict[str, tuple[str, Callable[[str], str]]] = {  # template, and escape of its language
+DOCUMENTS: dict[
+    str, tuple[str, Callable[[str], str]]
+] = {  # template, and escape of its language
     "README.md": ("artifact.md.j2", escape_markdown),
     "artifact-description.tex": ("artifact.tex.j2", escape_latex),
     "reproduce.sh": ("artifact.sh.j2", str),
@@ -330,7 +398,11 @@ def render(document: str, description: Description) -> str:
     settings: dict[str, Any] = _LATEX if document.endswith(".tex") else {}
 
     def finalize(value: object) -> object:
-        return escape(value) if isinstance(value, str) and not isinstance(value, Tex) else value
+        return (
+            escape(value)
+            if isinstance(value, str) and not isinstance(value, Tex)
+            else value
+        )
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -350,32 +422,58 @@ def crate(folder: Path, description: Description) -> str:
     """Return the RO-Crate metadata of the files in `folder` as JSON-LD."""
     d = description
     study = f"results/{description.study}"
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CRATE)
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name != CRATE
+    )
     entities = [_file(folder, file) for file in files]
     names = [str(entity["@id"]) for entity in entities]
-    records = [name for name in names if name in (f"{study}/runs.csv", f"{study}/epochs.csv")]
-    inputs = [name for name in names if name.startswith((f"{study}/study", f"{study}/calibration", "inputs/"))]
-    authors = [_author(number, author) for number, author in enumerate(d.paper.authors, start=1)]
-    agents = {"agent": [_link(author[0]["@id"]) for author in authors]} if authors else {}
+    records = [
+        name for name in names if name in (f"{study}/runs.csv", f"{study}/epochs.csv")
+    ]
+    inputs = [
+        name
+        for name in names
+        if name.startswith((f"{study}/study", f"{study}/calibration", "inputs/"))
+    ]
+    authors = [
+        _author(number, author)
+        for number, author in enumerate(d.paper.authors, start=1)
+    ]
+    agents = (
+        {"agent": [_link(author[0]["@id"]) for author in authors]} if authors else {}
+    )
     doi = f"https://doi.org/{d.paper.doi}" if d.paper.doi else ""
     root = _root(d, names, doi)
     if authors:
         root |= {"author": agents["agent"], "publisher": agents["agent"][0]}
     for licence in sorted({d.paper.license or "Apache-2.0", "Apache-2.0"}):
         about = f"The licence with the SPDX identifier {licence}"
-        entities.append(_entity(_SPDX + licence, "CreativeWork", name=licence, description=about))
+        entities.append(
+            _entity(_SPDX + licence, "CreativeWork", name=licence, description=about)
+        )
     entities += [entity for author in authors for entity in author]
     if doi:
         registry = "https://registry.identifiers.org/registry/doi"
         value = f"doi:{d.paper.doi}"
-        entities.append(_entity(doi, "PropertyValue", name="DOI", propertyID=registry, value=value, url=doi))
+        entities.append(
+            _entity(
+                doi,
+                "PropertyValue",
+                name="DOI",
+                propertyID=registry,
+                value=value,
+                url=doi,
+            )
+        )
     entities += [
         _entity(
             "#scalebench",
             "SoftwareApplication",
             name="scalebench",
             version=d.version,
-            url=next((_link(name) for name in names if name.startswith("software/")), ""),
+            url=next(
+                (_link(name) for name in names if name.startswith("software/")), ""
+            ),
             description="Benchmarks how much time synchronising less often saves in distributed training",
             license=_link(_SPDX + "Apache-2.0"),
         ),
@@ -392,10 +490,16 @@ def crate(folder: Path, description: Description) -> str:
     ]
     if d.elements:
         plots = [name for name in names if name.startswith("plots/")]
-        drawing = _action("#figures", "Draw the figures", "scalebench plot", records, plots)
+        drawing = _action(
+            "#figures", "Draw the figures", "scalebench plot", records, plots
+        )
         entities.append(drawing | {"endTime": d.published} | agents)
     conforms = _link("https://w3id.org/ro/crate/1.2")
-    graph = [_entity(CRATE, "CreativeWork", about=_link("./"), conformsTo=conforms), root, *entities]
+    graph = [
+        _entity(CRATE, "CreativeWork", about=_link("./"), conformsTo=conforms),
+        root,
+        *entities,
+    ]
     whole = {"@context": "https://w3id.org/ro/crate/1.2/context", "@graph": graph}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
@@ -427,7 +531,9 @@ def _link(identity: str) -> dict[str, str]:
     return {"@id": identity}
 
 
-def _action(identity: str, name: str, command: str, objects: list[str], results: list[str]) -> dict[str, Any]:
+def _action(
+    identity: str, name: str, command: str, objects: list[str], results: list[str]
+) -> dict[str, Any]:
     return _entity(
         identity,
         "CreateAction",
@@ -446,7 +552,11 @@ def _file(folder: Path, file: Path) -> dict[str, Any]:
         name,
         ["File", "SoftwareSourceCode"] if is_script else "File",
         name=file.name,
-        description=next(words for pattern, words in _DESCRIPTIONS.items() if fnmatchcase(name, pattern)),
+        description=next(
+            words
+            for pattern, words in _DESCRIPTIONS.items()
+            if fnmatchcase(name, pattern)
+        ),
         encodingFormat=_FORMATS.guess_type(file.name)[0] or "application/octet-stream",
         contentSize=str(file.stat().st_size),
         sha256=sha256(file),
@@ -457,7 +567,9 @@ def _file(folder: Path, file: Path) -> dict[str, Any]:
 def _author(number: int, author: Author) -> list[dict[str, Any]]:
     """Return the person and, if stated, the affiliation."""
     person = _entity(
-        f"https://orcid.org/{author.orcid}" if author.orcid else f"#author-{number}", "Person", name=author.name
+        f"https://orcid.org/{author.orcid}" if author.orcid else f"#author-{number}",
+        "Person",
+        name=author.name,
     )
     if not author.affiliation:
         return [person]

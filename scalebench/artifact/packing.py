@@ -32,7 +32,13 @@ from scalebench.artifact.artifact_description import (
     light_requirements,
     render,
 )
-from scalebench.artifact.verification import NOT_TIMED, SUMS, TIMES, changed_files, sha256
+from scalebench.artifact.verification import (
+    NOT_TIMED,
+    SUMS,
+    TIMES,
+    changed_files,
+    sha256,
+)
 from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
@@ -54,7 +60,9 @@ class Artifact:
     remarks: tuple[str, ...]
 
 
-def write_artifact(results: Path, output: Path, paper: PaperFile, *, jobs: int = 1) -> Artifact:
+def write_artifact(
+    results: Path, output: Path, paper: PaperFile, *, jobs: int = 1
+) -> Artifact:
     """Write the artifact of the study in `results` as `output`/<study>-artifact/ and -artifact.zip.
 
     An existing artifact is replaced unless its files were changed by hand.
@@ -77,7 +85,9 @@ def write_artifact(results: Path, output: Path, paper: PaperFile, *, jobs: int =
                 for inner, file in _files(building):
                     mode = 0o755 if os.access(file, os.X_OK) else 0o644
                     _add_file(packed, f"{folder.name}/{inner}", file.read_bytes(), mode)
-            if (folder / TIMES).is_file():  # the author's own, not a part of the artifact
+            if (
+                folder / TIMES
+            ).is_file():  # the author's own, not a part of the artifact
                 shutil.copyfile(folder / TIMES, building / TIMES)
             if folder.exists():
                 shutil.rmtree(folder)
@@ -90,26 +100,36 @@ def _refuse_if_changed(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / SUMS).is_file():
-        raise ResultsError(f"{folder} is there and no artifact; choose another --output")
+        raise ResultsError(
+            f"{folder} is there and no artifact; choose another --output"
+        )
     if changed := changed_files(folder):
         raise ResultsError(
             f"{folder}: {changed[0]} was changed by hand and would be lost; move the folder, or choose another --output"
         )
 
 
-def _fill(results: Path, building: Path, name: str, paper: PaperFile, jobs: int, earlier: Path) -> Description:
+def _fill(
+    results: Path, building: Path, name: str, paper: PaperFile, jobs: int, earlier: Path
+) -> Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
         drawn = plot_folder(records, building / "plots", jobs=jobs)
-    with suppress(OSError):  # the next artifact states the same time; a read-only folder is left as it is
-        write_atomic(results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8"))
+    with suppress(
+        OSError
+    ):  # the next artifact states the same time; a read-only folder is left as it is
+        write_atomic(
+            results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8")
+        )
     (building / "software").mkdir()
     write_wheel(building / "software")
     description = describe(load(records), drawn, paper, shipment, earlier)
     pins = [f"{package}=={version}" for package, version in description.pins]
     files = {
-        "constraints.txt": "\n".join([f"# Python {description.python or 'unknown'}", *pins, ""]),
+        "constraints.txt": "\n".join(
+            [f"# Python {description.python or 'unknown'}", *pins, ""]
+        ),
         "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
         **{name: render(name, description) for name in DOCUMENTS},
     }
@@ -124,10 +144,16 @@ def _fill(results: Path, building: Path, name: str, paper: PaperFile, jobs: int,
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
     """Return every file with its name inside `folder`, sorted by name."""
-    return sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file())
+    return sorted(
+        (file.relative_to(folder).as_posix(), file)
+        for file in folder.rglob("*")
+        if file.is_file()
+    )
 
 
-def _add_file(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
+def _add_file(
+    archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644
+) -> None:
     """Add a file without the date and the user of this moment."""
     entry = zipfile.ZipInfo(name, _ZIP_EPOCH)
     entry.create_system = 3  # Unix: the mode counts
@@ -139,17 +165,31 @@ def _add_file(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o64
 def write_wheel(folder: Path) -> Path:
     """Write the running scalebench as a wheel to `folder`, from the installed files, without a build.
 
-    A wheel (PyPA, "Binary distribution format") is a zip of the package and of NAME-VERSION.dist-info, whose RECORD has
-    the SHA-256 and the size of each file.
+    A wheel (PyPA, "Binary distribution format") is a zip of the package and of
+    NAME-VERSION.dist-info, whose RECORD has the SHA-256 and the size of each file.
     """
     info = f"scalebench-{scalebench.__version__}.dist-info"
     wheel = folder / f"scalebench-{scalebench.__version__}-py3-none-any.whl"
-    installed = distribution("scalebench")  # of an installation, or of a source tree (PKG-INFO)
-    about = {name: installed.read_text(name) for name in ("entry_points.txt", "licenses/LICENSE")}
-    about["METADATA"] = installed.read_text("METADATA") or installed.read_text("PKG-INFO")
-    about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: scalebench\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files = {f"{info}/{name}": text.encode() for name, text in about.items() if text} | dict(_package_files())
-    record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in sorted(files.items())]
+    installed = distribution(
+        "scalebench"
+    )  # of an installation, or of a source tree (PKG-INFO)
+    about = {
+        name: installed.read_text(name)
+        for name in ("entry_points.txt", "licenses/LICENSE")
+    }
+    about["METADATA"] = installed.read_text("METADATA") or installed.read_text(
+        "PKG-INFO"
+    )
+    about["WHEEL"] = (
+        "Wheel-Version: 1.0\nGenerator: scalebench\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    files = {
+        f"{info}/{name}": text.encode() for name, text in about.items() if text
+    } | dict(_package_files())
+    record = [
+        f"{name},sha256={_digest(data)},{len(data)}"
+        for name, data in sorted(files.items())
+    ]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in sorted(files.items()):
@@ -160,7 +200,11 @@ def write_wheel(folder: Path) -> Path:
 def _package_files() -> Iterator[tuple[str, bytes]]:
     package = Path(scalebench.__file__).parent
     for inner, file in _files(package):
-        if not _NOT_PACKED & set(Path(inner).parts) and file.suffix not in (".pyc", ".pyo", ".so"):
+        if not _NOT_PACKED & set(Path(inner).parts) and file.suffix not in (
+            ".pyc",
+            ".pyo",
+            ".so",
+        ):
             yield f"scalebench/{inner}", file.read_bytes()
 
 

@@ -24,7 +24,10 @@ from scalebench.system.bounded_read import read_text
 SUMS = "SHA256SUMS"
 REDRAWN = "redrawn"
 TIMES = "times.csv"
-RELATIVE, ABSOLUTE = 1e-9, 1e-12  # sums and logarithms differ in their last bits between processors
+RELATIVE, ABSOLUTE = (
+    1e-9,
+    1e-12,
+)  # sums and logarithms differ in their last bits between processors
 NOT_TIMED = "not timed"
 _EQUAL = (
     "give the same times and metrics, to the last bit on the same processor and build of PyTorch, and up to rounding "
@@ -54,7 +57,11 @@ def sha256(file: Path) -> str:
 def changed_files(folder: Path) -> list[str]:
     """Return the files in SHA256SUMS that are missing in `folder` or have another checksum."""
     sums = [line.partition("  ") for line in read_text(folder / SUMS).splitlines()]
-    return [name for digest, _, name in sums if not (folder / name).is_file() or sha256(folder / name) != digest]
+    return [
+        name
+        for digest, _, name in sums
+        if not (folder / name).is_file() or sha256(folder / name) != digest
+    ]
 
 
 def verify_artifact(folder: Path, *, jobs: int = 1) -> list[Verdict]:
@@ -67,11 +74,15 @@ def verify_artifact(folder: Path, *, jobs: int = 1) -> list[Verdict]:
         raise ResultsError(f"{folder} holds no {SUMS}; expected an unpacked artifact")
     if changed := changed_files(folder):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise ResultsError(f"{folder}: {changed[0]}{more} is not as it was packed; unpack the artifact again")
+        raise ResultsError(
+            f"{folder}: {changed[0]}{more} is not as it was packed; unpack the artifact again"
+        )
     shipped = sorted((folder / "plots").glob("*/*.csv"))
     records = sorted(path.parent for path in (folder / "results").glob("*/runs.csv"))
     if not shipped or len(records) != 1:
-        raise ResultsError(f"{folder}: expected figures in plots/ and one study in results/")
+        raise ResultsError(
+            f"{folder}: expected figures in plots/ and one study in results/"
+        )
     drawn = plot_folder(records[0], folder / REDRAWN, jobs=jobs)
     again = {figure.name: figure.files[-1] for figure in drawn if figure.files}
     return [_compare(file.stem, file, again.get(file.stem)) for file in shipped]
@@ -81,20 +92,35 @@ def _compare(figure: str, shipped: Path, again: Path | None) -> Verdict:
     if again is None:
         return Verdict(figure, 0, "could not be drawn again")
     cells = 0
-    with shipped.open(newline="", encoding="utf-8") as old, again.open(newline="", encoding="utf-8") as new:
-        for number, (left, right) in enumerate(zip_longest(csv.reader(old), csv.reader(new)), start=1):
+    with (
+        shipped.open(newline="", encoding="utf-8") as old,
+        again.open(newline="", encoding="utf-8") as new,
+    ):
+        for number, (left, right) in enumerate(
+            zip_longest(csv.reader(old), csv.reader(new)), start=1
+        ):
             if left is None or right is None or len(left) != len(right):
-                return Verdict(figure, cells, f"line {number} is there once only, or has another length")
+                return Verdict(
+                    figure,
+                    cells,
+                    f"line {number} is there once only, or has another length",
+                )
             for before, now in zip(left, right, strict=True):
                 cells += 1
                 if to_text(before) != to_text(now) and not _equal(before, now):
-                    return Verdict(figure, cells, f"line {number}: {before or 'nothing'} is now {now or 'nothing'}")
+                    return Verdict(
+                        figure,
+                        cells,
+                        f"line {number}: {before or 'nothing'} is now {now or 'nothing'}",
+                    )
     return Verdict(figure, cells, "")
 
 
 def _equal(before: str, now: str) -> bool:
     try:
-        return math.isclose(float(before), float(now), rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        return math.isclose(
+            float(before), float(now), rel_tol=RELATIVE, abs_tol=ABSOLUTE
+        )
     except ValueError:
         return False
 
@@ -134,23 +160,28 @@ class Minutes(NamedTuple):
 def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
     """Return the minutes for the study `results`, from its records and from times.csv in an `earlier` artifact of it.
 
-    `run`, `plot` and packing time themselves (durations.json), reproduce.sh writes times.csv. A run takes the mean wall
-    time from the start of one run to the start of the next of its execution and engine; with too few runs, its training
-    and evaluation time.
+    `run`, `plot` and packing time themselves (durations.json), reproduce.sh writes
+    times.csv. A run takes the mean wall time from the start of one run to the start of
+    the next of its execution and engine; with too few runs, its training and evaluation
+    time.
     """
     seconds = {"virtual": 0.0, "native": 0.0}
     pace = progress_of(results.folder).seconds_per_run
     for (execution, engine), runs in results.runs.groupby(["execution", "engine"]):
         known = pace.get(group_of(str(execution), str(engine)))
         trained = float(runs["train_s"].sum() + runs["eval_s"].sum())
-        seconds["virtual" if execution in SIMULATED else "native"] += trained if known is None else known * len(runs)
+        seconds["virtual" if execution in SIMULATED else "native"] += (
+            trained if known is None else known * len(runs)
+        )
     took = durations_in(results.folder)
     steps = _step_seconds(earlier / TIMES) if earlier is not None else {}
     virtual = math.ceil(seconds["virtual"] / 60)
     native = math.ceil(seconds["native"] / 60)
     return Minutes(
         setup=_minutes(steps.get("install")),
-        setup_rerun=_minutes(steps["install"] + steps["install to run"]) if "install to run" in steps else NOT_TIMED,
+        setup_rerun=_minutes(steps["install"] + steps["install to run"])
+        if "install to run" in steps
+        else NOT_TIMED,
         execution=max(math.ceil(took.get("run", 0.0) / 60), virtual + native),
         virtual=virtual,
         native=native,

@@ -47,14 +47,17 @@ class Collected:
         found = []
         for shard, names in self.missing:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            found.append(f"{shard}: {counted(len(names), 'run')} left: {', '.join(names[:_SHOWN])}{more}")
+            found.append(
+                f"{shard}: {counted(len(names), 'run')} left: {', '.join(names[:_SHOWN])}{more}"
+            )
         return found
 
 
 def collect(folder: Path, others: Sequence[Path] = ()) -> Collected:
     """Merge the shards in `folder`, and those in the copies `others` of it, into its tables; each row once.
 
-    Rows keep their text. A run that two shards made counts once, by the first that completed it.
+    Rows keep their text. A run that two shards made counts once, by the first that
+    completed it.
 
     Raises:
         ResultsError: a shard is of another study or version, or the tables cannot be read or written.
@@ -94,7 +97,9 @@ def _places(folder: Path, others: Sequence[Path], shard: Shard) -> list[Path]:
     """
     for other in others:
         if not (other / SHARDS).is_dir():
-            raise ResultsError(f"{other} has no folder {SHARDS}; expected a copy of {folder} from another cluster")
+            raise ResultsError(
+                f"{other} has no folder {SHARDS}; expected a copy of {folder} from another cluster"
+            )
     places = [folder_of(folder, shard.number)]
     places += [other / SHARDS / str(shard.number) / folder.name for other in others]
     return [place for place in places if (place / RUNS).is_file()]
@@ -104,7 +109,9 @@ def _is_of_this_study(place: Path, expected: dict[str, Any], shard: Shard) -> bo
     step = f"remove {place.parent}, or collect it with the study to which it belongs"
     require_same_origin(place, expected, f"shard {shard.number}", step)
     if origin_of(place) is None:
-        raise ResultsError(f"{place.parent} does not say which study and version it is of (shard.json); {step}")
+        raise ResultsError(
+            f"{place.parent} does not say which study and version it is of (shard.json); {step}"
+        )
     return True
 
 
@@ -132,7 +139,9 @@ def _merge(folder: Path, places: Sequence[Path]) -> Collected:
     known = {_identity(row) for row in runs}
     attempts: dict[str, int] = {}
     for row in runs:
-        attempts[row["run_id"]] = max(attempts.get(row["run_id"], 0), int(row["attempt"]))
+        attempts[row["run_id"]] = max(
+            attempts.get(row["run_id"], 0), int(row["attempt"])
+        )
     collected = Collected()
     for place in places:
         of_run: dict[tuple[str, str], list[Cells]] = {}
@@ -145,7 +154,10 @@ def _merge(folder: Path, places: Sequence[Path]) -> Collected:
             known.add(_identity(row))
             number = attempts[name] = max(attempts.get(name, 0) + 1, int(attempt))
             runs.append(row | {"attempt": str(number)})
-            epochs += [epoch | {"attempt": str(number)} for epoch in of_run.get((name, attempt), [])]
+            epochs += [
+                epoch | {"attempt": str(number)}
+                for epoch in of_run.get((name, attempt), [])
+            ]
             collected.rows += 1
             if row["status"] == "completed":
                 completed.add(name)
@@ -182,7 +194,11 @@ def _write(path: Path, row_type: type[BaseModel], rows: Iterable[Cells]) -> None
 
 def _copy_files(place: Path, folder: Path) -> None:
     """Copy calibration, provenance and weights of a shard; names say content or run, so none replaces another."""
-    files = [place / CALIBRATION, *sorted((place / PROVENANCE).glob("*.json")), *sorted((place / _WEIGHTS).glob("*"))]
+    files = [
+        place / CALIBRATION,
+        *sorted((place / PROVENANCE).glob("*.json")),
+        *sorted((place / _WEIGHTS).glob("*")),
+    ]
     for path in files:
         target = folder / path.relative_to(place)
         if path.is_file() and not target.exists():
@@ -194,7 +210,11 @@ def _copy_files(place: Path, folder: Path) -> None:
 
 def _completed(folder: Path) -> set[str]:
     attempts = Attempts(folder / RUNS)
-    return {name for name, status in zip(attempts.run_id, attempts.status, strict=True) if status == "completed"}
+    return {
+        name
+        for name, status in zip(attempts.run_id, attempts.status, strict=True)
+        if status == "completed"
+    }
 
 
 def completed_runs(folder: Path, submission: Submission) -> dict[int, set[str]]:

@@ -24,7 +24,8 @@ class SchedulerError(UsageError):
 class BatchJob:
     """One job, or an array of jobs that differ in their number only.
 
-    `command` is a line of shell, in which `{number}` is the number of the task of an array.
+    `command` is a line of shell, in which `{number}` is the number of the task of an
+    array.
     """
 
     name: str
@@ -38,7 +39,9 @@ class BatchJob:
     goes_on: bool = False  # warned before the limit, and queued again with what is left
     tasks: tuple[int, ...] = ()  # consecutive numbers of an array; empty: one job
     at_once: int = 0  # tasks of an array that run at the same time; 0: all
-    again: str = ""  # command that submits what is left, for schedulers whose jobs cannot queue themselves again
+    # command that submits what is left, for schedulers whose jobs cannot queue
+    # themselves again
+    again: str = ""
     site: Site = field(default_factory=Site)
     path: str = ""  # folder of the programs of the environment that submits
 
@@ -77,7 +80,9 @@ class Scheduler(Protocol):
     index: str  # variable of the number of a task of an array
     warns: bool  # it sends SIGUSR1 to the script before the limit
     forgotten: str  # in its client's error message: it no longer knows a job
-    again: str  # line of shell that queues what is left again, {again} of the job; empty: it does so by the exit code
+    # line of shell that queues what is left again, {again} of the job; empty: it does
+    # so by the exit code
+    again: str
 
     def directives(self, job: BatchJob) -> list[str]:
         """Return the lines at the top of the script."""
@@ -122,23 +127,36 @@ def script(scheduler: Scheduler, job: BatchJob) -> str:
     if not scheduler.warns:
         before = job.limit_s - job.warned_s
         lines += [f"(sleep {before}; kill -USR1 $study) > /dev/null 2>&1 &", "clock=$!"]
-    lines += ["wait $study", "while kill -0 $study 2>/dev/null; do wait $study; done", "wait $study", "status=$?"]
+    lines += [
+        "wait $study",
+        "while kill -0 $study 2>/dev/null; do wait $study; done",
+        "wait $study",
+        "status=$?",
+    ]
     if not scheduler.warns:
         lines.append("kill $clock 2>/dev/null")
     again = scheduler.again.replace("{again}", job.again).replace("{number}", number)
     if again:
-        lines += [f"if [ $status -eq {STOPPED} ]; then   # stopped in time, with runs left", f"    {again}", "fi"]
+        lines += [
+            f"if [ $status -eq {STOPPED} ]; then   # stopped in time, with runs left",
+            f"    {again}",
+            "fi",
+        ]
     return "\n".join([*lines, "exit $status", ""])
 
 
-def call(command: Sequence[str], text: str = "", *, limit_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
+def call(
+    command: Sequence[str], text: str = "", *, limit_s: float = ANSWER_S
+) -> subprocess.CompletedProcess[str]:
     """Run a scheduler's client.
 
     Raises:
         SchedulerError: it is not here, or does not answer in time.
     """
     if shutil.which(command[0]) is None:
-        raise SchedulerError(f"no {command[0]} on PATH: the scheduler's commands are on its login nodes")
+        raise SchedulerError(
+            f"no {command[0]} on PATH: the scheduler's commands are on its login nodes"
+        )
     try:
         return subprocess.run(
             command,
@@ -150,7 +168,9 @@ def call(command: Sequence[str], text: str = "", *, limit_s: float = ANSWER_S) -
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SchedulerError(f"{command[0]} did not answer within {limit_s:g} s; try again later") from None
+        raise SchedulerError(
+            f"{command[0]} did not answer within {limit_s:g} s; try again later"
+        ) from None
     except OSError as error:
         raise SchedulerError(f"cannot start {command[0]}: {error.strerror}") from None
 
@@ -166,8 +186,14 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
     job = scheduler.job_id(done.stdout) if done.returncode == 0 else ""
     if job:
         return job
-    said = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-    raise SchedulerError(f"{command[0]} refused {path}: {said}; edit site.yaml, and submit the study again")
+    said = " ".join(
+        (
+            done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        ).split()
+    )
+    raise SchedulerError(
+        f"{command[0]} refused {path}: {said}; edit site.yaml, and submit the study again"
+    )
 
 
 def ask(scheduler: Scheduler, jobs: Sequence[str]) -> Mapping[str, JobState]:

@@ -27,7 +27,10 @@ class Lsf:
         name, file = job.name, f"{job.folder}/{job.name}.%J.txt"
         if job.tasks:
             most = f"%{job.at_once}" if job.at_once else ""
-            name, file = f"{job.name}[{job.tasks[0]}-{job.tasks[-1]}]{most}", f"{job.folder}/{job.name}.%J_%I.txt"
+            name, file = (
+                f"{job.name}[{job.tasks[0]}-{job.tasks[-1]}]{most}",
+                f"{job.folder}/{job.name}.%J_%I.txt",
+            )
         minutes = -(-job.limit_s // 60)
         flags = [
             f'-J "{name}"',
@@ -61,7 +64,14 @@ class Lsf:
 
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return one bjobs for all jobs, ended ones too."""
-        return ["bjobs", "-noheader", "-a", "-o", "jobid jobindex stat start_time pend_reason delimiter='|'", *jobs]
+        return [
+            "bjobs",
+            "-noheader",
+            "-a",
+            "-o",
+            "jobid jobindex stat start_time pend_reason delimiter='|'",
+            *jobs,
+        ]
 
     def states(self, printed: str) -> dict[str, JobState]:
         """Return the states of bjobs's lines."""
@@ -71,9 +81,15 @@ class Lsf:
             if len(cells) != 5 or not cells[0].isdecimal():
                 continue
             job, index, word, since, reason = cells
-            name = self.task_id(job, int(index)) if index.isdecimal() and int(index) else job
+            name = (
+                self.task_id(job, int(index))
+                if index.isdecimal() and int(index)
+                else job
+            )
             if word in _PENDING:
-                found[name] = JobState("pending", reason="" if reason == "-" else reason)
+                found[name] = JobState(
+                    "pending", reason="" if reason == "-" else reason
+                )
             elif word in _ENDED:
                 found[name] = JobState("ended", reason=word)
             else:

@@ -25,7 +25,13 @@ class Pbs:
         site = job.site
         chunk = f"select={job.nodes}:ncpus={job.tasks_per_node * job.cpus_per_task}:mpiprocs={job.tasks_per_node}"
         chunk += f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
-        flags = [f"-N {job.name}", f"-l {chunk}", f"-l walltime={clock(job.limit_s)}", "-j oe", f"-o {job.folder}/"]
+        flags = [
+            f"-N {job.name}",
+            f"-l {chunk}",
+            f"-l walltime={clock(job.limit_s)}",
+            "-j oe",
+            f"-o {job.folder}/",
+        ]
         flags += [f"-A {site.account}"] * bool(site.account)
         flags += [f"-q {site.partition}"] * bool(site.partition)
         if job.tasks:
@@ -57,7 +63,11 @@ class Pbs:
             jobs = json.loads(printed).get("Jobs", {})
         except (ValueError, AttributeError):
             return {}
-        return {name: _state(facts) for name, facts in jobs.items() if isinstance(facts, dict)}
+        return {
+            name: _state(facts)
+            for name, facts in jobs.items()
+            if isinstance(facts, dict)
+        }
 
     def partition(self, name: str | None) -> Partition | None:
         """Return None: site.yaml has to state nodes and cores."""
@@ -71,6 +81,12 @@ def _state(facts: dict[str, object]) -> JobState:
     if letter in _ENDED and letter:
         code = facts.get("Exit_status")
         killed = isinstance(code, int) and code >= _SIGNAL_BASE
-        said = f"signal {int(str(code)) - _SIGNAL_BASE}" if killed else f"exit status {code}"
-        return JobState("ended", reason=said if code is not None else str(facts.get("comment", "")))
+        said = (
+            f"signal {int(str(code)) - _SIGNAL_BASE}"
+            if killed
+            else f"exit status {code}"
+        )
+        return JobState(
+            "ended", reason=said if code is not None else str(facts.get("comment", ""))
+        )
     return JobState("running", str(facts.get("stime", "")))

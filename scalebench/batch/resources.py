@@ -23,24 +23,40 @@ _STEP_S = 300  # limits are multiples of it
 def choose_launcher(site: Site, study: Study) -> None:
     """Plan with the launcher of the site, or of the study; without one, with srun where no mpirun is found."""
     name = site.launcher
-    if name is None and study.launcher == choice.AUTO and mpirun.find() is None and shutil.which("srun"):
+    if (
+        name is None
+        and study.launcher == choice.AUTO
+        and mpirun.find() is None
+        and shutil.which("srun")
+    ):
         name = "srun"
     if name is not None:
         os.environ.setdefault(choice.VARIABLE, name)
 
 
 def allocation_for(
-    study: Study, site: Site, scheduler: Scheduler, nodes: int | None, tasks_per_node: int | None
+    study: Study,
+    site: Site,
+    scheduler: Scheduler,
+    nodes: int | None,
+    tasks_per_node: int | None,
 ) -> Allocation:
     """State the allocation of the largest runs: as many nodes as they need, and one for servers, if there are so many.
 
-    `nodes` and `tasks_per_node` are limits that the user gave; site.yaml and the scheduler say the others.
+    `nodes` and `tasks_per_node` are limits that the user gave; site.yaml and the
+    scheduler say the others.
 
     Raises:
         SiteError: the cores of a node are unknown, or nodes too few for the real runs that the study asks for.
     """
-    known = scheduler.partition(site.partition) if shutil.which(scheduler.submits) else None
-    cores = site.cores_per_node or (known.cores_per_node if known else None) or tasks_per_node
+    known = (
+        scheduler.partition(site.partition) if shutil.which(scheduler.submits) else None
+    )
+    cores = (
+        site.cores_per_node
+        or (known.cores_per_node if known else None)
+        or tasks_per_node
+    )
     if cores is None:
         raise SiteError(
             f"the cores of a node are unknown, as {scheduler.name} does not say them here; state cores_per_node in "
@@ -50,13 +66,23 @@ def allocation_for(
         on_gpus = engines.available(engines.on_gpus(), here=False) is None
     else:
         on_gpus = engines.named(study.engine).on_gpus
-    gpus = (site.gpus_per_node or (known.gpus_per_node if known else 0)) if on_gpus else 0
+    gpus = (
+        (site.gpus_per_node or (known.gpus_per_node if known else 0)) if on_gpus else 0
+    )
     each = tasks_per_node or gpus or max(1, cores // study.threads_per_worker)
     most = nodes or site.nodes or (known.nodes if known else None)
     needed = -(-max(study.workers) // each)
     if most is not None and needed > most and study.execution in ("native", "paced"):
-        where = f"partition {known.name}" if known and not (nodes or site.nodes) else "a job"
-        raise SiteError(_too_small(where, most, each, study.workers, stated=bool(nodes or site.nodes)))
+        where = (
+            f"partition {known.name}"
+            if known and not (nodes or site.nodes)
+            else "a job"
+        )
+        raise SiteError(
+            _too_small(
+                where, most, each, study.workers, stated=bool(nodes or site.nodes)
+            )
+        )
     taken = needed + 1 if most is None else min(most, needed + 1)
     return Allocation.asked(taken, each, cores=max(cores, each), gpus=gpus)
 
@@ -66,14 +92,25 @@ def only_virtual(study: Study, allocation: Allocation) -> list[str]:
     beyond = [str(count) for count in study.workers if count > allocation.slots]
     if study.execution != "auto" or not beyond:
         return []
-    nodes, each = counted(len(allocation.hosts), "node"), counted(allocation.hosts[0].slots, "worker")
-    return [f"virtual runs alone at {', '.join(beyond)} workers: a job has at most {nodes} of {each}"]
+    nodes, each = (
+        counted(len(allocation.hosts), "node"),
+        counted(allocation.hosts[0].slots, "worker"),
+    )
+    return [
+        f"virtual runs alone at {', '.join(beyond)} workers: a job has at most {nodes} of {each}"
+    ]
 
 
-def _too_small(where: str, nodes: int, each: int, workers: Sequence[int], *, stated: bool) -> str:
+def _too_small(
+    where: str, nodes: int, each: int, workers: Sequence[int], *, stated: bool
+) -> str:
     beyond = [count for count in workers if -(-count // each) > nodes]
     fits = [count for count in workers if count not in beyond]
-    others = "allow more --nodes, or nodes of site.yaml" if stated else "use another partition"
+    others = (
+        "allow more --nodes, or nodes of site.yaml"
+        if stated
+        else "use another partition"
+    )
     step = f"use --workers {','.join(map(str, fits))}" if fits else others
     return (
         f"{where} has at most {counted(nodes, 'node')} of {counted(each, 'worker')}, and "
@@ -86,8 +123,8 @@ def limits_of(
 ) -> Callable[[Sequence[Run]], int]:
     """Return the function that gives the time limit of a job with some runs: the stated one, or the estimate's.
 
-    The estimate follows from one step, measured here once. A login node is not a compute node, and communication is not
-    in it: hence the margin.
+    The estimate follows from one step, measured here once. A login node is not a
+    compute node, and communication is not in it: hence the margin.
     """
     longest = site.max_time
     if stated is not None:
@@ -95,7 +132,9 @@ def limits_of(
     step_s = kept_step(plan) if trains(plan.sweep.runs) else 0.0
 
     def limit_s(runs: Sequence[Run]) -> int:
-        expected = estimate(plan, runs, len(plan.sweep.further), allocation.hosts[0].cores, step_s)
+        expected = estimate(
+            plan, runs, len(plan.sweep.further), allocation.hosts[0].cores, step_s
+        )
         needed = _START_S + _MARGIN * expected.wall_s * expected.most
         if any(run.is_virtual for run in runs):
             needed += plan.study.calibration_budget_s

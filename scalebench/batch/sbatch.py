@@ -5,11 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from scalebench.batch.job import BatchJob, JobState, Partition, SchedulerError, call, clock
+from scalebench.batch.job import (
+    BatchJob,
+    JobState,
+    Partition,
+    SchedulerError,
+    call,
+    clock,
+)
 from scalebench.study.validation import parse_duration
 
 _RUNNING = {"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT"}
-_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_PENDING = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+}
 _RANGE = re.compile(r"(\d+)_\[([^\]]+)\]")  # tasks of an array that wait: 12_[3-5,7%2]
 
 
@@ -51,7 +66,9 @@ class Slurm:
 
     def job_id(self, printed: str) -> str:
         """Return the number in `17` or, of a federation, `17;cluster`."""
-        found = re.match(r"\d+", printed.strip().splitlines()[-1] if printed.strip() else "")
+        found = re.match(
+            r"\d+", printed.strip().splitlines()[-1] if printed.strip() else ""
+        )
         return found[0] if found else ""
 
     def task_id(self, job: str, number: int) -> str:
@@ -99,13 +116,21 @@ class Slurm:
         lines = [line.strip().split("|") for line in done.stdout.splitlines()]
         rows = [cells for cells in lines if len(cells) == 5]
         names = list(dict.fromkeys(cells[0].rstrip("*") for cells in rows))
-        wanted = name or next((cells[0].rstrip("*") for cells in rows if cells[0].endswith("*")), None)
+        wanted = name or next(
+            (cells[0].rstrip("*") for cells in rows if cells[0].endswith("*")), None
+        )
         if name is not None and rows and name not in names:
-            raise SchedulerError(f"Slurm here has no partition {name!r}; known: {', '.join(names)}")
+            raise SchedulerError(
+                f"Slurm here has no partition {name!r}; known: {', '.join(names)}"
+            )
         mine = [cells for cells in rows if cells[0].rstrip("*") == wanted]
         if wanted is None or not mine:
             return None
-        gpus = [int(found[1]) for cells in mine if (found := re.search(r"gpu(?::[^:,(]+)?:(\d+)", cells[3]))]
+        gpus = [
+            int(found[1])
+            for cells in mine
+            if (found := re.search(r"gpu(?::[^:,(]+)?:(\d+)", cells[3]))
+        ]
         return Partition(
             name=wanted,
             nodes=sum(int(cells[1]) for cells in mine),

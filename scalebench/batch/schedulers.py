@@ -14,7 +14,9 @@ SCHEDULERS: dict[str, Scheduler] = {each.name: each for each in (Slurm(), Pbs(),
 
 def found_here() -> Scheduler | None:
     """Return the first scheduler whose client is on PATH."""
-    return next((each for each in SCHEDULERS.values() if shutil.which(each.submits)), None)
+    return next(
+        (each for each in SCHEDULERS.values() if shutil.which(each.submits)), None
+    )
 
 
 def scheduler_for(name: str | None, *, submits: bool = True) -> Scheduler:

@@ -1,7 +1,8 @@
 """Division of a planned study into shards: the runs of one batch job, largest allocations first.
 
-A shard is planned exactly as the whole study was, for the same stated allocation, so that its runs have the names,
-the seeds and the places in the order of a study that ran in one piece.
+A shard is planned exactly as the whole study was, for the same stated allocation, so
+that its runs have the names, the seeds and the places in the order of a study that ran
+in one piece.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Shard(StrictModel):
 
     def __str__(self) -> str:
         at = f"{', '.join(map(str, self.workers))} worker{'s' * (self.workers != [1])}"
-        part = f", repetition {self.repetition + 1}" if self.repetition is not None else ""
+        part = (
+            f", repetition {self.repetition + 1}" if self.repetition is not None else ""
+        )
         return f"shard {self.number} ({at}, {' and '.join(self.executions)}{part}, {counted(self.nodes, 'node')})"
 
 
@@ -72,9 +75,13 @@ def divide(
     study = plan.study
     if grouping != "all" and (study.until or study.tune):
         named = "until" if study.until else "tune"
-        raise StudyError(f"{named}: later runs depend on earlier ones of other worker counts; use --group all")
+        raise StudyError(
+            f"{named}: later runs depend on earlier ones of other worker counts; use --group all"
+        )
     if by_repetition and grouping == "all":
-        raise UsageError("--array makes a job of each repetition, --group all one of the whole study; leave one out")
+        raise UsageError(
+            "--array makes a job of each repetition, --group all one of the whole study; leave one out"
+        )
     nodes = _nodes_of_counts(plan.sweep.runs, allocation)
     largest = max(nodes.values())
     groups: dict[_Group, list[Run]] = {}
@@ -85,7 +92,12 @@ def divide(
             group = _Group(1, is_simulated=True)
         else:
             count = run.workers if grouping == "count" else 0
-            group = _Group(nodes[run.workers], False, count, run.repetition if by_repetition else None)
+            group = _Group(
+                nodes[run.workers],
+                False,
+                count,
+                run.repetition if by_repetition else None,
+            )
         groups.setdefault(group, []).append(run)
     ordered = sorted(groups, key=lambda group: group.place)
     return [
@@ -156,7 +168,9 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
             f"{'is' if len(missing) == 1 else 'are'} no longer part of the study as this version or this machine plans "
             "it; submit the study anew, under another --name"
         )
-    whole = len(known) == len(plan.sweep.runs)  # with --group all its runs may decide which others follow
+    whole = len(known) == len(
+        plan.sweep.runs
+    )  # with --group all its runs may decide which others follow
     further = plan.sweep.further if whole else []
     return replace(
         plan,

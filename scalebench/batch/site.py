@@ -33,18 +33,35 @@ Duration = Annotated[int, BeforeValidator(parse_duration)]
 class Site(StrictModel):
     """What a batch script of this site says beside the study."""
 
-    scheduler: Literal["slurm", "pbs", "lsf"] | None = Field(None, description="default: the one that is found")
-    account: Line | None = Field(None, description="project that pays; -A, or -P of LSF")
-    partition: Line | None = Field(None, description="partition of Slurm, queue of PBS and LSF")
-    nodes: PositiveInt | None = Field(None, description="most nodes of one job; default: those of the partition")
-    cores_per_node: PositiveInt | None = Field(None, description="default: those of the partition's nodes")
+    scheduler: Literal["slurm", "pbs", "lsf"] | None = Field(
+        None, description="default: the one that is found"
+    )
+    account: Line | None = Field(
+        None, description="project that pays; -A, or -P of LSF"
+    )
+    partition: Line | None = Field(
+        None, description="partition of Slurm, queue of PBS and LSF"
+    )
+    nodes: PositiveInt | None = Field(
+        None, description="most nodes of one job; default: those of the partition"
+    )
+    cores_per_node: PositiveInt | None = Field(
+        None, description="default: those of the partition's nodes"
+    )
     gpus_per_node: NonNegativeInt = 0
     max_time: Duration | None = Field(None, description="longest job, as 24:00:00")
     modules: list[Line] = Field([], description="loaded before anything else")
-    setup: list[Line] = Field([], description="lines of shell after the modules; default: this environment's PATH")
-    container: Line | None = Field(None, description="command before `scalebench`, as `apptainer exec image.sif`")
+    setup: list[Line] = Field(
+        [],
+        description="lines of shell after the modules; default: this environment's PATH",
+    )
+    container: Line | None = Field(
+        None, description="command before `scalebench`, as `apptainer exec image.sif`"
+    )
     launcher: LauncherName | None = Field(None, description="what starts real ranks")
-    options: list[Line] = Field([], description="further flags of each job, as --constraint=ib")
+    options: list[Line] = Field(
+        [], description="further flags of each job, as --constraint=ib"
+    )
 
 
 def site_for(place: Path, given: Path | None = None) -> tuple[Site, Path | None]:
@@ -88,7 +105,9 @@ def site_template(known: dict[str, Any], remarks: Sequence[str]) -> str:
         "options": "[--constraint=ib]",
     }
     for name, field in Site.model_fields.items():
-        written = f"{name}: {known[name]}" if name in known else f"# {name}: {examples[name]}"
+        written = (
+            f"{name}: {known[name]}" if name in known else f"# {name}: {examples[name]}"
+        )
         meaning = f"# {field.description}" if field.description else ""
         lines.append(f"{written:<60}{meaning}".rstrip())
     return "\n".join(lines) + "\n"

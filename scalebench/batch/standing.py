@@ -1,7 +1,7 @@
 """Standing of a submitted study: the records decide what is done, the scheduler only explains what is not.
 
-All jobs are asked for by one query, whose answer is kept and used again for a while; none is made where rows already
-say all.
+All jobs are asked for by one query, whose answer is kept and used again for a while;
+none is made where rows already say all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class ShardStanding:
 
     shard: Shard
     job: str  # as the scheduler names it; empty: not submitted
-    state: str  # done, running, pending, failed, stopped (runs are left, and no job), not submitted, unknown
+    # done, running, pending, failed, stopped (runs are left, and no job), not
+    # submitted, unknown
+    state: str
     done: int
     failed: int
     why: str = ""
@@ -43,12 +45,20 @@ class ShardStanding:
         return len(self.shard.run_ids) - self.done - self.failed
 
 
-def standings(folder: Path, submission: Submission, *, poll_s: float = POLL_S) -> list[ShardStanding]:
+def standings(
+    folder: Path, submission: Submission, *, poll_s: float = POLL_S
+) -> list[ShardStanding]:
     """Return the standing of each shard; the scheduler is asked at most every `poll_s` seconds."""
     scheduler = SCHEDULERS[submission.scheduler]
     completed = completed_runs(folder, submission)
-    unfinished = [shard for shard in submission.shards if len(completed[shard.number]) < len(shard.run_ids)]
-    jobs = sorted({job.job for shard in unfinished if (job := submission.job_of(shard.number))})
+    unfinished = [
+        shard
+        for shard in submission.shards
+        if len(completed[shard.number]) < len(shard.run_ids)
+    ]
+    jobs = sorted(
+        {job.job for shard in unfinished if (job := submission.job_of(shard.number))}
+    )
     unknown = ""
     answers: Mapping[str, JobState] = {}
     try:
@@ -69,11 +79,15 @@ def standings(folder: Path, submission: Submission, *, poll_s: float = POLL_S) -
 
 def under_way(submission: Submission, found: Iterable[ShardStanding]) -> list[str]:
     """Return the jobs that run or wait."""
-    queued = [each.shard.number for each in found if each.state in ("running", "pending")]
+    queued = [
+        each.shard.number for each in found if each.state in ("running", "pending")
+    ]
     return sorted({job.job for number in queued if (job := submission.job_of(number))})
 
 
-def _explained(answer: JobState | None, job: str, unknown: str, failed: Mapping[str, str]) -> tuple[str, str]:
+def _explained(
+    answer: JobState | None, job: str, unknown: str, failed: Mapping[str, str]
+) -> tuple[str, str]:
     """Return the state of a shard with runs left, and why."""
     error = next(iter(failed.values()), "")
     if not job:
@@ -103,11 +117,15 @@ def _failures(folder: Path, shard: Shard, completed: set[str]) -> dict[str, str]
     attempts = Attempts(path)
     latest = attempts.latest()
     return {
-        name: attempts.row(latest[name])["error"] for name in shard.run_ids if name in latest and name not in completed
+        name: attempts.row(latest[name])["error"]
+        for name in shard.run_ids
+        if name in latest and name not in completed
     }
 
 
-def _answers(folder: Path, scheduler: Scheduler, jobs: list[str], poll_s: float) -> Mapping[str, JobState]:
+def _answers(
+    folder: Path, scheduler: Scheduler, jobs: list[str], poll_s: float
+) -> Mapping[str, JobState]:
     """Return what the scheduler says of `jobs`: its last answer to this question while that is young, else a new one.
 
     Raises:
@@ -116,12 +134,18 @@ def _answers(folder: Path, scheduler: Scheduler, jobs: list[str], poll_s: float)
     if not jobs:
         return {}
     path = folder / JOBS / _ANSWER
-    with suppress(OSError, ValueError, KeyError, TypeError):  # none was kept, or it is damaged
+    with suppress(
+        OSError, ValueError, KeyError, TypeError
+    ):  # none was kept, or it is damaged
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["jobs"] == jobs and 0 <= time.time() - kept["asked_at"] < poll_s:
             return {name: JobState(**state) for name, state in kept["states"].items()}
     states = ask(scheduler, jobs)
-    content = {"jobs": jobs, "asked_at": time.time(), "states": {name: asdict(state) for name, state in states.items()}}
+    content = {
+        "jobs": jobs,
+        "asked_at": time.time(),
+        "states": {name: asdict(state) for name, state in states.items()},
+    }
     with suppress(OSError):  # the folder may be read only
         write_atomic(path, json.dumps(content) + "\n")
     return states

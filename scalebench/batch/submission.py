@@ -64,7 +64,9 @@ class Submission(StrictModel):
     @property
     def allocation(self) -> Allocation:
         """The stated allocation."""
-        return Allocation.asked(self.nodes, self.slots, cores=self.cores, gpus=self.gpus)
+        return Allocation.asked(
+            self.nodes, self.slots, cores=self.cores, gpus=self.gpus
+        )
 
     def shard(self, number: int) -> Shard:
         """Return the shard of this number.
@@ -75,7 +77,9 @@ class Submission(StrictModel):
         for shard in self.shards:
             if shard.number == number:
                 return shard
-        raise UsageError(f"--shard {number}: the study has the shards 1 to {len(self.shards)}")
+        raise UsageError(
+            f"--shard {number}: the study has the shards 1 to {len(self.shards)}"
+        )
 
     def known_to(self, scheduler: str) -> Submission:
         """Return this submission for `scheduler`; another one does not know the jobs."""
@@ -90,7 +94,10 @@ class Submission(StrictModel):
 
 def made_by() -> dict[str, str]:
     """Return what has to be the same for all shards of a study: scalebench's version, and its commit if known."""
-    known = {"scalebench": __version__, "commit": str(machine_facts.git()["git_commit"] or "")}
+    known = {
+        "scalebench": __version__,
+        "commit": str(machine_facts.git()["git_commit"] or ""),
+    }
     return {name: value for name, value in known.items() if value}
 
 
@@ -102,14 +109,22 @@ def read_submission(folder: Path) -> Submission:
     """
     path = folder / JOBS / SUBMISSION
     if not path.is_file():
-        raise ResultsError(f"{folder} holds no submitted study; submit one with scalebench submit STUDY")
+        raise ResultsError(
+            f"{folder} holds no submitted study; submit one with scalebench submit STUDY"
+        )
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
         return Submission.model_validate(json.loads(text))
     except (ValueError, RecursionError) as error:
-        why = explain(error, Submission, str(path)) if isinstance(error, ValidationError) else f"{path}: not JSON"
-        raise ResultsError(f"{why}; put the file back, or submit the study under another --name") from None
+        why = (
+            explain(error, Submission, str(path))
+            if isinstance(error, ValidationError)
+            else f"{path}: not JSON"
+        )
+        raise ResultsError(
+            f"{why}; put the file back, or submit the study under another --name"
+        ) from None
 
 
 def keep_submission(folder: Path, submission: Submission) -> None:
@@ -117,7 +132,9 @@ def keep_submission(folder: Path, submission: Submission) -> None:
     path = folder / JOBS / SUBMISSION
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(submission.model_dump(mode="json"), indent=1) + "\n")
+        write_atomic(
+            path, json.dumps(submission.model_dump(mode="json"), indent=1) + "\n"
+        )
 
 
 @contextmanager
@@ -126,7 +143,9 @@ def submitting(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     place = folder / JOBS
 
     def waits_for(owner: str) -> None:
-        say(f"waiting for {owner}, which submits jobs of {folder}/; if it has ended, delete {place / LOCK}")
+        say(
+            f"waiting for {owner}, which submits jobs of {folder}/; if it has ended, delete {place / LOCK}"
+        )
 
     with folder_lock(place, waits_for):
         yield
@@ -147,7 +166,9 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
     require_same(folder, plan.study)
     if is_submitted(folder):
         before = read_submission(folder)
-        if [shard.run_ids for shard in before.shards] != [shard.run_ids for shard in submission.shards]:
+        if [shard.run_ids for shard in before.shards] != [
+            shard.run_ids for shard in submission.shards
+        ]:
             raise ResultsError(
                 f"{folder} was submitted with other runs or in other shards; use --name for this one, or "
                 f"`scalebench submit {folder}` to submit again what is left"
@@ -158,7 +179,10 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
     with Store(folder):
         pass  # headers of the tables: the study is there, and nothing of it is done
     runs = [
-        Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs) for run in plan.sweep.runs
+        Planned(
+            run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs
+        )
+        for run in plan.sweep.runs
     ]
     keep_planned(folder, runs, len(plan.sweep.further), begun_in=Path.cwd())
     keep_submission(folder, submission)
@@ -176,10 +200,14 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
     shard = submission.shard(number)
     begun = {"study_sha256": study_digest(folder), "made_by": made_by()}
     place = folder_of(folder, number)
-    require_same_origin(place, begun, f"shard {number}", f"delete {place.parent} to make it anew")
+    require_same_origin(
+        place, begun, f"shard {number}", f"delete {place.parent} to make it anew"
+    )
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n")
+        write_atomic(
+            place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n"
+        )
     study = load_study(folder / STUDY, {}, [])
     with using(study.launcher):
         require_nodes(shard)
@@ -197,7 +225,9 @@ def origin_of(place: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else {}
 
 
-def require_same_origin(place: Path, expected: dict[str, Any], what: str, step: str) -> None:
+def require_same_origin(
+    place: Path, expected: dict[str, Any], what: str, step: str
+) -> None:
     """Refuse the shard in `place` if it is of another study or version than `expected`.
 
     Raises:
@@ -207,9 +237,16 @@ def require_same_origin(place: Path, expected: dict[str, Any], what: str, step: 
     if origin is None or origin == expected:
         return
     if origin.get("study_sha256") != expected["study_sha256"]:
-        raise ResultsError(f"{what} in {place.parent} is of another study than this study.yaml; {step}")
-    was, now = (", ".join(map(" ".join, sorted(each.items()))) for each in (origin["made_by"], expected["made_by"]))
-    raise ResultsError(f"{what} in {place.parent} was made by another version ({was}; here {now}); {step}")
+        raise ResultsError(
+            f"{what} in {place.parent} is of another study than this study.yaml; {step}"
+        )
+    was, now = (
+        ", ".join(map(" ".join, sorted(each.items())))
+        for each in (origin["made_by"], expected["made_by"])
+    )
+    raise ResultsError(
+        f"{what} in {place.parent} was made by another version ({was}; here {now}); {step}"
+    )
 
 
 @dataclass(frozen=True)
@@ -221,12 +258,18 @@ class Submitter:
     site: Site
     submission: Submission
 
-    def jobs(self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0) -> list[Any]:
+    def jobs(
+        self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0
+    ) -> list[Any]:
         """Return (shards, job) of each job that these shards take; of an array, one for all of equal shape."""
         shards = [self.submission.shard(number) for number in numbers]
         groups: dict[tuple[int, ...], list[Shard]] = {}
         for shard in shards:
-            key = (shard.nodes,) if array and not shard.is_simulated else (shard.nodes, shard.number)
+            key = (
+                (shard.nodes,)
+                if array and not shard.is_simulated
+                else (shard.nodes, shard.number)
+            )
             groups.setdefault(key, []).append(shard)
         return [(group, self._job(group, at_once)) for group in groups.values()]
 
@@ -265,8 +308,13 @@ class Submitter:
 
     def script(self, job: BatchJob) -> tuple[Path, str]:
         """Return the file of a job's script, and its text: of one that was submitted before as it is there, edited."""
-        path = self.folder / JOBS / f"{job.name.removeprefix(f'{self.folder.name}-')}.sh"
-        if path.name in {known.script for known in self.submission.jobs} and path.is_file():
+        path = (
+            self.folder / JOBS / f"{job.name.removeprefix(f'{self.folder.name}-')}.sh"
+        )
+        if (
+            path.name in {known.script for known in self.submission.jobs}
+            and path.is_file()
+        ):
             with reading(path):
                 return path, path.read_text(encoding="utf-8", errors="replace")
         return path, script(self.scheduler, job)
@@ -305,8 +353,12 @@ class Submitter:
         if collects and (after := [*submitted, *under_way]):
             path = self._write(self.collection())
             identifier = submit(self.scheduler, str(path), after)
-            last = SubmittedJob(job=identifier, shards=[], script=path.name, submitted_utc=_now())
-            submission = submission.model_copy(update={"jobs": [*submission.jobs, last]})
+            last = SubmittedJob(
+                job=identifier, shards=[], script=path.name, submitted_utc=_now()
+            )
+            submission = submission.model_copy(
+                update={"jobs": [*submission.jobs, last]}
+            )
             keep_submission(self.folder, submission)
             say(f"job {identifier}: collects them when they have ended")
         return submission

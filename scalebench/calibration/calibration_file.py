@@ -19,7 +19,9 @@ from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 
-THIS_MACHINE = "this-machine"  # the cluster that repeats the nodes and links of this machine
+THIS_MACHINE = (
+    "this-machine"  # the cluster that repeats the nodes and links of this machine
+)
 
 
 class Measurement(BaseModel):
@@ -39,7 +41,11 @@ class Measurement(BaseModel):
     @property
     def machine(self) -> str:
         """GPU, or processor and its cores, and torch."""
-        where = f"{self.cpu} ({self.cores} cores, " if self.device == "cpu" else f"{self.device} ("
+        where = (
+            f"{self.cpu} ({self.cores} cores, "
+            if self.device == "cpu"
+            else f"{self.device} ("
+        )
         return f"{where}torch {self.torch})"
 
     def __str__(self) -> str:
@@ -48,7 +54,11 @@ class Measurement(BaseModel):
     def differences(self, other: Measurement, names: Sequence[str]) -> list[str]:
         """Return `name OWN, not OTHER` for each of `names` in which they differ."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [f"{name} {mine}, not {others}" for name, mine, others in pairs if mine != others]
+        return [
+            f"{name} {mine}, not {others}"
+            for name, mine, others in pairs
+            if mine != others
+        ]
 
 
 class Calibration(BaseModel):
@@ -56,13 +66,17 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    key: str  # hash of the machine, the torch build, the model, the data and the settings that were measured
+    # hash of the machine, the torch build, the model, the data and the settings that
+    # were measured
+    key: str
     measured: Measurement | None = None
     trained: Trained | None = None
     tables: list[StepTable]
     engines: EngineCosts
     operations: OperationTimes = {}
-    reference_s: PositiveFloat | None = None  # the reference step at the machine speed of all these
+    reference_s: PositiveFloat | None = (
+        None  # the reference step at the machine speed of all these
+    )
 
     def at(self, reference_s: float) -> Calibration:
         """Scale to the machine speed at which the reference step takes `reference_s`."""
@@ -76,7 +90,9 @@ class Calibration(BaseModel):
             tables=[table.scaled(factor) for table in self.tables],
             engines=self.engines.at(reference_s),
             operations={
-                name: {operation: time.scaled(factor) for operation, time in own.items()}
+                name: {
+                    operation: time.scaled(factor) for operation, time in own.items()
+                }
                 for name, own in self.operations.items()
             },
             reference_s=reference_s,
@@ -86,8 +102,13 @@ class Calibration(BaseModel):
         """Name the batch `sizes`, and the loads of up to `most_workers` a node, without step times; empty if none."""
         known = [{batch.samples for batch in table.batches} for table in self.tables]
         missing = sorted({size for own in known for size in set(sizes) - own})
-        loads = sorted(set(loads_up_to(most_workers)) - {table.busy_workers for table in self.tables})
-        parts = [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
+        loads = sorted(
+            set(loads_up_to(most_workers))
+            - {table.busy_workers for table in self.tables}
+        )
+        parts = (
+            [f"batches of {', '.join(map(str, missing))} samples"] if missing else []
+        )
         parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []
         return " and ".join(parts)
 
@@ -100,13 +121,17 @@ class Calibration(BaseModel):
                 continue
             known = {batch.samples for batch in before.batches}
             further = [batch for batch in table.batches if batch.samples not in known]
-            own[table.busy_workers] = before.model_copy(update={"batches": [*before.batches, *further]})
+            own[table.busy_workers] = before.model_copy(
+                update={"batches": [*before.batches, *further]}
+            )
         return self.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
 
     def save(self, path: Path) -> None:
         """Write the file whole, paths in it as in study.yaml, or raise ResultsError."""
         with writing(path, ""):
-            write_atomic(path, json.dumps(to_home(self.model_dump(mode="json")), indent=1))
+            write_atomic(
+                path, json.dumps(to_home(self.model_dump(mode="json")), indent=1)
+            )
 
 
 def require_measured_cluster(path: Path, cluster: Cluster) -> None:
@@ -131,9 +156,15 @@ def read_calibration(path: Path) -> Calibration:
             text = json.dumps(from_home(json.loads(text)))
         return Calibration.model_validate_json(text)
     except OSError as error:
-        raise ClusterError(f"calibration: cannot read {path}: {error.strerror}") from None
+        raise ClusterError(
+            f"calibration: cannot read {path}: {error.strerror}"
+        ) from None
     except UnicodeDecodeError:
-        raise ClusterError(f"calibration: {path} is not text; expected a calibration in JSON") from None
+        raise ClusterError(
+            f"calibration: {path} is not text; expected a calibration in JSON"
+        ) from None
     except ValidationError as error:
         where = f"calibration: {path} is not a calibration of this version"
-        raise ClusterError(f"{explain(error, Calibration, where)}; correct it, or measure another") from None
+        raise ClusterError(
+            f"{explain(error, Calibration, where)}; correct it, or measure another"
+        ) from None

@@ -1,8 +1,9 @@
 """The machine that charges virtual runs: by the source of its costs, measured now where these are lacking.
 
-Operations of strategies besides plain steps are measured in short virtual runs of each strategy. A run has the study's
-smallest number of communicating workers and a few batches, so that every operation gets vectors as in the study. Times
-are taken in reference steps. No time of a native run is used.
+Operations of strategies besides plain steps are measured in short virtual runs of each
+strategy. A run has the study's smallest number of communicating workers and a few
+batches, so that every operation gets vectors as in the study. Times are taken in
+reference steps. No time of a native run is used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scalebench.calibration.calibration_file import THIS_MACHINE, Calibration, read_calibration
+from scalebench.calibration.calibration_file import (
+    THIS_MACHINE,
+    Calibration,
+    read_calibration,
+)
 from scalebench.calibration.cost_sources import (
     Given,
     Kept,
@@ -40,7 +45,13 @@ from scalebench.comm.engines.tasks import TASKS, with_typical_cost
 from scalebench.comm.launchers.choice import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.errors import ClusterError, DisturbedError, EngineError, RunError, writing
+from scalebench.errors import (
+    ClusterError,
+    DisturbedError,
+    EngineError,
+    RunError,
+    writing,
+)
 from scalebench.formatting import Detail
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.charges import carrier
@@ -68,7 +79,9 @@ _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each run
 _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 _RUNS_S = 1.0
-_Found = dict[str, list[tuple[int, float]]]  # by operation: (multiple of the messages, seconds)
+_Found = dict[
+    str, list[tuple[int, float]]
+]  # by operation: (multiple of the messages, seconds)
 
 
 def machine_for(
@@ -88,21 +101,39 @@ def machine_for(
     source = choose_source(request, folder, charged=charged, anew=anew)
     for text in notes_on(source, request):
         note(text)
-    machine = machine_of(_obtained(source, request, folder / CALIBRATION, note), request)
+    machine = machine_of(
+        _obtained(source, request, folder / CALIBRATION, note), request
+    )
     for entry in machine.engines.entries:
         if entry.stated:
-            note(f"a round of {entry.engine} is charged by the links, and {entry.source}")
+            note(
+                f"a round of {entry.engine} is charged by the links, and {entry.source}"
+            )
     return machine
 
 
 def machine_of(calibration: Calibration | None, request: Request) -> Machine:
     """Return what charges the runs of `request`: `calibration`, and steps that the study or its cluster states."""
-    engines = _completed(EngineCosts() if calibration is None else calibration.engines, request)
+    engines = _completed(
+        EngineCosts() if calibration is None else calibration.engines, request
+    )
     if calibration is None:
         return Machine(request.cluster, engines, [_stated_steps(request)])
     if request.states_steps or not request.is_here:
-        return Machine(request.cluster, engines, [_stated_steps(request)], {}, calibration.reference_s)
-    return Machine(request.cluster, engines, calibration.tables, calibration.operations, calibration.reference_s)
+        return Machine(
+            request.cluster,
+            engines,
+            [_stated_steps(request)],
+            {},
+            calibration.reference_s,
+        )
+    return Machine(
+        request.cluster,
+        engines,
+        calibration.tables,
+        calibration.operations,
+        calibration.reference_s,
+    )
 
 
 def _completed(engines: EngineCosts, request: Request) -> EngineCosts:
@@ -123,7 +154,9 @@ def _stated_steps(request: Request) -> StepTable:
     return step_table(steps, layers, [1, batch], request.cluster.node.workers_per_node)
 
 
-def _obtained(source: Source, request: Request, path: Path, note: Note) -> Calibration | None:
+def _obtained(
+    source: Source, request: Request, path: Path, note: Note
+) -> Calibration | None:
     """Return the calibration of `source`, measured as far as need be and written to `path`; None if all is stated."""
     match source:
         case Stated():
@@ -131,7 +164,9 @@ def _obtained(source: Source, request: Request, path: Path, note: Note) -> Calib
         case Given():
             _copy(source, request, path)
             return source.calibration
-        case Kept(place=Place.ANOTHER_MACHINE):  # what is measured here does not belong beside it
+        case Kept(
+            place=Place.ANOTHER_MACHINE
+        ):  # what is measured here does not belong beside it
             return source.calibration
         case Kept(place=Place.FOLDER):
             calibration = source.calibration
@@ -139,9 +174,19 @@ def _obtained(source: Source, request: Request, path: Path, note: Note) -> Calib
             calibration = _with_engines_of_now(source.calibration, request, note)
             calibration.save(path)
         case Measured():
-            calibration = _measured(request, request.sizes(), source.before, request.study.calibration_budget_s, note)
+            calibration = _measured(
+                request,
+                request.sizes(),
+                source.before,
+                request.study.calibration_budget_s,
+                note,
+            )
             calibration.save(path)
-    return calibration if request.states_steps else _with_operations(calibration, request, path, note)
+    return (
+        calibration
+        if request.states_steps
+        else _with_operations(calibration, request, path, note)
+    )
 
 
 def _copy(source: Given, request: Request, path: Path) -> None:
@@ -153,22 +198,31 @@ def _copy(source: Given, request: Request, path: Path) -> None:
     content = json.loads(text)
     written = to_home(content)
     with writing(path, ""):
-        write_atomic(path, text if written == content else json.dumps(written, indent=1))
+        write_atomic(
+            path, text if written == content else json.dumps(written, indent=1)
+        )
 
 
-def _with_engines_of_now(earlier: Calibration, request: Request, note: Note) -> Calibration:
+def _with_engines_of_now(
+    earlier: Calibration, request: Request, note: Note
+) -> Calibration:
     """Return what an earlier study measured at the speed of now, with the engines' costs."""
     found = KeptSteps(request.key, request.runs[0]).at_speed_of_now(earlier)
     assert found.reference_s is not None
-    return found.model_copy(update={"engines": _engines_of(request, note).at(found.reference_s)})
+    return found.model_copy(
+        update={"engines": _engines_of(request, note).at(found.reference_s)}
+    )
 
 
-def calibrate(request: Request, path: Path, batches: Iterable[int], note: Note = lambda _: None) -> Calibration:
+def calibrate(
+    request: Request, path: Path, batches: Iterable[int], note: Note = lambda _: None
+) -> Calibration:
     """Measure what the calibration at `path` lacks for the model of `request` at the sizes `batches`; save it there.
 
-    These are step times under the loads 1, 2, 4, ... of a node, costs of the engines, and times of what the strategies
-    of `request` compute beside steps. The budget of the study is divided among the sizes, and the file is saved after
-    each, so that an interrupted command goes on with what is missing.
+    These are step times under the loads 1, 2, 4, ... of a node, costs of the engines,
+    and times of what the strategies of `request` compute beside steps. The budget of
+    the study is divided among the sizes, and the file is saved after each, so that an
+    interrupted command goes on with what is missing.
 
     Raises:
         ClusterError: the file is of another model, machine or torch, or the cluster's compute is stated.
@@ -176,7 +230,9 @@ def calibrate(request: Request, path: Path, batches: Iterable[int], note: Note =
     """
     sizes = sorted(set(batches))
     if not request.is_here:
-        raise ClusterError(f"cluster {request.cluster.name} states its step times: calibrate on it with this-machine")
+        raise ClusterError(
+            f"cluster {request.cluster.name} states its step times: calibrate on it with this-machine"
+        )
     kept = read_calibration(path) if path.exists() else None
     if kept is not None and kept.key != request.key:
         raise ClusterError(
@@ -197,25 +253,45 @@ def calibrate(request: Request, path: Path, batches: Iterable[int], note: Note =
 
 
 def _measured(
-    request: Request, sizes: Iterable[int], before: Calibration | None, seconds: float, note: Note
+    request: Request,
+    sizes: Iterable[int],
+    before: Calibration | None,
+    seconds: float,
+    note: Note,
 ) -> Calibration:
     """Measure step times, unless stated, and engines' costs; only step times, at the speed of `before`, if any."""
     study = request.study
     if request.states_steps:
         engines = _engines_of(request, note)
-        return Calibration(key=request.key, measured=request.measurement, tables=[], engines=engines)
-    # Steps of all runs are those of one model: the fewest workers have the most samples each.
+        return Calibration(
+            key=request.key, measured=request.measurement, tables=[], engines=engines
+        )
+    # Steps of all runs are those of one model: the fewest workers have the most samples
+    # each.
     example = min(request.runs, key=lambda run: run.workers)
     budget = Budget((1 - _ENGINES_SHARE) * seconds, study.require_quiet)
     folder = request.folders[example.workers]
-    measured = measure_steps(example, folder, set(sizes), request.most_busy, budget, request.device)
+    measured = measure_steps(
+        example, folder, set(sizes), request.most_busy, budget, request.device
+    )
     if measured.imprecise:
-        note(Detail(f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}"))
-    on_gpu = request.device == "cuda"  # its steps do not follow the speed of a core, and NCCL is charged by the links
+        note(
+            Detail(
+                f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}"
+            )
+        )
+    on_gpu = (
+        request.device == "cuda"
+    )  # its steps do not follow the speed of a core, and NCCL is charged by the links
     reference_s = None if on_gpu else measured.reference_s
     if before is not None:
-        # The machine may be faster or slower now than when the earlier steps were measured.
-        factor = before.reference_s / reference_s if before.reference_s and reference_s else 1.0
+        # The machine may be faster or slower now than when the earlier steps were
+        # measured.
+        factor = (
+            before.reference_s / reference_s
+            if before.reference_s and reference_s
+            else 1.0
+        )
         found = before.with_tables([table.scaled(factor) for table in measured.tables])
     else:
         found = Calibration(
@@ -223,7 +299,9 @@ def _measured(
             measured=request.measurement,
             trained=request.trained,
             tables=measured.tables,
-            engines=EngineCosts() if reference_s is None else _engines_of(request, note).at(reference_s),
+            engines=EngineCosts()
+            if reference_s is None
+            else _engines_of(request, note).at(reference_s),
             reference_s=reference_s,
         )
     KeptSteps(found.key, example).keep(found)
@@ -238,7 +316,9 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
     between = request.cluster.name == THIS_MACHINE
     seconds = _ENGINES_SHARE * request.study.calibration_budget_s
     with using(request.study.launcher):
-        costs = measure_engines(request.placing, seconds, between_nodes=between, note=note)
+        costs = measure_engines(
+            request.placing, seconds, between_nodes=between, note=note
+        )
     if any(carrier(run) == TASKS for run in request.runs):
         try:
             costs = joined([costs, request.placing.tasks()])
@@ -252,25 +332,39 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
     return costs
 
 
-def _with_operations(kept: Calibration, request: Request, path: Path, note: Note) -> Calibration:
+def _with_operations(
+    kept: Calibration, request: Request, path: Path, note: Note
+) -> Calibration:
     """Add the operations of those strategies that `kept` lacks, measured now; of GPUs none, with a note."""
     lacking = request.without_operations(kept)
     if lacking and request.device == "cuda":
-        note("on a GPU nothing is charged for what strategies compute beside their steps, such as merging models")
+        note(
+            "on a GPU nothing is charged for what strategies compute beside their steps, such as merging models"
+        )
         return kept
     if not lacking:
         return kept
-    datasets = {run.workers: open_dataset(request.folders[run.workers]) for run in lacking}
+    datasets = {
+        run.workers: open_dataset(request.folders[run.workers]) for run in lacking
+    }
     background = BackgroundLoad()
     further = measure_operations(
-        lacking, datasets, Machine(request.cluster, EngineCosts(), kept.tables, {}, kept.reference_s)
+        lacking,
+        datasets,
+        Machine(request.cluster, EngineCosts(), kept.tables, {}, kept.reference_s),
     )
     completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
     if kept.tables and not disturbed(background.cores()):
-        own = {str(run.strategy) for run in request.runs if run.strategy_sha256 is None}  # a user's file may change
-        keepable = {name: times for name, times in completed.operations.items() if name in own}
-        KeptSteps(kept.key, request.runs[0]).keep(completed.model_copy(update={"operations": keepable}))
+        own = {
+            str(run.strategy) for run in request.runs if run.strategy_sha256 is None
+        }  # a user's file may change
+        keepable = {
+            name: times for name, times in completed.operations.items() if name in own
+        }
+        KeptSteps(kept.key, request.runs[0]).keep(
+            completed.model_copy(update={"operations": keepable})
+        )
     return completed
 
 
@@ -300,33 +394,51 @@ class _MeasuringClock(VirtualClock):
             raise _BudgetSpentError("measured long enough")
         return result
 
-    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+    def rehearse(
+        self, operation: Callable[..., object], *arguments: object, times: int = 1
+    ) -> None:
         if self.running:
             _, seconds = _timed(partial(operation, *arguments))
             self.found[name_of(operation)].append((times, seconds))
 
 
-def measure_operations(runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine) -> OperationTimes:
+def measure_operations(
+    runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine
+) -> OperationTimes:
     """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
     smallest: dict[str, Run] = {}
-    # The smallest count takes the least time, and the cost of each further worker is measured apart.
-    for run in sorted((run for run in runs if run.workers > 1), key=lambda run: run.workers):
+    # The smallest count takes the least time, and the cost of each further worker is
+    # measured apart.
+    for run in sorted(
+        (run for run in runs if run.workers > 1), key=lambda run: run.workers
+    ):
         smallest.setdefault(str(run.strategy), run)
     times: OperationTimes = {}
     gauge = Gauge()
     for name, run in smallest.items():
         strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
-        if strategy.arithmetic(run.workers) is not None:  # only steps and averages of gradients
+        if (
+            strategy.arithmetic(run.workers) is not None
+        ):  # only steps and averages of gradients
             times[name] = {}
             continue
         until: Until[_Found] = Until(_RUNS_S, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
-        rounds = quiet_rounds(partial(_played, run, datasets[run.workers], machine), gauge.seconds, until)
+        rounds = quiet_rounds(
+            partial(_played, run, datasets[run.workers], machine), gauge.seconds, until
+        )
         found: _Found = defaultdict(list)
         for each in rounds:
-            factor = machine.reference_s / each.reference_s if machine.reference_s else 1.0
+            factor = (
+                machine.reference_s / each.reference_s if machine.reference_s else 1.0
+            )
             for operation, calls in each.found.items():
-                found[operation] += [(multiple, seconds * factor) for multiple, seconds in calls]
-        times[name] = {operation: _time(calls, run.workers) for operation, calls in sorted(found.items())}
+                found[operation] += [
+                    (multiple, seconds * factor) for multiple, seconds in calls
+                ]
+        times[name] = {
+            operation: _time(calls, run.workers)
+            for operation, calls in sorted(found.items())
+        }
     return times
 
 
@@ -338,7 +450,9 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     size = simulation.plan.batch_size
     rows = min(dataset.n_train, _STEPS * size * count)
     # A few batches for each worker: as many rows as these need.
-    simulation.dataset = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
+    simulation.dataset = replace(
+        dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows]
+    )
     simulation.plan = BatchPlan(rows, count, seed=run.seed, batch_per_worker=size)
     replicas = [simulation.replica(rank) for rank in range(run.workers)]
     found: _Found = defaultdict(list)
@@ -346,7 +460,10 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     for replica in replicas:
         clock: Any = replica.clock
         clock.found, clock.deadline = found, deadline
-    programs = {rank: partial(train, replica, simulation.strategy) for rank, replica in enumerate(replicas)}
+    programs = {
+        rank: partial(train, replica, simulation.strategy)
+        for rank, replica in enumerate(replicas)
+    }
     with suppress(RunError):  # budget spent or diverged: the times so far are kept
         simulation.scheduler.run(programs)
     return found
@@ -354,7 +471,12 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:
     """Return the median, and the cost of each further message."""
-    once, twice = ([seconds for times, seconds in calls if times == multiple] for multiple in (1, 2))
+    once, twice = (
+        [seconds for times, seconds in calls if times == multiple]
+        for multiple in (1, 2)
+    )
     whole = float(np.median(once))
     each = max(0.0, float(np.median(twice)) - whole) / workers if twice else 0.0
-    return OperationTime(seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each)
+    return OperationTime(
+        seconds=max(0.0, whole - each * (workers - 2)), per_member_s=each
+    )

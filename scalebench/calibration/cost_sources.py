@@ -8,11 +8,11 @@
 |            | an earlier study measured here       |                          | are measured             |
 | `Measured` | measured here and now                | measured                 | measured                 |
 
-A study that states the time of its steps (`device_step_time`) takes engines only from a source. What a user is told
-follows from the source (`notes`).
+A study that states the time of its steps (`device_step_time`) takes engines only from a
+source. What a user is told follows from the source (`notes`).
 
-A `Request` says what a calibration is asked for: the runs that it charges, and all of their study that decides what is
-measured.
+A `Request` says what a calibration is asked for: the runs that it charges, and all of
+their study that decides what is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from functools import cached_property
 from pathlib import Path
 
 from scalebench import __version__
-from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration, require_measured_cluster
+from scalebench.calibration.calibration_file import (
+    Calibration,
+    Measurement,
+    read_calibration,
+    require_measured_cluster,
+)
 from scalebench.calibration.engine_measurement import Placing
 from scalebench.calibration.steps_under_load import measure_reference
 from scalebench.cluster.cluster_file import Cluster
@@ -51,10 +56,11 @@ _OF_THE_MACHINE = ("device", "cpu", "cores", "torch", "optimizer", "threads_per_
 class Request:
     """The simulated `runs` of `study`, on `cluster`, whose steps a `device` (cpu, cuda) computes.
 
-    `data` is one of the data sets, which are prepared in `folders` by worker count. `sizes` finds the sizes of all
-    batches and micro-batches, which takes a while where rows move between epochs; `largest` is the batch of the most
-    samples. `beside_real`: the study has real runs too, whose times are compared with virtual ones. `placing` starts
-    ranks that measure.
+    `data` is one of the data sets, which are prepared in `folders` by worker count.
+    `sizes` finds the sizes of all batches and micro-batches, which takes a while where
+    rows move between epochs; `largest` is the batch of the most samples. `beside_real`:
+    the study has real runs too, whose times are compared with virtual ones. `placing`
+    starts ranks that measure.
     """
 
     study: Study
@@ -81,7 +87,11 @@ class Request:
     @property
     def most_busy(self) -> int:
         """The most workers that compute at the same time on this node; a worker on a GPU has one of its own."""
-        at_once = hardware.gpus() if self.device == "cuda" else self.cluster.node.workers_per_node
+        at_once = (
+            hardware.gpus()
+            if self.device == "cuda"
+            else self.cluster.node.workers_per_node
+        )
         return min(max(run.workers for run in self.runs), at_once)
 
     @cached_property
@@ -131,7 +141,11 @@ class Request:
 
     def without_operations(self, calibration: Calibration) -> list[Run]:
         """Return the runs of which `calibration` does not say what their strategy computes beside its steps."""
-        return [run for run in self.runs if run.workers > 1 and str(run.strategy) not in calibration.operations]
+        return [
+            run
+            for run in self.runs
+            if run.workers > 1 and str(run.strategy) not in calibration.operations
+        ]
 
 
 @dataclass(frozen=True)
@@ -153,10 +167,19 @@ class Given:
         """Name what differs from this machine and study, and the strategies without times of operations."""
         found = []
         of = self.calibration.measured
-        if of is not None and (other := of.differences(request.measurement, _OF_THE_MACHINE)):
-            found.append(f"{self.path} is not of this machine and study: {'; '.join(other)}")
+        if of is not None and (
+            other := of.differences(request.measurement, _OF_THE_MACHINE)
+        ):
+            found.append(
+                f"{self.path} is not of this machine and study: {'; '.join(other)}"
+            )
         if not request.states_steps:
-            names = sorted({str(run.strategy) for run in request.without_operations(self.calibration)})
+            names = sorted(
+                {
+                    str(run.strategy)
+                    for run in request.without_operations(self.calibration)
+                }
+            )
             found += [
                 f"{self.path} does not say what {name} computes beside its steps: nothing is charged for it"
                 for name in names
@@ -192,17 +215,24 @@ class Measured:
     lacking: str = ""
 
     def notes(self, request: Request) -> list[str]:
-        return [f"{CALIBRATION} lacked {self.lacking}: measured now, beside what it holds"] if self.lacking else []
+        return (
+            [f"{CALIBRATION} lacked {self.lacking}: measured now, beside what it holds"]
+            if self.lacking
+            else []
+        )
 
 
 Source = Stated | Given | Kept | Measured
 
 
-def choose_source(request: Request, folder: Path, *, charged: bool = False, anew: bool = False) -> Source:
+def choose_source(
+    request: Request, folder: Path, *, charged: bool = False, anew: bool = False
+) -> Source:
     """Choose where the costs of the runs of a study in `folder` are from; measures nothing.
 
-    Runs that were `charged` before fix the numbers: only batch sizes and loads that these lack are measured, on the
-    machine that measured them. Step times of an earlier study of the model count unless all is measured `anew`.
+    Runs that were `charged` before fix the numbers: only batch sizes and loads that
+    these lack are measured, on the machine that measured them. Step times of an earlier
+    study of the model count unless all is measured `anew`.
 
     Raises:
         ClusterError: a calibration cannot be read, or does not fit the study.
@@ -219,18 +249,26 @@ def choose_source(request: Request, folder: Path, *, charged: bool = False, anew
         return given
     if kept is not None and (charged or kept.key == request.key):
         # Stated steps need no tables, whatever the sizes.
-        lacking = "" if request.states_steps else kept.lacking(request.sizes(), request.most_busy)
+        lacking = (
+            ""
+            if request.states_steps
+            else kept.lacking(request.sizes(), request.most_busy)
+        )
         if kept.key != request.key and lacking:
             raise ResultsError(
                 f"{path} was measured on another machine or by another torch and has no step times for {lacking}: "
                 f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
             )
         if not lacking:
-            return Kept(kept, Place.FOLDER if kept.key == request.key else Place.ANOTHER_MACHINE)
+            return Kept(
+                kept, Place.FOLDER if kept.key == request.key else Place.ANOTHER_MACHINE
+            )
         if charged:
             return Measured(kept, lacking)
     if not anew and not request.states_steps:
-        earlier = KeptSteps(request.key, request.runs[0]).with_all(request.sizes(), request.most_busy)
+        earlier = KeptSteps(request.key, request.runs[0]).with_all(
+            request.sizes(), request.most_busy
+        )
         if earlier is not None:
             return Kept(earlier, Place.CACHE)
     return Measured()
@@ -238,7 +276,9 @@ def choose_source(request: Request, folder: Path, *, charged: bool = False, anew
 
 def notes_on(source: Source, request: Request) -> list[str]:
     """Return what a user is told of `source`, and of steps that are stated."""
-    stated = (request.states_steps or not request.is_here) and any(run.workers > 1 for run in request.runs)
+    stated = (request.states_steps or not request.is_here) and any(
+        run.workers > 1 for run in request.runs
+    )
     return [*([STATED_STEPS] if stated else []), *source.notes(request)]
 
 
@@ -257,7 +297,9 @@ def _given_calibration(request: Request) -> Given | None:
     if request.states_steps:
         # Stated times count, so that those in the file must not.
         return Given(path, found.model_copy(update={"tables": []}))
-    if found.measured and (other := found.measured.differences(request.measurement, _OF_THE_STUDY)):
+    if found.measured and (
+        other := found.measured.differences(request.measurement, _OF_THE_STUDY)
+    ):
         raise ClusterError(
             f"calibration: {path} was measured for {found.measured}, which this study does not train "
             f"({'; '.join(other)}); name a calibration of this study, or leave it out to measure one"
@@ -299,7 +341,9 @@ def check_kept_calibration(request: Request, folder: Path) -> None:
         _require_kept(request, folder, _given_calibration(request), kept)
 
 
-def _require_kept(request: Request, folder: Path, given: Given | None, kept: Calibration | None) -> None:
+def _require_kept(
+    request: Request, folder: Path, given: Given | None, kept: Calibration | None
+) -> None:
     if given is not None and kept is not None and kept != given.calibration:
         raise ResultsError(
             f"{given.path} has changed since it charged the virtual runs in {folder}; "
@@ -315,27 +359,37 @@ def _require_kept(request: Request, folder: Path, given: Given | None, kept: Cal
 class KeptSteps:
     """What earlier studies of the model of `run` measured here, undisturbed, for calibrations with `key`; in the cache.
 
-    These are step times, and times of what scalebench's own strategies compute beside their steps. They count in
-    reference steps: at another speed of the machine they are scaled by the reference step of now. Beside busy programs
-    that says nothing of the machine's speed, and the last one counts that nothing disturbed. Costs of engines are kept
-    by `engine_measurement`.
+    These are step times, and times of what scalebench's own strategies compute beside
+    their steps. They count in reference steps: at another speed of the machine they are
+    scaled by the reference step of now. Beside busy programs that says nothing of the
+    machine's speed, and the last one counts that nothing disturbed. Costs of engines
+    are kept by `engine_measurement`.
     """
 
     def __init__(self, key: str, run: Run) -> None:
         # Another version of scalebench may compute a step otherwise.
-        name = hashlib.sha256(f"{__version__} {key} {run.model_sha256}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(
+            f"{__version__} {key} {run.model_sha256}".encode()
+        ).hexdigest()[:16]
         self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"
 
     def with_all(self, sizes: Set[int], most_workers: int) -> Calibration | None:
         """Return what is kept, as it is; None if it lacks step times for some of `sizes` or loads of a node."""
         kept = self._kept()
-        return None if kept is None or kept.reference_s is None or kept.lacking(sizes, most_workers) else kept
+        return (
+            None
+            if kept is None
+            or kept.reference_s is None
+            or kept.lacking(sizes, most_workers)
+            else kept
+        )
 
     def at_speed_of_now(self, kept: Calibration) -> Calibration:
         """Return `kept` at the speed that this machine has now, which is kept in its place.
 
-        Beside programs that take the cores it is returned at the last speed that nothing disturbed.
+        Beside programs that take the cores it is returned at the last speed that
+        nothing disturbed.
         """
         reference_s = measure_reference(self._threads)
         if reference_s is not None:
@@ -348,15 +402,21 @@ class KeptSteps:
 
         Nothing is kept where step times were disturbed.
         """
-        if measured.reference_s is None or any(table.disturbed for table in measured.tables):
+        if measured.reference_s is None or any(
+            table.disturbed for table in measured.tables
+        ):
             return
         before = self._kept()
         if before is not None:
             # At one speed of the machine, before they stand in one table.
             before = before.at(measured.reference_s)
             operations = before.operations | measured.operations
-            measured = measured.with_tables(before.tables).model_copy(update={"operations": operations})
-        with suppress(OSError, ResultsError):  # a cache that cannot be written is one that nothing is read from
+            measured = measured.with_tables(before.tables).model_copy(
+                update={"operations": operations}
+            )
+        with suppress(
+            OSError, ResultsError
+        ):  # a cache that cannot be written is one that nothing is read from
             self._path.parent.mkdir(parents=True, exist_ok=True)
             measured.model_copy(update={"engines": EngineCosts()}).save(self._path)
 

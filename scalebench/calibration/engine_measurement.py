@@ -36,21 +36,37 @@ _MOST_RANKS = 16
 _LIMIT_S = 180.0
 _PROBE = 14  # version of the probe: another number makes cached files stale
 _PLACES = 4  # groups of nodes, at most
-_SIZES = (4, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes, between nodes
+_SIZES = (
+    4,
+    4 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+)  # bytes, between nodes
 _PACKAGES = ("torch", *TRANSPORTS)
 
 
 def measure_engines(
-    placing: Placing, seconds: float, *, between_nodes: bool, note: Callable[[str], None]
+    placing: Placing,
+    seconds: float,
+    *,
+    between_nodes: bool,
+    note: Callable[[str], None],
 ) -> EngineCosts:
     """Measure the costs of all engines on this host, `between_nodes` of an allocation too; each takes `seconds`."""
     here = [name for name in MEASURABLE if engines.available(name) is None]
     if _JOINS not in here:
         if here:
-            note("engines are measured by ranks of an MPI, which is not here: the network model alone is charged")
+            note(
+                "engines are measured by ranks of an MPI, which is not here: the network model alone is charged"
+            )
         return EngineCosts()
     try:
-        inside = measure_engine_costs(cache_folder("engines"), here, placing.on_this_host, seconds=seconds)
+        inside = measure_engine_costs(
+            cache_folder("engines"), here, placing.on_this_host, seconds=seconds
+        )
     except EngineError as error:
         note(f"engines are charged by the network model alone, as {error}")
         return EngineCosts()
@@ -58,7 +74,11 @@ def measure_engines(
         return inside
     try:
         ranks = placing.on_all_nodes()
-        between = None if ranks is None else measure_between_nodes(here, ranks, seconds=seconds)
+        between = (
+            None
+            if ranks is None
+            else measure_between_nodes(here, ranks, seconds=seconds)
+        )
     except EngineError as error:
         note(f"between nodes the network model is charged, as {error}")
         return inside
@@ -66,15 +86,20 @@ def measure_engines(
 
 
 def measure_engine_costs(
-    cache_dir: Path, wanted: Sequence[str], on_this_host: Callable[[int], Ranks], *, seconds: float = 12.0
+    cache_dir: Path,
+    wanted: Sequence[str],
+    on_this_host: Callable[[int], Ranks],
+    *,
+    seconds: float = 12.0,
 ) -> EngineCosts:
     """Measure the costs of `wanted` (of MEASURABLE) at 2 ranks, and at as many as there are cores.
 
-    Costs measured on this machine with these versions are read from `cache_dir`; else measuring takes `seconds` at
-    most. Costs disturbed by other programs are not kept in `cache_dir`. With mpi come the entries mpi-onesided (lock,
-    fetch, store, unlock), mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
-    mpi-broadcast, mpi-reduce and the linear ones of both; with gloo come gloo-allgather, gloo-reduce-scatter and
-    gloo-send (one message).
+    Costs measured on this machine with these versions are read from `cache_dir`; else
+    measuring takes `seconds` at most. Costs disturbed by other programs are not kept in
+    `cache_dir`. With mpi come the entries mpi-onesided (lock, fetch, store, unlock),
+    mpi-server (a request and its reply), mpi-server-busy (the server's part of it),
+    mpi-broadcast, mpi-reduce and the linear ones of both; with gloo come
+    gloo-allgather, gloo-reduce-scatter and gloo-send (one message).
 
     Raises:
         EngineError: an engine is missing, or measuring it failed; the message has the first line of the cause.
@@ -83,7 +108,8 @@ def measure_engine_costs(
     for name in names:
         engines.require(name)
     source = _source()
-    # Costs are those of machine and versions, not of a study: one measurement serves all.
+    # Costs are those of machine and versions, not of a study: one measurement serves
+    # all.
     path = cache_dir / "engine-costs" / f"{_key(names, source)}.json"
     if path.exists():
         return EngineCosts.load(path)
@@ -95,26 +121,41 @@ def measure_engine_costs(
     return costs
 
 
-def _measure(names: list[str], on_this_host: Callable[[int], Ranks], source: str, seconds: float) -> EngineCosts:
+def _measure(
+    names: list[str], on_this_host: Callable[[int], Ranks], source: str, seconds: float
+) -> EngineCosts:
     counts = sorted({2, max(2, min(hardware.physical_cores(), _MOST_RANKS))})
     ranks = on_this_host(max(counts))
-    spec = {"names": names, "ranks": counts, "seconds": seconds, "source": f"{source}; bound to {ranks.binding}"}
+    spec = {
+        "names": names,
+        "ranks": counts,
+        "seconds": seconds,
+        "source": f"{source}; bound to {ranks.binding}",
+    }
     return _measured_by(ranks, spec, f"the engines {', '.join(names)}")
 
 
-def measure_between_nodes(wanted: Sequence[str], ranks: Ranks, *, seconds: float = 12.0) -> EngineCosts:
+def measure_between_nodes(
+    wanted: Sequence[str], ranks: Ranks, *, seconds: float = 12.0
+) -> EngineCosts:
     """Measure those of `wanted` that move bytes between nodes, among `ranks`, one on each slot of the allocation.
 
-    The others get the costs of the engine that moves theirs: Horovod those of MPI. Nothing is kept: another allocation
-    has other nodes.
+    The others get the costs of the engine that moves theirs: Horovod those of MPI.
+    Nothing is kept: another allocation has other nodes.
 
     Raises:
         EngineError: measuring failed; the message has the first line of the cause.
     """
-    names = [name for name in MEASURABLE if name in wanted and not engines.named(name).moves_by]
+    names = [
+        name
+        for name in MEASURABLE
+        if name in wanted and not engines.named(name).moves_by
+    ]
     # One engine after the other, in each group of nodes.
     each_s = seconds / max(1, len(names)) / _PLACES
-    source = f"{_source()}; {counted(ranks.count, 'rank')} on {counted(ranks.nodes, 'node')}"
+    source = (
+        f"{_source()}; {counted(ranks.count, 'rank')} on {counted(ranks.nodes, 'node')}"
+    )
     spec = {"names": names, "seconds": each_s, "sizes": list(_SIZES), "source": source}
     costs = _measured_by(ranks, spec, f"{', '.join(names)} between nodes")
     moved = [
@@ -127,7 +168,9 @@ def measure_between_nodes(wanted: Sequence[str], ranks: Ranks, *, seconds: float
 
 
 def _measured_by(ranks: Ranks, spec: dict[str, object], what: str) -> EngineCosts:
-    return EngineCosts.model_validate_json(ranks.printed("engine_probe", spec, what, _LIMIT_S))
+    return EngineCosts.model_validate_json(
+        ranks.printed("engine_probe", spec, what, _LIMIT_S)
+    )
 
 
 def _source() -> str:
@@ -157,7 +200,9 @@ class Ranks:
     command: Sequence[str]
     environment: Mapping[str, str]
 
-    def printed(self, program: str, spec: Mapping[str, object], what: str, limit_s: float) -> str:
+    def printed(
+        self, program: str, spec: Mapping[str, object], what: str, limit_s: float
+    ) -> str:
         """Run the module `program` of `probes/` with the argument `spec`; return what its first rank prints.
 
         Raises:
@@ -176,20 +221,35 @@ class Ranks:
                 preexec_fn=end_with_parent,
             )
         except subprocess.TimeoutExpired:
-            raise EngineError(f"measuring {what} took more than {limit_s:.3g} s") from None
-        lines = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
+            raise EngineError(
+                f"measuring {what} took more than {limit_s:.3g} s"
+            ) from None
+        lines = [
+            line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line
+        ]
         if len(lines) > 1:  # each rank took itself for the only one
             launcher = chosen()
-            raise EngineError(apart(len(lines), 1, launcher.name, library(), without_mpi=launcher.without_mpi))
+            raise EngineError(
+                apart(
+                    len(lines),
+                    1,
+                    launcher.name,
+                    library(),
+                    without_mpi=launcher.without_mpi,
+                )
+            )
         if done.returncode != 0 or not lines:
-            raise EngineError(f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor")
+            raise EngineError(
+                f"measuring {what} failed: {telling_line(done.stderr)}; see scalebench doctor"
+            )
         return lines[-1]
 
 
 @dataclass(frozen=True)
 class Placing:
     """Where ranks that measure can be started: so many on this host; one on each slot of an allocation of several
-    nodes, None where there is one node only. `tasks` measures the engine of that name, which has no ranks."""
+    nodes, None where there is one node only. `tasks` measures the engine of that name,
+    which has no ranks."""
 
     on_this_host: Callable[[int], Ranks]
     on_all_nodes: Callable[[], Ranks | None]

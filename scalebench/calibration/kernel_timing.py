@@ -15,13 +15,21 @@ from torch.nn import functional
 
 from scalebench.cluster.device import Device
 from scalebench.formatting import counted
-from scalebench.pricing.kernel_model import PASSES, Array, KernelModel, KernelNet, fit_net
+from scalebench.pricing.kernel_model import (
+    PASSES,
+    Array,
+    KernelModel,
+    KernelNet,
+    fit_net,
+)
 
 _MOST_FLOPS = 2e9  # of a measured product
 _LARGEST = 24  # log2 of the elements of a measured tensor
 _REPEATS = 4
 _LEAST = 25  # kernels of each kind, whatever the time
-Kernel = tuple[Callable[..., Tensor], list[Tensor], tuple[int, ...]]  # function, arguments, sizes
+Kernel = tuple[
+    Callable[..., Tensor], list[Tensor], tuple[int, ...]
+]  # function, arguments, sizes
 
 
 def measure_kernel_model(seconds: float = 60.0, seed: int = 0) -> KernelModel:
@@ -37,18 +45,30 @@ def measure_kernel_model(seconds: float = 60.0, seed: int = 0) -> KernelModel:
 def measure_kernels(seconds: float, seed: int = 0) -> dict[str, tuple[Array, Array]]:
     """Return (sizes, seconds of the forward and the backward pass) of random kernels by kind.
 
-    A time is the least of a few, as other programs only add to it; of one thread it is processor time.
+    A time is the least of a few, as other programs only add to it; of one thread it is
+    processor time.
     """
     random = np.random.default_rng(seed)
-    rows: dict[str, list[tuple[tuple[int, ...], tuple[float, float]]]] = {kind: [] for kind in _KERNELS}
+    rows: dict[str, list[tuple[tuple[int, ...], tuple[float, float]]]] = {
+        kind: [] for kind in _KERNELS
+    }
     until = time.perf_counter() + seconds
-    turn = [*["conv"] * 4, *["gemm"] * 2, *_KERNELS]  # products have more sizes to learn
-    while due := [kind for kind in turn if len(rows[kind]) < _LEAST or time.perf_counter() < until]:
+    turn = [
+        *["conv"] * 4,
+        *["gemm"] * 2,
+        *_KERNELS,
+    ]  # products have more sizes to learn
+    while due := [
+        kind for kind in turn if len(rows[kind]) < _LEAST or time.perf_counter() < until
+    ]:
         for kind in due:
             function, arguments, sizes = _KERNELS[kind](random)
             rows[kind].append((sizes, _passes(function, arguments)))
     return {
-        kind: (np.array([sizes for sizes, _ in own], dtype=np.float64), np.array([times for _, times in own]))
+        kind: (
+            np.array([sizes for sizes, _ in own], dtype=np.float64),
+            np.array([times for _, times in own]),
+        )
         for kind, own in rows.items()
     }
 
@@ -88,7 +108,9 @@ def _clock() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _passes(function: Callable[..., Tensor], arguments: list[Tensor]) -> tuple[float, float]:
+def _passes(
+    function: Callable[..., Tensor], arguments: list[Tensor]
+) -> tuple[float, float]:
     """Return the least seconds of a forward and of a backward pass, the first of each left out."""
     needing = [argument.requires_grad_() for argument in arguments]
     now = _clock()
@@ -120,11 +142,18 @@ def _conv(random: Generator) -> Kernel:
         stride = int(random.choice([1, 1, 2]))
         m, k = batch * ((side - 1) // stride + 1) ** 2, before * size**2
         inputs = batch * before * side**2
-        if 2 * m * after * k <= _MOST_FLOPS and max(inputs, m * after, after * k) < 2**_LARGEST:
+        if (
+            2 * m * after * k <= _MOST_FLOPS
+            and max(inputs, m * after, after * k) < 2**_LARGEST
+        ):
             break
     x = torch.rand(batch, before, side, side)
     weight = torch.rand(after, before, size, size)
-    return lambda x, w: functional.conv2d(x, w, None, stride, size // 2), [x, weight], (m, after, k, inputs)
+    return (
+        lambda x, w: functional.conv2d(x, w, None, stride, size // 2),
+        [x, weight],
+        (m, after, k, inputs),
+    )
 
 
 def _gemm(random: Generator) -> Kernel:
@@ -134,7 +163,11 @@ def _gemm(random: Generator) -> Kernel:
 
 def _bmm(random: Generator) -> Kernel:
     count, m, n, k = _sizes(random, (0, 9), (4, 11), (4, 11), (4, 11))
-    return torch.bmm, [torch.rand(count, m, k), torch.rand(count, k, n)], (count, m, n, k)
+    return (
+        torch.bmm,
+        [torch.rand(count, m, k), torch.rand(count, k, n)],
+        (count, m, n, k),
+    )
 
 
 def _sizes(random: Generator, *ranges: tuple[float, float]) -> list[int]:
@@ -142,21 +175,32 @@ def _sizes(random: Generator, *ranges: tuple[float, float]) -> list[int]:
     while True:
         sizes = [_draw(random, low, high) for low, high in ranges]
         m, n, k = sizes[-3:]
-        if 2 * float(np.prod(sizes)) <= _MOST_FLOPS and max(m * n, m * k, n * k) * np.prod(sizes[:-3]) < 2**_LARGEST:
+        if (
+            2 * float(np.prod(sizes)) <= _MOST_FLOPS
+            and max(m * n, m * k, n * k) * np.prod(sizes[:-3]) < 2**_LARGEST
+        ):
             return sizes
 
 
-def _streamed(function: Callable[..., Tensor], arguments: int = 1) -> Callable[[Generator], Kernel]:
+def _streamed(
+    function: Callable[..., Tensor], arguments: int = 1
+) -> Callable[[Generator], Kernel]:
     """Return the maker of kernels on `arguments` tensors (rows, 512), as a row of words or attention has."""
 
     def make(random: Generator) -> Kernel:
         rows = _draw(random, 0, _LARGEST - 9)
-        return function, [torch.rand(rows, 512) for _ in range(arguments)], ((arguments + 1) * rows * 512,)
+        return (
+            function,
+            [torch.rand(rows, 512) for _ in range(arguments)],
+            ((arguments + 1) * rows * 512,),
+        )
 
     return make
 
 
-def _on_images(function: Callable[..., Tensor], written: int = 1) -> Callable[[Generator], Kernel]:
+def _on_images(
+    function: Callable[..., Tensor], written: int = 1
+) -> Callable[[Generator], Kernel]:
     """Return the maker of kernels on images that write `written` elements for each input one."""
 
     def make(random: Generator) -> Kernel:
@@ -166,7 +210,11 @@ def _on_images(function: Callable[..., Tensor], written: int = 1) -> Callable[[G
             side = _draw(random, 2.5, 7)
             if batch * side**2 >= 4 and batch * planes * side**2 < 2**_LARGEST:
                 x = torch.rand(batch, planes, side, side)
-                return function, [x], (x.numel() + written * function(x[:1]).numel() * batch,)
+                return (
+                    function,
+                    [x],
+                    (x.numel() + written * function(x[:1]).numel() * batch,),
+                )
 
     return make
 
@@ -180,6 +228,10 @@ _KERNELS: dict[str, Callable[[Generator], Kernel]] = {
     "gelu": _streamed(functional.gelu),
     "softmax": _streamed(lambda x: torch.softmax(x, -1)),
     "layernorm": _streamed(lambda x: functional.layer_norm(x, x.shape[-1:])),
-    "batchnorm2d": _on_images(lambda x: functional.batch_norm(x, None, None, training=True)),
-    "maxpool2d": _on_images(lambda x: functional.max_pool2d(x, 3, 2, 1), written=3),  # a value and an index of 8 bytes
+    "batchnorm2d": _on_images(
+        lambda x: functional.batch_norm(x, None, None, training=True)
+    ),
+    "maxpool2d": _on_images(
+        lambda x: functional.max_pool2d(x, 3, 2, 1), written=3
+    ),  # a value and an index of 8 bytes
 }

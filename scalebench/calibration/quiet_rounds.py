@@ -1,11 +1,14 @@
 """Measurement in rounds, until enough quiet windows are there.
 
-Other programs take cores for a while, and a shared machine changes its speed within milliseconds. So nothing is
-measured in one go: each round times the reference step, which is the speed of its moment, and then some short windows.
-Rounds go on until the quiet windows, those that no other program disturbed, give a precise value, or the time is over.
+Other programs take cores for a while, and a shared machine changes its speed within
+milliseconds. So nothing is measured in one go: each round times the reference step,
+which is the speed of its moment, and then some short windows. Rounds go on until the
+quiet windows, those that no other program disturbed, give a precise value, or the time
+is over.
 
-Where too few windows are quiet (`are_enough`), what is measured decides what counts of all of them: processor time of
-steps, the lower decile of operations, as other programs only add to a time. It is then marked as `disturbed`.
+Where too few windows are quiet (`are_enough`), what is measured decides what counts of
+all of them: processor time of steps, the lower decile of operations, as other programs
+only add to a time. It is then marked as `disturbed`.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ class Round(NamedTuple, Generic[T]):
 
 
 def quiet_rounds(
-    measure: Callable[[], T], reference: Callable[[], float], until: Callable[[Sequence[Round[T]]], bool]
+    measure: Callable[[], T],
+    reference: Callable[[], float],
+    until: Callable[[Sequence[Round[T]]], bool],
 ) -> list[Round[T]]:
     """Measure in rounds, each after a look at the `reference` step, until the rounds so far are enough.
 
-    Processes that measure together call it together: `until` then has one answer for all of them, and `reference` lets
-    the others sleep while one takes the step.
+    Processes that measure together call it together: `until` then has one answer for
+    all of them, and `reference` lets the others sleep while one takes the step.
     """
     rounds: list[Round[T]] = []
     while not until(rounds):
@@ -44,9 +49,9 @@ def quiet_rounds(
 class Until(Generic[T]):
     """True once the rounds so far are enough, or `seconds` are over since it was made.
 
-    The first round is always made, and the `fewest` are even if the time is over, as long as they begin within
-    `patience` times the seconds. Within the time at least `least` rounds are made, and no more once they are `precise`;
-    at most `most`.
+    The first round is always made, and the `fewest` are even if the time is over, as
+    long as they begin within `patience` times the seconds. Within the time at least
+    `least` rounds are made, and no more once they are `precise`; at most `most`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Timed windows of steps of one process, taken in rounds with the others of a load, and the shares of their passes.
 
-The passes of a step divide into the shares of each layer in both, and the moments at which each gradient is complete.
+The passes of a step divide into the shares of each layer in both, and the moments at
+which each gradient is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 FEWEST_ROUNDS = 8
 _FEWEST_ROUNDS_FAST = 40  # of models with a step below _FAST_S
-_STEPS = 4  # of a window if they take less than _FAST_S; slower models have one step in a window
+# of a window if they take less than _FAST_S; slower models have one step in a window
+_STEPS = 4
 _FAST_S, _ROUND_S = 5e-3, 0.02
 _WARM_STEPS = 3
 _PASSES = (5, 50)  # least and most that are timed
@@ -90,11 +92,13 @@ class SecondsGauge:
 class StepWindows(NamedTuple):
     """Windows of steps of one process at one batch size and load.
 
-    `rounds` (windows,) has the round of each window, `seconds` (4, windows) the mean step by task, `references`
-    (windows,) the reference step, `steps` (windows, steps of a window) the whole steps. `processor` (2, windows) has
-    the processor seconds of the thread in a step and in a reference step, which other programs on its core leave as
-    they are. `alone` (rounds,) has the seconds of the reference step of process 0 alone; it is empty for other
-    processes. `release` and `layers` say how the passes divide.
+    `rounds` (windows,) has the round of each window, `seconds` (4, windows) the mean
+    step by task, `references` (windows,) the reference step, `steps` (windows, steps of
+    a window) the whole steps. `processor` (2, windows) has the processor seconds of the
+    thread in a step and in a reference step, which other programs on its core leave as
+    they are. `alone` (rounds,) has the seconds of the reference step of process 0
+    alone; it is empty for other processes. `release` and `layers` say how the passes
+    divide.
     """
 
     load: int
@@ -113,7 +117,8 @@ class StepWindows(NamedTuple):
     def slower_together(self, *, by_processor: bool = False) -> NDArray[np.float64]:
         """Return (rounds,) the reference step of undisturbed windows relative to that of process 0 alone.
 
-        With `by_processor`, the processor seconds of all windows; rounds without a window are NaN.
+        With `by_processor`, the processor seconds of all windows; rounds without a
+        window are NaN.
         """
         references = self.processor[1] if by_processor else self.references
         counted = np.ones_like(self.undisturbed) if by_processor else self.undisturbed
@@ -127,12 +132,17 @@ class StepWindows(NamedTuple):
     def units(self, *, by_processor: bool = False) -> NDArray[np.float64]:
         """Return (4, windows) the step by task in reference steps.
 
-        With `by_processor`, whole steps by processor time, divided by the median shares of the tasks.
+        With `by_processor`, whole steps by processor time, divided by the median shares
+        of the tasks.
         """
         if not by_processor:
             return self.seconds / self.references
-        shares = np.median(self.seconds / self.seconds.sum(axis=0), axis=1, keepdims=True)
-        units: NDArray[np.float64] = shares / shares.sum() * (self.processor[0] / self.processor[1])
+        shares = np.median(
+            self.seconds / self.seconds.sum(axis=0), axis=1, keepdims=True
+        )
+        units: NDArray[np.float64] = (
+            shares / shares.sum() * (self.processor[0] / self.processor[1])
+        )
         return units
 
 
@@ -149,15 +159,25 @@ class Rounds:
     """Rounds of one process at one batch size and load."""
 
     def __init__(
-        self, replica: Any, gauge: Gauge | SecondsGauge, index: int, load: int, barrier: Any, going: Any
+        self,
+        replica: Any,
+        gauge: Gauge | SecondsGauge,
+        index: int,
+        load: int,
+        barrier: Any,
+        going: Any,
     ) -> None:
         self._replica = replica
         self._gauge = gauge
         self._index = index
         self._load = load
         self._barrier, self._going = barrier, going
-        self._batches = (batch for epoch in itertools.count() for batch in replica.batches(epoch))
-        self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")  # the thread of a GPU's step waits for it
+        self._batches = (
+            batch for epoch in itertools.count() for batch in replica.batches(epoch)
+        )
+        self._stopwatch = Stopwatch(
+            computes=replica.device.type == "cpu"
+        )  # the thread of a GPU's step waits for it
 
     def run(self, size: int, release: list[float], each_s: float) -> StepWindows | None:
         """Run rounds until process 0 has a precise median or `each_s` are over; None for a process beyond the load."""
@@ -166,7 +186,8 @@ class Rounds:
         step_s = self._warm()
         fast = step_s < _FAST_S
         per_window = _STEPS if fast else 1
-        # As many as fill a round, with as many reference steps beside; none of a process that is not in the load.
+        # As many as fill a round, with as many reference steps beside; none of a
+        # process that is not in the load.
         fitting = round(_ROUND_S / (2 * per_window * step_s))
         per_round = max(1, min(20, fitting)) if self._index < self._load else 0
         least = _FEWEST_ROUNDS_FAST if fast else FEWEST_ROUNDS
@@ -187,11 +208,15 @@ class Rounds:
             seconds=np.array([window.laps.mean(axis=1) for window in windows]).T,
             undisturbed=np.array([window.undisturbed for window in windows]),
             steps=np.array([window.laps.sum(axis=0) for window in windows]),
-            shuffle_s_per_sample=float(np.median(shuffles)) / self._replica.plan.n if shuffles else 0.0,
+            shuffle_s_per_sample=float(np.median(shuffles)) / self._replica.plan.n
+            if shuffles
+            else 0.0,
             release=release,
             references=np.array([window.reference_s for window in windows]),
             processor=np.array([window.processor_s for window in windows]).T,
-            alone=np.array([each.reference_s for each in rounds] if self._index == 0 else []),
+            alone=np.array(
+                [each.reference_s for each in rounds] if self._index == 0 else []
+            ),
         )
 
     def _reference(self) -> float:
@@ -200,7 +225,9 @@ class Rounds:
         self._barrier.wait()
         return seconds
 
-    def _is_over(self, until: Until[list[_Window]], rounds: Sequence[Round[list[_Window]]]) -> bool:
+    def _is_over(
+        self, until: Until[list[_Window]], rounds: Sequence[Round[list[_Window]]]
+    ) -> bool:
         """Let process 0 decide for all, once none of them measures any more."""
         self._barrier.wait()
         if self._index == 0:
@@ -224,7 +251,8 @@ class Rounds:
         """Time a window of reference steps and `steps`, both after untimed steps if `warm`."""
         clock: LapClock = self._replica.clock
         self._stopwatch.start()
-        # Two kinds of steps side by side: their ratio does not depend on the speed of this moment.
+        # Two kinds of steps side by side: their ratio does not depend on the speed of
+        # this moment.
         self._gauge.steps(_STEPS if warm else 1)  # reading the counters evicts caches
         moments = [time.thread_time()]
         reference_s = self._gauge.steps(_STEPS)
@@ -238,8 +266,13 @@ class Rounds:
         moments.append(time.thread_time())
         undisturbed = self._stopwatch.stop().undisturbed
         laps = np.array([clock.laps[task][-steps:] for task in STEP_TASKS])
-        processor_s = (moments[3] - moments[2]) / steps, (moments[1] - moments[0]) / _STEPS
-        if isinstance(self._gauge, SecondsGauge):  # the thread waits while the device computes
+        processor_s = (
+            (moments[3] - moments[2]) / steps,
+            (moments[1] - moments[0]) / _STEPS,
+        )
+        if isinstance(
+            self._gauge, SecondsGauge
+        ):  # the thread waits while the device computes
             processor_s = float(laps.sum()) / steps, reference_s
         return _Window(laps, reference_s, processor_s, undisturbed)
 
@@ -247,7 +280,12 @@ class Rounds:
 def _is_precise(rounds: Sequence[Round[list[_Window]]]) -> bool:
     """Return True if the median step of the undisturbed windows is precise, in reference steps."""
     quiet = [window for each in rounds for window in each.found if window.undisturbed]
-    return typical([window.laps.sum() / window.laps.shape[1] / window.reference_s for window in quiet]).precise
+    return typical(
+        [
+            window.laps.sum() / window.laps.shape[1] / window.reference_s
+            for window in quiet
+        ]
+    ).precise
 
 
 def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> Any:
@@ -261,9 +299,15 @@ def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> A
     # At most 256 batches: many processes hold them at once.
     rows = min(dataset.n_train, max(size, 256 * size))
     rows -= rows % size
-    part = replace(dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows])
+    part = replace(
+        dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows]
+    )
     plan = BatchPlan(rows, 1, seed=run.seed, batch_per_worker=size)
-    clock = LapClock(partial(torch.cuda.synchronize, device)) if device.type == "cuda" else LapClock()
+    clock = (
+        LapClock(partial(torch.cuda.synchronize, device))
+        if device.type == "cuda"
+        else LapClock()
+    )
     solo = run.model_copy(update={"workers": 1, "init_weights": None})
     return Replica(solo, part, plan, lone_communicator(), clock, device)
 
@@ -290,9 +334,9 @@ def take_steps(replica: Any, turns: Iterable[int]) -> int:
 def layer_shares(replica: Any) -> list[LayerShare]:
     """Return the shares of each layer in the forward and the backward pass, the median over some steps.
 
-    Layers run one after the other, each backward pass from the gradient of the layer behind it, the last from ones. On
-    a CPU the thread's processor time counts, which other programs on its core leave as it is. No shares if the model
-    cannot be cut.
+    Layers run one after the other, each backward pass from the gradient of the layer
+    behind it, the last from ones. On a CPU the thread's processor time counts, which
+    other programs on its core leave as it is. No shares if the model cannot be cut.
     """
     try:
         layers = layers_of(replica.model, str(replica.run.model))
@@ -318,8 +362,12 @@ def layer_shares(replica: Any) -> list[LayerShare]:
             gradient = leaf.grad if leaf.grad is not None else leaf
             moments.append(now())
         count = len(layers)
-        forward = [between(moments[place], moments[place + 1]) for place in range(count)]
-        backward = [between(moments[-place - 2], moments[-place - 1]) for place in range(count)]
+        forward = [
+            between(moments[place], moments[place + 1]) for place in range(count)
+        ]
+        backward = [
+            between(moments[-place - 2], moments[-place - 1]) for place in range(count)
+        ]
         shares.append([forward, backward])
     middle = np.median(np.array(shares), axis=0)
     middle /= middle.sum(axis=1, keepdims=True)
@@ -332,11 +380,15 @@ def layer_shares(replica: Any) -> list[LayerShare]:
 def release_shares(replica: Any) -> list[float]:
     """Return the share of the backward pass after which each gradient is complete, the median over some steps."""
 
-    trainable = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
+    trainable = [
+        parameter for parameter in replica.model.parameters() if parameter.requires_grad
+    ]
     now, between = _moments(replica.device, time.perf_counter)
     moments: dict[int, Any] = {}
     handles = [
-        parameter.register_post_accumulate_grad_hook(lambda _, index=index: moments.__setitem__(index, now()))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, index=index: moments.__setitem__(index, now())
+        )
         for index, parameter in enumerate(trainable)
     ]
     shares = []
@@ -347,13 +399,20 @@ def release_shares(replica: Any) -> list[float]:
         value.backward()
         end = now()
         whole = between(begin, end)
-        shares.append([between(begin, moments.get(index, end)) / whole for index in range(len(trainable))])
+        shares.append(
+            [
+                between(begin, moments.get(index, end)) / whole
+                for index in range(len(trainable))
+            ]
+        )
     for handle in handles:
         handle.remove()
     return [float(share) for share in np.median(np.array(shares), axis=0)]
 
 
-def _moments(device: torch.device, clock: Callable[[], float]) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
+def _moments(
+    device: torch.device, clock: Callable[[], float]
+) -> tuple[Callable[[], Any], Callable[[Any, Any], float]]:
     """Return what marks a moment of the work on `device`, and what gives the time between two, in any unit.
 
     On a CPU `clock` is read.

@@ -1,16 +1,19 @@
 """Calibration of virtual runs: real steps measured under the load of a full node, and the step tables that follow.
 
-As many processes as a node holds workers run the training loop (same replica, data access and threads), warm, and
-record each phase of each step in windows: some reference steps, then some steps. In each round process 0 measures the
-reference step alone, before all processes of the load measure some windows together. The cost of a step in reference
-steps, by medians over all windows, is
+As many processes as a node holds workers run the training loop (same replica, data
+access and threads), warm, and record each phase of each step in windows: some reference
+steps, then some steps. In each round process 0 measures the reference step alone,
+before all processes of the load measure some windows together. The cost of a step in
+reference steps, by medians over all windows, is
 
     (step / reference step of its window) x (reference step of windows / alone)
 
-Both ratios are independent of the speed of a core, which changes within milliseconds on a shared machine.
-Loads 1, 2, 4, ... up to a full node are measured for every batch size, until each median is precise or the budget is
-spent. Only undisturbed windows count; where there are none, steps are taken from the thread's processor time. Once for
-each batch size process 0 measures which share of both passes each layer takes. No run of the study is used.
+Both ratios are independent of the speed of a core, which changes within milliseconds on
+a shared machine. Loads 1, 2, 4, ... up to a full node are measured for every batch
+size, until each median is precise or the budget is spent. Only undisturbed windows
+count; where there are none, steps are taken from the thread's processor time. Once for
+each batch size process 0 measures which share of both passes each layer takes. No run
+of the study is used.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ from scalebench.pricing.machine import loads_up_to
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.study.spec import Run
 from scalebench.system.background_load import BackgroundLoad, disturbed, own_s
-from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
+from scalebench.system.parent_watch import (
+    exit_with_parent,
+    preloaded_forkserver,
+    signals_blocked,
+)
 from scalebench.system.stopwatch import FEWEST, Typical, typical
 from scalebench.training.reference_step import Gauge, reference_step_of_now
 
@@ -50,9 +57,15 @@ _WARM_UP = (3, 30)  # least and most warm-up steps
 _WARM_UP_S = 0.5
 BLOCKS = 20
 JITTER_KEPT = 4096
-JITTER_WITHIN = 4.0  # robust standard deviations from the median, beyond which a step is an outlier of this machine
-_QUARTER = 0.31864  # standard deviations that contain a quarter of a normal distribution
-_GROUP = 16  # consecutive steps that share a median, which separates jitter from drift of the machine
+# robust standard deviations from the median, beyond which a step is an outlier of this
+# machine
+JITTER_WITHIN = 4.0
+_QUARTER = (
+    0.31864  # standard deviations that contain a quarter of a normal distribution
+)
+# consecutive steps that share a median, which separates jitter from drift of the
+# machine
+_GROUP = 16
 
 
 class Budget(NamedTuple):
@@ -63,23 +76,36 @@ class Budget(NamedTuple):
 
 
 def measure_steps(
-    run: Run, folder: Path, batch_sizes: set[int], node_workers: int, budget: Budget, device: str = "cpu"
+    run: Run,
+    folder: Path,
+    batch_sizes: set[int],
+    node_workers: int,
+    budget: Budget,
+    device: str = "cpu",
 ) -> MeasuredTables:
     """Measure step tables of the model and data of `run` for loads 1, 2, 4, ... `node_workers` of this machine.
 
-    On `device` cuda each process has a GPU of its own, and its steps are in seconds instead of reference steps.
+    On `device` cuda each process has a GPU of its own, and its steps are in seconds
+    instead of reference steps.
 
     Raises:
         DisturbedError: too few windows were undisturbed and the `budget` asks for `quiet` ones.
         RunError: a measuring process died.
     """
     loads = loads_up_to(node_workers)
-    found, others = measure_windows(run, folder, batch_sizes, loads, budget.seconds, device)
+    found, others = measure_windows(
+        run, folder, batch_sizes, loads, budget.seconds, device
+    )
     return step_tables(found, loads, others, quiet=budget.quiet)
 
 
 def measure_windows(
-    run: Run, folder: Path, batch_sizes: set[int], loads: list[int], seconds: float, device: str = "cpu"
+    run: Run,
+    folder: Path,
+    batch_sizes: set[int],
+    loads: list[int],
+    seconds: float,
+    device: str = "cpu",
 ) -> tuple[list[StepWindows], float | None]:
     """Return the windows of all processes, batch sizes and `loads`, and the share of the cores that others took.
 
@@ -91,23 +117,39 @@ def measure_windows(
     barrier, going = context.Barrier(node_workers), context.Value("b", 0)
     results: Any = context.SimpleQueue()
     each_s = seconds / (len(batch_sizes) * len(loads))
-    arguments = (run, folder, device, sorted(batch_sizes), loads, each_s, barrier, going, results)
+    arguments = (
+        run,
+        folder,
+        device,
+        sorted(batch_sizes),
+        loads,
+        each_s,
+        barrier,
+        going,
+        results,
+    )
     processes = [
-        context.Process(target=_measure, args=(index, *arguments), daemon=True) for index in range(node_workers)
+        context.Process(target=_measure, args=(index, *arguments), daemon=True)
+        for index in range(node_workers)
     ]
     with signals_blocked():
         for process in processes:
             process.start()
     found: list[StepWindows] = []
     spent: dict[int, float] = {}  # processor seconds of each measuring process
-    background = BackgroundLoad(lambda: own_s() + sum(spent.values()))  # after the imports of the forkserver
+    background = BackgroundLoad(
+        lambda: own_s() + sum(spent.values())
+    )  # after the imports of the forkserver
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:
             if results.empty():
-                # Without a look at them, a process that died would be waited for without end.
+                # Without a look at them, a process that died would be waited for
+                # without end.
                 if any(process.exitcode not in (None, 0) for process in processes):
-                    raise RunError("calibration: a measuring process ended before its time; see its message above")
+                    raise RunError(
+                        "calibration: a measuring process ended before its time; see its message above"
+                    )
                 time.sleep(0.005)
                 continue
             windows, index, spent[index] = results.get()
@@ -125,20 +167,25 @@ def measure_windows(
 def measure_reference(threads: int) -> float | None:
     """Return seconds of the reference step now, in a process like those that measure steps, while this one waits.
 
-    None if other programs took the cores meanwhile: beside them a step takes more processor time, by half on cores that
-    share a unit, for the same reason as it would here, beside whatever still starts.
+    None if other programs took the cores meanwhile: beside them a step takes more
+    processor time, by half on cores that share a unit, for the same reason as it would
+    here, beside whatever still starts.
 
     Raises:
         RunError: the measuring process died.
     """
     context = preloaded_forkserver()
     results = context.SimpleQueue()
-    process = context.Process(target=_measure_reference, args=(threads, results), daemon=True)
+    process = context.Process(
+        target=_measure_reference, args=(threads, results), daemon=True
+    )
     with signals_blocked():
         process.start()
     process.join()
     if process.exitcode != 0:
-        raise RunError("calibration: the process that measures the reference step died; see its message above")
+        raise RunError(
+            "calibration: the process that measures the reference step died; see its message above"
+        )
     found: float | None = results.get()
     return found
 
@@ -185,9 +232,13 @@ def _measure(
         for load in loads:
             replica.reset()
             gc.collect()
-            windows = Rounds(replica, gauge, index, load, barrier, going).run(size, release, each_s)
+            windows = Rounds(replica, gauge, index, load, barrier, going).run(
+                size, release, each_s
+            )
             if windows is not None:
-                results.put((windows._replace(layers=layers), index, time.process_time()))
+                results.put(
+                    (windows._replace(layers=layers), index, time.process_time())
+                )
         del replica
 
 
@@ -200,12 +251,16 @@ class MeasuredTables(NamedTuple):
 
 
 def step_tables(
-    found: list[StepWindows], loads: list[int], others: float | None, *, quiet: bool = False
+    found: list[StepWindows],
+    loads: list[int],
+    others: float | None,
+    *,
+    quiet: bool = False,
 ) -> MeasuredTables:
     """Return the tables of all loads, in seconds at the mean reference step of the calibration.
 
-    A load without enough undisturbed windows has its steps by processor time, and its table says that it was
-    `disturbed`.
+    A load without enough undisturbed windows has its steps by processor time, and its
+    table says that it was `disturbed`.
 
     Raises:
         DisturbedError: a load was disturbed although the tables have to be `quiet`.
@@ -223,7 +278,9 @@ def step_tables(
             )
         # Workers of one node slow one another down, by shared caches and memory.
         slower = _slower_together(own, by_processor=bool(disturbed))
-        table, wide = _table(own, load, reference_s * slower, others, disturbed=bool(disturbed))
+        table, wide = _table(
+            own, load, reference_s * slower, others, disturbed=bool(disturbed)
+        )
         tables.append(table)
         imprecise += wide
     return MeasuredTables(tables, reference_s, imprecise)
@@ -232,9 +289,13 @@ def step_tables(
 def _lacking(found: list[StepWindows], load: int) -> str:
     """Name a batch size without enough undisturbed windows; empty if there is none."""
     for size in sorted({windows.size for windows in found}):
-        undisturbed = sum(int(windows.undisturbed.sum()) for windows in found if windows.size == size)
+        undisturbed = sum(
+            int(windows.undisturbed.sum()) for windows in found if windows.size == size
+        )
         if not are_enough(undisturbed, FEWEST_ROUNDS * load):
-            beside = f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
+            beside = (
+                f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
+            )
             return f"a step of {size} samples {beside}"
     return ""
 
@@ -243,13 +304,20 @@ def _slower_together(found: list[StepWindows], *, by_processor: bool) -> float:
     """Return the reference step under this load relative to alone, at least 1."""
     if found[0].load == 1:
         return 1.0
-    ratios = np.concatenate([windows.slower_together(by_processor=by_processor) for windows in found])
+    ratios = np.concatenate(
+        [windows.slower_together(by_processor=by_processor) for windows in found]
+    )
     known = typical(ratios[np.isfinite(ratios)].tolist())
     return max(1.0, known.value) if known.n else 1.0
 
 
 def _table(
-    found: list[StepWindows], load: int, reference_s: float, others: float | None, *, disturbed: bool
+    found: list[StepWindows],
+    load: int,
+    reference_s: float,
+    others: float | None,
+    *,
+    disturbed: bool,
 ) -> tuple[StepTable, list[str]]:
     """Return the table of one load and descriptions of its imprecise medians."""
     batches = []
@@ -258,31 +326,52 @@ def _table(
     imprecise = []
     for size in sorted({windows.size for windows in found}):
         own = [windows for windows in found if windows.size == size]
-        units = np.concatenate([windows.units(by_processor=disturbed) for windows in own], axis=1)
-        order = np.argsort(np.concatenate([windows.rounds for windows in own]), kind="stable")
+        units = np.concatenate(
+            [windows.units(by_processor=disturbed) for windows in own], axis=1
+        )
+        order = np.argsort(
+            np.concatenate([windows.rounds for windows in own]), kind="stable"
+        )
         kept = np.concatenate([windows.undisturbed | disturbed for windows in own])
         known = typical(units.sum(axis=0)[kept])
         if not known.precise:
-            imprecise.append(f"steps of {size} samples at {load} a node to {_percent(known)}")
+            imprecise.append(
+                f"steps of {size} samples at {load} a node to {_percent(known)}"
+            )
         blocks = _blocks(units[:, order[kept[order]]]) * reference_s
         data, forward, backward, update = blocks.tolist()
-        times = {"data_s": data, "forward_s": forward, "backward_s": backward, "update_s": update}
+        times = {
+            "data_s": data,
+            "forward_s": forward,
+            "backward_s": backward,
+            "update_s": update,
+        }
         released = next((windows.release for windows in own if windows.release), [])
         layers = next((list(windows.layers) for windows in own if windows.layers), [])
-        batches.append(BatchTimes(samples=size, **times, release=released, layers=layers))
+        batches.append(
+            BatchTimes(samples=size, **times, release=released, layers=layers)
+        )
         for windows in own:
             factors, outliers = _jitter(
-                windows.steps[windows.undisturbed if windows.undisturbed.any() else slice(None)]
+                windows.steps[
+                    windows.undisturbed if windows.undisturbed.any() else slice(None)
+                ]
             )
             jitter.append(factors)
             removed.append(outliers)
     everything = np.concatenate(jitter)
-    kept_factors = everything[np.linspace(0, len(everything) - 1, min(JITTER_KEPT, len(everything))).astype(int)]
+    kept_factors = everything[
+        np.linspace(0, len(everything) - 1, min(JITTER_KEPT, len(everything))).astype(
+            int
+        )
+    ]
     table = StepTable(
         source=f"this machine, measured with {load} busy worker{'s' if load > 1 else ''}",
         busy_workers=load,
         batches=batches,
-        shuffle_s_per_sample=float(np.median([windows.shuffle_s_per_sample for windows in found])),
+        shuffle_s_per_sample=float(
+            np.median([windows.shuffle_s_per_sample for windows in found])
+        ),
         jitter=(kept_factors / kept_factors.mean()).tolist(),
         outliers=float(np.mean(removed)),
         others_load=others,
@@ -292,7 +381,11 @@ def _table(
 
 
 def _percent(known: Typical) -> str:
-    return f"{100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "no known precision"
+    return (
+        f"{100 * known.half_width:.2g} %"
+        if math.isfinite(known.half_width)
+        else "no known precision"
+    )
 
 
 def _blocks(units: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -308,9 +401,10 @@ def _blocks(units: NDArray[np.float64]) -> NDArray[np.float64]:
 def _jitter(steps: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """Return step times relative to the median of their neighbours, without outliers, and the share of outliers.
 
-    `steps` (windows, steps of a window) in order. The standard deviation s is estimated from the differences of
-    consecutive logs of a window: a quarter of those of a normal distribution lie within 0.3186 sqrt(2) s, which is
-    robust to disturbances of up to three quarters of the steps. A step beyond `JITTER_WITHIN` deviations is an event of
+    `steps` (windows, steps of a window) in order. The standard deviation s is estimated
+    from the differences of consecutive logs of a window: a quarter of those of a normal
+    distribution lie within 0.3186 sqrt(2) s, which is robust to disturbances of up to
+    three quarters of the steps. A step beyond `JITTER_WITHIN` deviations is an event of
     this machine, such as an interrupt, a page fault or a change of its speed.
     """
     flat = steps.ravel()
@@ -319,6 +413,8 @@ def _jitter(steps: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     differences = np.diff(np.log(steps if steps.shape[1] > 1 else flat), axis=-1)
     groups = np.array_split(flat, max(1, len(flat) // _GROUP))
     factors = np.concatenate([group / np.median(group) for group in groups])
-    deviation = float(np.quantile(np.abs(differences), 0.25)) / (_QUARTER * math.sqrt(2))
+    deviation = float(np.quantile(np.abs(differences), 0.25)) / (
+        _QUARTER * math.sqrt(2)
+    )
     near = np.abs(factors - 1.0) <= JITTER_WITHIN * deviation
     return factors[near], float(1 - near.mean())

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, FOLDER, completed_study, folder_option, results_argument
+from scalebench.cli.options import (
+    FILE,
+    FOLDER,
+    completed_study,
+    folder_option,
+    results_argument,
+)
 
 
 @click.command()
@@ -17,18 +23,23 @@ from scalebench.cli.options import FILE, FOLDER, completed_study, folder_option,
     metavar="FILE",
     help="YAML with title, authors, license, doi, contributions, and where in the paper the figures stand.",
 )
-@folder_option("--output", "artifacts", "Folder that gets STUDY-artifact/ and STUDY-artifact.zip.")
+@folder_option(
+    "--output", "artifacts", "Folder that gets STUDY-artifact/ and STUDY-artifact.zip."
+)
 @click.option(
     "--verify",
     type=FOLDER,
     metavar="FOLDER",
     help="Check an unpacked artifact instead: checksums, and its figures drawn again.",
 )
-def artifact(results: Path | None, paper: Path | None, output: Path, verify: Path | None) -> int:
+def artifact(
+    results: Path | None, paper: Path | None, output: Path, verify: Path | None
+) -> int:
     """Pack the study in RESULTS (of several the newest; default: results/) for a reviewer.
 
-    The zip holds the records, the figures, the artifact description (LaTeX and Markdown), RO-Crate metadata, checksums,
-    scalebench itself, and reproduce.sh, which checks it all. The same records give the same zip.
+    The zip holds the records, the figures, the artifact description (LaTeX and
+    Markdown), RO-Crate metadata, checksums, scalebench itself, and reproduce.sh, which
+    checks it all. The same records give the same zip.
     """
     from scalebench.figures.plotting import drawing_jobs
 

@@ -13,7 +13,8 @@ from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
 _OF_A_STUDY = ("model", "dataset", "dtype")
-_QUICK_S = 20.0  # of measuring; processes start and operations are timed in the rest of a minute
+# of measuring; processes start and operations are timed in the rest of a minute
+_QUICK_S = 20.0
 
 
 @click.command()
@@ -42,7 +43,10 @@ _QUICK_S = 20.0  # of measuring; processes start and operations are timed in the
 )
 @click.option("--quick", is_flag=True, help="Within a minute, with wider intervals.")
 @click.option(
-    "--calibration-budget-s", type=float, metavar="SECONDS", help="Time that measuring may take.  [default: 120]"
+    "--calibration-budget-s",
+    type=float,
+    metavar="SECONDS",
+    help="Time that measuring may take.  [default: 120]",
 )
 @click.option(
     "--output",
@@ -66,9 +70,10 @@ def calibrate(
 ) -> int:
     """Measure steps of the model of STUDY (default: the default study), and the engines, into one file.
 
-    `run`, `recalibrate` and `predict` take it with --calibration FILE. It holds step times by batch and by
-    busy workers of a node, and costs of engines by bytes, ranks and, in an allocation, nodes. Interrupted, the same
-    command goes on with what is missing; further sizes (--batch) are added to the file.
+    `run`, `recalibrate` and `predict` take it with --calibration FILE. It holds step
+    times by batch and by busy workers of a node, and costs of engines by bytes, ranks
+    and, in an allocation, nodes. Interrupted, the same command goes on with what is
+    missing; further sizes (--batch) are added to the file.
     """
     from scalebench.calibration.charging import calibrate as measure
     from scalebench.cli.live_progress import watching
@@ -80,25 +85,45 @@ def calibrate(
 
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     if kernels is not None:
-        if study is not None or batches or sets or device != "cpu" or any(flags[name] for name in _OF_A_STUDY):
-            raise UsageError("--kernels: measures no study; give the time only, --quick or --calibration-budget-s")
+        if (
+            study is not None
+            or batches
+            or sets
+            or device != "cpu"
+            or any(flags[name] for name in _OF_A_STUDY)
+        ):
+            raise UsageError(
+                "--kernels: measures no study; give the time only, --quick or --calibration-budget-s"
+            )
         click.echo(_measure_kernels(kernels, budget))
         return 0
     if device == "cuda" and (reason := engines.available(engines.on_gpus())):
         raise UsageError(f"--device cuda: {reason}")
     asked = {**flags, "execution": "virtual", "calibration_budget_s": budget}
-    wanted = load_study(study, asked | ({"engine": engines.on_gpus()} if device == "cuda" else {}), list(sets))
+    wanted = load_study(
+        study,
+        asked | ({"engine": engines.on_gpus()} if device == "cuda" else {}),
+        list(sets),
+    )
     plan = plan_study(wanted)
-    sizes = set(batches) or plan.batch_sizes({run.workers for run in plan.sweep.simulated})
+    sizes = set(batches) or plan.batch_sizes(
+        {run.workers for run in plan.sweep.simulated}
+    )
     with watching() as watcher:
         watcher.phase("calibration", 0)
-        found = measure(request_of(plan, plan.sweep.simulated), output, sizes, note=watcher.note)
+        found = measure(
+            request_of(plan, plan.sweep.simulated), output, sizes, note=watcher.note
+        )
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
-    measured = sorted({entry.engine.partition("-")[0] for entry in found.engines.entries})
+    measured = sorted(
+        {entry.engine.partition("-")[0] for entry in found.engines.entries}
+    )
     sizes_text = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
     steps = sizes_text if known else "no steps, which the study states"
-    click.echo(f"{output}: {found.measured}; {steps}; {', '.join(measured) or 'no engine'}")
+    click.echo(
+        f"{output}: {found.measured}; {steps}; {', '.join(measured) or 'no engine'}"
+    )
     for engine in measured:
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")

@@ -25,14 +25,22 @@ _WIDEST = 110
 
 @click.command()
 @results_argument
-@click.option("--ignore", multiple=True, metavar="RULE", help="Leave this rule out; repeatable.")
-@click.option("--rules", is_flag=True, help="List the rules, and who keeps each of Hoefler and Belli's twelve.")
+@click.option(
+    "--ignore", multiple=True, metavar="RULE", help="Leave this rule out; repeatable."
+)
+@click.option(
+    "--rules",
+    is_flag=True,
+    help="List the rules, and who keeps each of Hoefler and Belli's twelve.",
+)
 @json_option
-def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: bool) -> int:
+def check(
+    results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: bool
+) -> int:
     """Check the method of the study in RESULTS (of several the newest; default: results/).
 
-    An error is a number that cannot be supported, a warning what a reviewer will ask, a note what the text has to say.
-    Leaves with 1 if there are errors.
+    An error is a number that cannot be supported, a warning what a reviewer will ask, a
+    note what the text has to say. Leaves with 1 if there are errors.
     """
     if rules:
         _list_rules(as_json)
@@ -64,7 +72,9 @@ def check(results: Path | None, ignore: tuple[str, ...], rules: bool, as_json: b
 
 def _show(finding: Finding) -> None:
     color = _COLORS[finding.severity]
-    click.echo(f"{click.style(finding.severity, fg=color, bold=True)}  {click.style(finding.rule, bold=True)}")
+    click.echo(
+        f"{click.style(finding.severity, fg=color, bold=True)}  {click.style(finding.rule, bold=True)}"
+    )
     click.echo(_indented(finding.what, "  "))
     click.echo(_indented(finding.where, "  where  "))
     click.echo(_indented(finding.fix, "  fix    ") + "\n")
@@ -72,7 +82,11 @@ def _show(finding: Finding) -> None:
 
 def _summary(report: Report) -> str:
     found = ", ".join(counted(report.count(severity), severity) for severity in _COLORS)
-    ignored = f", {len(report.ignored)} ignored ({', '.join(report.ignored)})" if report.ignored else ""
+    ignored = (
+        f", {len(report.ignored)} ignored ({', '.join(report.ignored)})"
+        if report.ignored
+        else ""
+    )
     return f"{found}; {len(report.passed)} rules found nothing{ignored}"
 
 
@@ -91,10 +105,16 @@ def _list_rules(as_json: bool) -> None:
     click.echo("Rules of this command (--ignore RULE leaves one out):\n")
     width = max(len(name) for name, _ in known)
     for name, summary in known:
-        click.echo(_indented(summary, f"  {click.style(f'{name:<{width}}', bold=True)}  "))
-    click.echo("\nHoefler and Belli's twelve rules (SC '15, doi:10.1145/2807591.2807644), and who keeps them:")
+        click.echo(
+            _indented(summary, f"  {click.style(f'{name:<{width}}', bold=True)}  ")
+        )
+    click.echo(
+        "\nHoefler and Belli's twelve rules (SC '15, doi:10.1145/2807591.2807644), and who keeps them:"
+    )
     for kept in TWELVE:
-        click.echo("\n" + _indented(click.style(kept.rule, bold=True), f"{kept.number:>4}. "))
+        click.echo(
+            "\n" + _indented(click.style(kept.rule, bold=True), f"{kept.number:>4}. ")
+        )
         for what, text in (
             ("checked ", ", ".join(kept.checked)),
             ("built in", kept.by_construction),

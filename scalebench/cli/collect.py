@@ -14,12 +14,17 @@ from scalebench.formatting import counted
 @click.command()
 @results_argument
 @click.argument("copies", nargs=-1, type=PATH)
-@click.option("--again", is_flag=True, help="Submit another collection if jobs of the study run or wait.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Submit another collection if jobs of the study run or wait.",
+)
 def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     """Merge what the jobs of a submitted study made into its tables (default: the newest study in results/).
 
-    COPIES are further copies of the study's folder, as from another cluster. Each run counts once; shards of another
-    study or version are refused. The exit code is 3 if runs are missing, which are named.
+    COPIES are further copies of the study's folder, as from another cluster. Each run
+    counts once; shards of another study or version are refused. The exit code is 3 if
+    runs are missing, which are named.
     """
     from scalebench.batch.collection import collect as merge
 
@@ -41,7 +46,8 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
 def _submitted_again(folder: Path) -> bool:
     """Submit another collection behind the jobs that run or wait; return False if there are none.
 
-    A job that went back into the queue has ended once already: Slurm may begin what waits for its end then.
+    A job that went back into the queue has ended once already: Slurm may begin what
+    waits for its end then.
     """
     from scalebench.batch.schedulers import SCHEDULERS
     from scalebench.batch.site import site_for
@@ -51,6 +57,8 @@ def _submitted_again(folder: Path) -> bool:
     with submitting(folder, click.echo):
         submission = read_submission(folder)
         jobs = under_way(submission, standings(folder, submission, poll_s=0.0))
-        submitter = Submitter(folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission)
+        submitter = Submitter(
+            folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission
+        )
         submitter.submit([], collects=True, say=click.echo, under_way=jobs)
     return bool(jobs)

@@ -9,10 +9,24 @@ from typing import Any, get_args
 import rich_click as click
 
 from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import PATH, STRATEGY, completed_study, json_option, parsed_by, strategy_labels
+from scalebench.cli.options import (
+    PATH,
+    STRATEGY,
+    completed_study,
+    json_option,
+    parsed_by,
+    strategy_labels,
+)
 from scalebench.study.choices import Execution
 
-_FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", "missing")
+_FAIL_ON = (
+    "regression",
+    "metric",
+    "repeatable-metric",
+    "failed",
+    "undecided",
+    "missing",
+)
 
 
 @click.command()
@@ -26,7 +40,11 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
     callback=strategy_labels,
     help="Compare this one only; repeatable. With A alone, twice: the reference first.",
 )
-@click.option("--execution", type=click.Choice(get_args(Execution)), help="Compare these runs only.")
+@click.option(
+    "--execution",
+    type=click.Choice(get_args(Execution)),
+    help="Compare these runs only.",
+)
 @click.option(
     "--threshold",
     callback=parsed_by("parse_share"),
@@ -43,8 +61,18 @@ _FAIL_ON = ("regression", "metric", "repeatable-metric", "failed", "undecided", 
     show_default=True,
     help="A change of the metric that matters.",
 )
-@click.option("--fail-on", multiple=True, type=click.Choice(_FAIL_ON), help="Leave with 1 if there is one; repeatable.")
-@click.option("--ignore", multiple=True, metavar="KEY", help="Compare although this key differs; repeatable.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice(_FAIL_ON),
+    help="Leave with 1 if there is one; repeatable.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="KEY",
+    help="Compare although this key differs; repeatable.",
+)
 @format_option
 @json_option
 def compare(
@@ -59,10 +87,11 @@ def compare(
 ) -> int:
     """Compare the study in folder B with the one in A, or two strategies of the study in A (of several the newest).
 
-    Each worker count gets a verdict on T_B / T_A: a regression, if its whole interval lies above 1 + threshold; an
-    improvement, if below 1 / (1 + threshold); unchanged, if between; else undecided. Its metric is worse, better, equal
-    (within the margin) or undecided. Studies that differ in more than
-    code, packages and machine state are refused; the key that differs is named.
+    Each worker count gets a verdict on T_B / T_A: a regression, if its whole interval
+    lies above 1 + threshold; an improvement, if below 1 / (1 + threshold); unchanged,
+    if between; else undecided. Its metric is worse, better, equal (within the margin)
+    or undecided. Studies that differ in more than code, packages and machine state are
+    refused; the key that differs is named.
 
     \b
     scalebench compare results/before results/after --threshold 5% --fail-on regression
@@ -74,14 +103,20 @@ def compare(
 
     if b is None:
         if len(strategies) != 2:
-            raise click.UsageError("name a second folder, or two strategies of the first (--strategy NAME, twice)")
+            raise click.UsageError(
+                "name a second folder, or two strategies of the first (--strategy NAME, twice)"
+            )
         if ignore:
-            raise click.UsageError("--ignore overrides a difference of two studies; strategies of one have none")
+            raise click.UsageError(
+                "--ignore overrides a difference of two studies; strategies of one have none"
+            )
         studies = [load(completed_study(a))]
         found = compare_strategies(studies[0], *strategies, **limits)
     else:
         studies = [load(completed_study(x)) for x in (a, b)]
-        found = compare_studies(studies[0], studies[1], strategies=strategies, ignore=ignore, **limits)
+        found = compare_studies(
+            studies[0], studies[1], strategies=strategies, ignore=ignore, **limits
+        )
     for study in studies:
         for note in study.notes:
             click.echo(f"{study.folder}: {note}", err=True)

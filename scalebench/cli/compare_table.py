@@ -19,19 +19,41 @@ from scalebench.formatting import (
     tell_marks,
 )
 from scalebench.study.cell import group_of, in_words
-from scalebench.tables.table import COUNT, DIFFERENCE, RATIO, SHARE, TIME_ALONE, TWO_DIGITS, Column, Table, fields, text
+from scalebench.tables.table import (
+    COUNT,
+    DIFFERENCE,
+    RATIO,
+    SHARE,
+    TIME_ALONE,
+    TWO_DIGITS,
+    Column,
+    Table,
+    fields,
+    text,
+)
 
 Row = Mapping[Any, Any]
 JSON_SCHEMA = 2  # of `--json`; raised when a key changes its meaning or goes
-_COLORS = {"regression": "red", "improvement": "green", "undecided": "yellow", "unchanged": "", "not compared": "dim"}
-_PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {"regression": "regressed", "improvement": "improved"}
+_COLORS = {
+    "regression": "red",
+    "improvement": "green",
+    "undecided": "yellow",
+    "unchanged": "",
+    "not compared": "dim",
+}
+_PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {
+    "regression": "regressed",
+    "improvement": "improved",
+}
 _METRIC_COLORS = {"worse": "red", "better": "green"}
 
 
 def comparison_table(found: Verdicts) -> Table:
     """Return a row for each cell that both have."""
     rows = found.table.to_dict("records")
-    one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1  # then the title names it
+    one_pair = (
+        len({(row["label_a"], row["label_b"]) for row in rows}) == 1
+    )  # then the title names it
     metrics = {row["metric_name"] for row in rows} - {""}
     change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
     tested = any(row["test"] for row in rows)
@@ -45,12 +67,30 @@ def comparison_table(found: Verdicts) -> Table:
         Column("B", fields("b_s b_low b_high"), TIME_ALONE, spare=1),
         Column("B median", fields("b_median_s"), TIME_ALONE, spare=5),
         Column("B spread", fields("b_spread"), SHARE, spare=4),
-        Column("B / A [interval]", fields("ratio ratio_low ratio_high"), RATIO, title="B / A"),
-        *([Column("p (Holm)", fields("p_adjusted"), TWO_DIGITS, spare=3)] if tested else []),
-        Column(change, fields("metric_difference metric_low metric_high"), DIFFERENCE, spare=2),
+        Column(
+            "B / A [interval]",
+            fields("ratio ratio_low ratio_high"),
+            RATIO,
+            title="B / A",
+        ),
+        *(
+            [Column("p (Holm)", fields("p_adjusted"), TWO_DIGITS, spare=3)]
+            if tested
+            else []
+        ),
+        Column(
+            change,
+            fields("metric_difference metric_low metric_high"),
+            DIFFERENCE,
+            spare=2,
+        ),
         Column("verdict", _verdict, left=True),
     ]
-    pair = f" ({rows[0]['label_a']})" if one_pair and rows[0]["label_a"] == rows[0]["label_b"] else ""
+    pair = (
+        f" ({rows[0]['label_a']})"
+        if one_pair and rows[0]["label_a"] == rows[0]["label_b"]
+        else ""
+    )
     title = f"A: {found.a}   B: {found.b}{pair}"
     return Table.of(title, columns, rows, comparison_notes(found))
 
@@ -66,7 +106,9 @@ def _verdict(row: Row) -> Text:
         verdict.append(f", {row['note']}")
     if row["metric_name"]:
         verdict.append(f", {row['metric_name']}: ")
-        verdict.append(row["metric_verdict"], style=_METRIC_COLORS.get(row["metric_verdict"], ""))
+        verdict.append(
+            row["metric_verdict"], style=_METRIC_COLORS.get(row["metric_verdict"], "")
+        )
     return verdict
 
 
@@ -76,23 +118,36 @@ def comparison_notes(found: Verdicts) -> list[str]:
     notes = tell_marks(digits_as_known(*own) for own in ratios)
     if found.changed:
         notes.append(f"what changed: {', '.join(found.changed)}")
-    notes += [f"differs and was ignored: {difference}" for difference in found.overridden]
+    notes += [
+        f"differs and was ignored: {difference}" for difference in found.overridden
+    ]
     kinds = sorted(set(found.table["interval"]) - {""})
     if kinds:
         notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
-    if ((found.table["execution"] == "virtual") & (found.table["interval"] != NOTHING_VARIES)).any():
+    if (
+        (found.table["execution"] == "virtual")
+        & (found.table["interval"] != NOTHING_VARIES)
+    ).any():
         notes.append(_virtual(found))
     tests = sorted(set(found.table["test"]) - {""})
     if tests:
-        notes.append(f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy")
+        notes.append(
+            f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy"
+        )
     elif (found.table["repetitions_needed"] > 0).any():
-        notes.append(f"no test, as so few repetitions cannot reach its level: {found.repeat} or more")
+        notes.append(
+            f"no test, as so few repetitions cannot reach its level: {found.repeat} or more"
+        )
     repeated = found.table[["n_a", "n_b"]].min(axis=1) > 1
     unpaired = ~found.table["paired"].astype(bool) & repeated
     fewer_pairs = found.table["left_out"] > 0
-    apart = found.table[(unpaired | fewer_pairs) & (found.table["execution"] != "virtual")]
+    apart = found.table[
+        (unpaired | fewer_pairs) & (found.table["execution"] != "virtual")
+    ]
     if found.one_study and len(apart):
-        notes.append(f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}")
+        notes.append(
+            f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}"
+        )
     for what, cells in (
         ("completed in A, failed in B", found.failed),
         ("in A only", found.missing),
@@ -102,12 +157,22 @@ def comparison_notes(found: Verdicts) -> list[str]:
             notes.append(f"{what}: {in_words(cells)}")
     racing = found.table[~found.table["metric_repeats"].astype(bool)]
     if len(racing) and not found.one_study:
-        notes.append(f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}")
+        notes.append(
+            f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}"
+        )
     unsure = found.table[found.table["metric_verdict"] == "undecided"]
     if 0 < len(unsure) < len(found.table):
         notes.append(f"metric undecided: {_place(unsure)}")
-    counts = [f"{found.count(verdict)} {_PARTICIPLES[verdict]}" for verdict in VERDICTS if found.count(verdict)]
-    metrics = [f"{found.metrics(verdict)} {verdict}" for verdict in METRIC_VERDICTS if found.metrics(verdict)]
+    counts = [
+        f"{found.count(verdict)} {_PARTICIPLES[verdict]}"
+        for verdict in VERDICTS
+        if found.count(verdict)
+    ]
+    metrics = [
+        f"{found.metrics(verdict)} {verdict}"
+        for verdict in METRIC_VERDICTS
+        if found.metrics(verdict)
+    ]
     notes.append(
         f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
         f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
@@ -118,17 +183,24 @@ def comparison_notes(found: Verdicts) -> list[str]:
 def _virtual(found: Verdicts) -> str:
     """The known error of virtual times in words, and how much of it the intervals of ratios hold."""
     both = zip("AB", found.virtual_errors, strict=True)
-    errors = {name: error for name, error in both if error and error.name == NATIVE_ERROR}
+    errors = {
+        name: error for name, error in both if error and error.name == NATIVE_ERROR
+    }
     if not errors:
         return "virtual times: no native point checks them: verdicts on them hold for virtual time alone"
     if found.one_study:
         return f"virtual times are off native ones by {errors['A'].words}; what is common to all cancels in B / A"
-    known = [f"{error.words} in {name}{'' if error.known else ', too few'}" for name, error in errors.items()]
+    known = [
+        f"{error.words} in {name}{'' if error.known else ', too few'}"
+        for name, error in errors.items()
+    ]
     return f"virtual times are off native ones by {', '.join(known)}; B / A holds both, as nothing says what is common"
 
 
 def _place(rows: pd.DataFrame) -> str:
-    return in_words(cells_in(rows.rename(columns={"engine_b": "engine", "label_b": "label"})))
+    return in_words(
+        cells_in(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
+    )
 
 
 def comparison_facts(found: Verdicts) -> dict[str, Any]:
@@ -146,7 +218,10 @@ def comparison_facts(found: Verdicts) -> dict[str, Any]:
         "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
         **{name: [cell._asdict() for cell in own] for name, own in cells.items()},
         "changed": found.changed,
-        "virtual_error": {name: asdict(error) if error is not None else None for name, error in errors.items()},
+        "virtual_error": {
+            name: asdict(error) if error is not None else None
+            for name, error in errors.items()
+        },
         "overridden": [asdict(difference) for difference in found.overridden],
         "cells": [{key: _plain(value) for key, value in row.items()} for row in rows],
     }

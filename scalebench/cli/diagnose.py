@@ -26,8 +26,9 @@ _SHOWN_RUNS = 3  # on a screen; other forms have all
 def diagnose(results: Path | None, form: str) -> int:
     """Diagnose the machine by the rows of the study in RESULTS (of several the newest; default: results/).
 
-    Slow workers and nodes, throttled cores, oversubscription, missing binding, a network below its calibration, and
-    clocks that are apart, each with the runs that show it. Leaves with 1 if something was found.
+    Slow workers and nodes, throttled cores, oversubscription, missing binding, a
+    network below its calibration, and clocks that are apart, each with the runs that
+    show it. Leaves with 1 if something was found.
     """
     from scalebench.analysis import load
     from scalebench.analysis.diagnosis import diagnose as symptoms_in
@@ -36,9 +37,19 @@ def diagnose(results: Path | None, form: str) -> int:
     found = symptoms_in(study)
     runs = counted(len(study.completed), "run")
     if form != "terminal":
-        show_tables(form, symptom_table(f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found))
+        show_tables(
+            form,
+            symptom_table(
+                f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found
+            ),
+        )
     elif found:
-        show_tables(form, symptoms_on_screen(f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found))
+        show_tables(
+            form,
+            symptoms_on_screen(
+                f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found
+            ),
+        )
     else:
         click.echo(f"{study.folder}: nothing found in {runs}")
     return 1 if found else 0
@@ -66,5 +77,7 @@ def symptoms_on_screen(title: str, found: Sequence[Symptom]) -> Table:
         Column("measured", lambda each: each.measured, left=True),
         Column("runs", lambda each: listed(each.rows, _SHOWN_RUNS), left=True, spare=1),
     ]
-    below = dict.fromkeys(f"{each.what}: {each.consequence}. To do: {each.remedy}." for each in found)
+    below = dict.fromkeys(
+        f"{each.what}: {each.consequence}. To do: {each.remedy}." for each in found
+    )
     return Table.of(title, columns, found, ["", *below])

@@ -13,11 +13,16 @@ from scalebench.cli.options import json_option, launcher_option
 @click.command()
 @json_option
 @launcher_option
-@click.option("--network", is_flag=True, help="Compare MPI's allreduce with a ring, on a single node too.")
+@click.option(
+    "--network",
+    is_flag=True,
+    help="Compare MPI's allreduce with a ring, on a single node too.",
+)
 def doctor(as_json: bool, network: bool) -> None:
     """Say what this machine has, and for each missing part the command that adds it.
 
-    In an allocation of several nodes, say also whether MPI chooses a slower allreduce than a ring.
+    In an allocation of several nodes, say also whether MPI chooses a slower allreduce
+    than a ring.
     """
     from scalebench.install.examine import examine
 
@@ -27,7 +32,13 @@ def doctor(as_json: bool, network: bool) -> None:
         return
     width = max(len(finding.part) for finding in findings)
     for finding in findings:
-        mark = click.style("ok", fg="green") if finding.present else click.style("--", fg="yellow")
+        mark = (
+            click.style("ok", fg="green")
+            if finding.present
+            else click.style("--", fg="yellow")
+        )
         click.echo(f"{mark}  {finding.part:<{width}}  {finding.detail}")
         if finding.add:
-            click.echo(f"    {'':<{width}}  add it with: {click.style(finding.add, bold=True)}")
+            click.echo(
+                f"    {'':<{width}}  add it with: {click.style(finding.add, bold=True)}"
+            )

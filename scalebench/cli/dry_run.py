@@ -1,6 +1,7 @@
 """The plan of a study as `scalebench run --dry-run` prints it: a matrix of its points, its training, and an estimate.
 
-Rows are strategies, columns worker counts; each cell marks in which executions its point runs, and how much is done.
+Rows are strategies, columns worker counts; each cell marks in which executions its
+point runs, and how much is done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Run
 
 _Point = tuple[str, int, str]  # strategy, workers and execution
-_MARKS = {"virtual": "v", "modelled": "m", "native": "n", "paced": "p"}  # in the order of a cell
+_MARKS = {
+    "virtual": "v",
+    "modelled": "m",
+    "native": "n",
+    "paced": "p",
+}  # in the order of a cell
 
 
 def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
@@ -42,7 +48,9 @@ def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
 def _show(standing: Standing, jobs: int | None) -> None:
     plan = standing.plan
     study = plan.study
-    rate = "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
+    rate = (
+        "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
+    )
     lines = [
         f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
         f"{study.optimizer} at {rate} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
@@ -57,7 +65,9 @@ def _show(standing: Standing, jobs: int | None) -> None:
         )
     if study.until:
         width = 100 * study.until.ci_width
-        lines.append(f"each point is repeated until the interval of its time is {width:.3g} % of it wide")
+        lines.append(
+            f"each point is repeated until the interval of its time is {width:.3g} % of it wide"
+        )
     notes = list(plan.notes)
     if standing.without_epochs:
         notes.insert(0, f"{lost_epochs(standing.without_epochs)}: they are run again")
@@ -94,25 +104,39 @@ def _table(standing: Standing) -> Table:
         columns.append(Column("engine", itemgetter(1), left=True, spare=1))
     for number, workers in enumerate(counts):
         is_last = number == len(counts) - 1
-        columns.append(Column(str(workers), itemgetter(2 + number), spare=0 if is_last else 2 + number % 2))
+        columns.append(
+            Column(
+                str(workers),
+                itemgetter(2 + number),
+                spare=0 if is_last else 2 + number % 2,
+            )
+        )
     most = f" at least, {len(runs) + len(plan.sweep.further)} at most" if until else ""
     there = f", {len(made)} done" * bool(made)
     title = f"{plan.study.name}: {counted(len(runs), 'run')}{most}{there}"
     return Table.of(title, columns, rows, [_legend(standing)])
 
 
-def _strategies(plan: StudyPlan, counts: Sequence[int], made: Sequence[Run]) -> list[list[str]]:
+def _strategies(
+    plan: StudyPlan, counts: Sequence[int], made: Sequence[Run]
+) -> list[list[str]]:
     """Return a row for each strategy: its name, the engine of its real processes, and the marks at each count."""
     from scalebench.launch.sweep import is_oversubscribed
 
     runs = plan.sweep.runs
     planned = Counter(map(_point_of, runs))
     done = Counter(map(_point_of, made))
-    crowded = {_point_of(run) for run in runs if is_oversubscribed(run, plan.allocation)}
+    crowded = {
+        _point_of(run) for run in runs if is_oversubscribed(run, plan.allocation)
+    }
     usual = max(planned.values(), default=0)
     rows = []
     for strategy in map(str, plan.study.strategies):
-        engines = {run.engine for run in runs if str(run.strategy) == strategy and run.engine != "virtual"}
+        engines = {
+            run.engine
+            for run in runs
+            if str(run.strategy) == strategy and run.engine != "virtual"
+        }
         cells = []
         for workers in counts:
             marks = []
@@ -138,12 +162,22 @@ def _legend(standing: Standing) -> str:
 
     runs, until = standing.plan.sweep.runs, standing.plan.study.until
     executions = {run.execution for run in runs}
-    named = [f"{mark} {execution}" for execution, mark in _MARKS.items() if execution in executions]
+    named = [
+        f"{mark} {execution}"
+        for execution, mark in _MARKS.items()
+        if execution in executions
+    ]
     if any(is_oversubscribed(run, standing.plan.allocation) for run in runs):
         named.append(f"{OVERSUBSCRIBED} oversubscribed")
     usual = max(Counter(map(_point_of, runs)).values(), default=0)
-    each = f"{usual} to {until.at_most} repetitions" if until else counted(usual, "repetition")
-    progress = ", done/planned where that differs or some are done" if standing.done else ""
+    each = (
+        f"{usual} to {until.at_most} repetitions"
+        if until
+        else counted(usual, "repetition")
+    )
+    progress = (
+        ", done/planned where that differs or some are done" if standing.done else ""
+    )
     return f"{', '.join(named)}; {each} of each{progress}"
 
 

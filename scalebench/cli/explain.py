@@ -25,16 +25,30 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="STRATEGY")
-@study_options("workers", "model", "dataset", "epochs", "batch_per_worker", "batch_global", "dtype", "cluster")
+@study_options(
+    "workers",
+    "model",
+    "dataset",
+    "epochs",
+    "batch_per_worker",
+    "batch_global",
+    "dtype",
+    "cluster",
+)
 @click.option(
-    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, or any key of a study."
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the strategy, or any key of a study.",
 )
 @verbosity_options
 def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     """Explain STRATEGY: rule, options, engines, source, and its traffic: synchronisations and bytes per epoch.
 
-    Written as for `run --strategy`: NAME, NAME:OPTION=VALUE, 'NAME: {option: value}', or your own as file.py:Class.
-    The traffic is that of the default study, or of one with these flags over it, recorded without training.
+    Written as for `run --strategy`: NAME, NAME:OPTION=VALUE, 'NAME: {option: value}',
+    or your own as file.py:Class. The traffic is that of the default study, or of one
+    with these flags over it, recorded without training.
     """
     from scalebench.launch.engine_choice import describe_strategy
     from scalebench.strategies import registry
@@ -43,7 +57,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     try:
         component = Component.model_validate(written_component(name, "STRATEGY"))
     except ValueError:
-        raise StudyError(f"STRATEGY {name!r}: expected a name, or 'NAME: {{option: value}}'") from None
+        raise StudyError(
+            f"STRATEGY {name!r}: expected a name, or 'NAME: {{option: value}}'"
+        ) from None
     name, cls = component.name, registry.find(component.name)
     options, others = _sorted_out(sets, cls)
     options = component.options | options
@@ -56,7 +72,11 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     click.echo(f"{click.style(name, fg='cyan', bold=True)}: {cls.summary}")
     for paragraph in rule_of(cls):
         click.echo(textwrap.indent(paragraph, "  ") + "\n")
-    _print_table("Options", ("option", "type", "default", "range", "what it says"), options_of(cls))
+    _print_table(
+        "Options",
+        ("option", "type", "default", "range", "what it says"),
+        options_of(cls),
+    )
     click.echo(f"source: {cls.source}\nengines: {', '.join(entry.engines)}")
     elastic = [f"{engine} ({launcher})" for engine, launcher in entry.elastic.items()]
     click.echo(f"elastic: {', '.join(elastic) or 'no'}\n")
@@ -68,7 +88,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
         _show_traffic(plan)
 
 
-def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any], list[str]]:
+def _sorted_out(
+    sets: Sequence[str], cls: type[Strategy]
+) -> tuple[dict[str, Any], list[str]]:
     """Which of `--set` are options of the strategy, and which are keys of a study."""
     options: dict[str, Any] = {}
     others: list[str] = []
@@ -78,17 +100,26 @@ def _sorted_out(sets: Sequence[str], cls: type[Strategy]) -> tuple[dict[str, Any
             options[key] = parse(text, f"--set {key}", StudyError)
         elif equals and key.partition(".")[0] not in Study.model_fields:
             known = [*cls.model_fields, *Study.model_fields]
-            raise StudyError(f"--set {item}: neither an option of {cls.name} nor a study's key; {nearest(key, known)}")
+            raise StudyError(
+                f"--set {item}: neither an option of {cls.name} nor a study's key; {nearest(key, known)}"
+            )
         else:
             others.append(item)
     return options, others
 
 
-def _plan(strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]) -> StudyPlan:
+def _plan(
+    strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]
+) -> StudyPlan:
     from scalebench.launch.planning import plan_study
 
     study = load_study(None, {**flags, "strategies": [{strategy.name: options}]}, sets)
-    return plan_study(study.model_copy(update={"execution": "virtual", "repetitions": 1, "until": None}), timed=False)
+    return plan_study(
+        study.model_copy(
+            update={"execution": "virtual", "repetitions": 1, "until": None}
+        ),
+        timed=False,
+    )
 
 
 def _show_traffic(plan: StudyPlan) -> None:
@@ -97,21 +128,39 @@ def _show_traffic(plan: StudyPlan) -> None:
 
     rows, study = traffic_of(plan), plan.study
     head = ["workers", "steps", "synchronisations", "bytes sent by a worker"]
-    cells = [[str(row.workers), str(row.steps), f"{row.syncs:,.4g}", f"{row.bytes_sent:,.0f}"] for row in rows]
+    cells = [
+        [
+            str(row.workers),
+            str(row.steps),
+            f"{row.syncs:,.4g}",
+            f"{row.bytes_sent:,.0f}",
+        ]
+        for row in rows
+    ]
     if any(row.rows_bytes for row in rows):
         head.append("and of rows that the shuffle moves")
-        cells = [[*line, f"{row.rows_bytes:,.0f}"] for line, row in zip(cells, rows, strict=True)]
+        cells = [
+            [*line, f"{row.rows_bytes:,.0f}"]
+            for line, row in zip(cells, rows, strict=True)
+        ]
     what = f"{study.model} in {study.dtype} on {study.dataset}, {counted(study.epochs, 'epoch')}"
     _print_table(f"Traffic of {what}, means per epoch", head, cells)
     (component,) = study.strategies
     if not registry.create(component.name, component.options).deterministic:
-        click.echo("Its order depends on time: these are the counts of workers that never wait for one another.")
+        click.echo(
+            "Its order depends on time: these are the counts of workers that never wait for one another."
+        )
     for note in plan.notes:
         click.echo(f"note: {note}")
 
 
-def _print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
     from scalebench.tables.screen import print_results
 
-    columns = [Column[Sequence[str]](name, itemgetter(place), left=True) for place, name in enumerate(head)]
+    columns = [
+        Column[Sequence[str]](name, itemgetter(place), left=True)
+        for place, name in enumerate(head)
+    ]
     print_results(Table.of(title, columns, rows, [""] if rows else ["none", ""]))

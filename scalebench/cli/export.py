@@ -20,13 +20,21 @@ from scalebench.cli.options import FILE, FOLDER, results_argument, study_folder
     help="One file; - is standard output.  [default, without another option: STUDY.json]",
 )
 @click.option(
-    "--mlflow-dir", metavar="DIR", type=FOLDER, help="MLflow's file store (mlruns); other experiments in it stay."
+    "--mlflow-dir",
+    metavar="DIR",
+    type=FOLDER,
+    help="MLflow's file store (mlruns); other experiments in it stay.",
 )
-def export(results: Path | None, parquet: Path | None, json_file: Path | None, mlflow_dir: Path | None) -> None:
+def export(
+    results: Path | None,
+    parquet: Path | None,
+    json_file: Path | None,
+    mlflow_dir: Path | None,
+) -> None:
     """Write the study in RESULTS (of several the newest; default: results/) in other tools' formats.
 
-    What is written: runs and epochs (the latest attempts), and for Parquet and JSON the statistics per cell and the
-    ratios to the baselines.
+    What is written: runs and epochs (the latest attempts), and for Parquet and JSON the
+    statistics per cell and the ratios to the baselines.
     """
     from scalebench.analysis import load
     from scalebench.export import json_text, write_json, write_mlflow, write_parquet

@@ -30,12 +30,16 @@ def show_tables(form: str, *parts: Table | str) -> None:
     else:
         tables = [render(part, form) for part in parts if isinstance(part, Table)]
         several = form == "json" and len(tables) > 1
-        click.echo(f"[\n{','.join(tables)}]\n" if several else "\n".join(tables), nl=False)
+        click.echo(
+            f"[\n{','.join(tables)}]\n" if several else "\n".join(tables), nl=False
+        )
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows with equal columns as CSV; without any, the column that all modelled rows have."""
     with writing(path, ""), path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["execution"], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, list(rows[0]) if rows else ["execution"], lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)

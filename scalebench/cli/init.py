@@ -10,18 +10,28 @@ from scalebench.cli.options import FOLDER
 from scalebench.errors import StudyError
 from scalebench.records.folder import STUDY
 
-_OF_A_SITE = ("MPI", "mpi4py", "launcher", "Slurm", "NCCL")  # what doctor says of them explains the facts
+_OF_A_SITE = (
+    "MPI",
+    "mpi4py",
+    "launcher",
+    "Slurm",
+    "NCCL",
+)  # what doctor says of them explains the facts
 TEMPLATE = Path(__file__).with_name("study_template.yaml")
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=FOLDER, default=Path())
-@click.option("--site", is_flag=True, help="Write a site.yaml, for `submit`, with what doctor finds here.")
+@click.option(
+    "--site",
+    is_flag=True,
+    help="Write a site.yaml, for `submit`, with what doctor finds here.",
+)
 def init(folder: Path, site: bool) -> None:
     """Write DIR/study.yaml (default: ./study.yaml), a commented study that runs as it is in under a minute.
 
-    With --site, write DIR/site.yaml instead: account, partition, nodes and modules of a batch system, as far as they
-    are found here. An existing file is left alone.
+    With --site, write DIR/site.yaml instead: account, partition, nodes and modules of a
+    batch system, as far as they are found here. An existing file is left alone.
     """
     path = folder / ("site.yaml" if site else STUDY)
     text = _site_text() if site else TEMPLATE.read_text(encoding="utf-8")
@@ -30,10 +40,16 @@ def init(folder: Path, site: bool) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise StudyError(f"{path} is there already and was left alone; name another folder, or remove it") from None
+        raise StudyError(
+            f"{path} is there already and was left alone; name another folder, or remove it"
+        ) from None
     except OSError as error:
-        raise StudyError(f"cannot write {path}: {error.strerror}; name another folder") from None
-    following = "scalebench submit STUDY --dry-run" if site else f"scalebench run {path}"
+        raise StudyError(
+            f"cannot write {path}: {error.strerror}; name another folder"
+        ) from None
+    following = (
+        "scalebench submit STUDY --dry-run" if site else f"scalebench run {path}"
+    )
     click.echo(f"{path} written; next: {following}")
 
 
@@ -46,7 +62,11 @@ def _site_text() -> str:
     from scalebench.install.examine import examine
 
     known: dict[str, object] = {}
-    remarks = [f"doctor: {found.part}: {found.detail}" for found in examine() if found.part in _OF_A_SITE]
+    remarks = [
+        f"doctor: {found.part}: {found.detail}"
+        for found in examine()
+        if found.part in _OF_A_SITE
+    ]
     if scheduler := found_here():
         known["scheduler"] = scheduler.name
         try:
@@ -54,8 +74,16 @@ def _site_text() -> str:
         except SchedulerError as error:
             partition, remarks = None, [*remarks, str(error)]
         if partition is not None:
-            known |= {"partition": partition.name, "nodes": partition.nodes, "cores_per_node": partition.cores_per_node}
-            known |= {"gpus_per_node": partition.gpus_per_node} if partition.gpus_per_node else {}
+            known |= {
+                "partition": partition.name,
+                "nodes": partition.nodes,
+                "cores_per_node": partition.cores_per_node,
+            }
+            known |= (
+                {"gpus_per_node": partition.gpus_per_node}
+                if partition.gpus_per_node
+                else {}
+            )
             known |= {"max_time": partition.max_time_s} if partition.max_time_s else {}
         known["launcher"] = "mpirun" if find_mpirun() else "srun"
     return site_template(known, remarks)

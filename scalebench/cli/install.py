@@ -15,14 +15,23 @@ def install() -> None:
 
 
 @install.command()
-@click.option("--force", is_flag=True, help="Build even if the cache has a wheel for this toolchain.")
-@click.option("--cache", type=FOLDER, help="Folder of built wheels  [default: ~/.cache/scalebench/wheels]")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Build even if the cache has a wheel for this toolchain.",
+)
+@click.option(
+    "--cache",
+    type=FOLDER,
+    help="Folder of built wheels  [default: ~/.cache/scalebench/wheels]",
+)
 @verbosity_options
 def horovod(force: bool, cache: Path | None) -> None:
     """Install Horovod with MPI and Gloo (and NCCL where PyTorch has CUDA).
 
-    The first time it is built from the registry's source, which takes some minutes. The wheel is kept, keyed by
-    PyTorch, Python, MPI and compiler, and installs in seconds from then on, in other environments too.
+    The first time it is built from the registry's source, which takes some minutes. The
+    wheel is kept, keyed by PyTorch, Python, MPI and compiler, and installs in seconds
+    from then on, in other environments too.
     """
     from scalebench.install.horovod_build import install_horovod
 
@@ -39,5 +48,7 @@ def horovod(force: bool, cache: Path | None) -> None:
     done = install_horovod(force=force, cache=cache, progress=show)
     if not quiet:
         origin = "from the cache" if done.from_cache else "built"
-        click.echo(f"Horovod is installed ({origin}, {done.seconds:.0f} s): {done.report}")
+        click.echo(
+            f"Horovod is installed ({origin}, {done.seconds:.0f} s): {done.report}"
+        )
         click.echo(f"wheel: {done.wheel}")

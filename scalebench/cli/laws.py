@@ -46,9 +46,19 @@ if TYPE_CHECKING:
 )
 @format_option
 @json_option
-@click.option("--extrap", type=FILE, metavar="FILE.jsonl", help="Write the times for Extra-P as JSON Lines.")
+@click.option(
+    "--extrap",
+    type=FILE,
+    metavar="FILE.jsonl",
+    help="Write the times for Extra-P as JSON Lines.",
+)
 def laws(
-    results: Path | None, strategies: tuple[str, ...], efficiency: float, form: str, as_json: bool, extrap: Path | None
+    results: Path | None,
+    strategies: tuple[str, ...],
+    efficiency: float,
+    form: str,
+    as_json: bool,
+    extrap: Path | None,
 ) -> int:
     """Fit scaling laws to the times of the study in RESULTS (of several the newest; default: results/).
 
@@ -64,7 +74,15 @@ def laws(
     study = load(completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
-        click.echo(json.dumps({"folder": str(study.folder), "laws": [as_values(one) for one in found]}, indent=2))
+        click.echo(
+            json.dumps(
+                {
+                    "folder": str(study.folder),
+                    "laws": [as_values(one) for one in found],
+                },
+                indent=2,
+            )
+        )
     else:
         show_tables(form, *laws_tables(found))
         for note in study.notes:
@@ -78,15 +96,27 @@ def laws(
 def laws_tables(found: Sequence[Scaling]) -> Iterator[Table | str]:
     """A table of laws, advice and notes per series; series without a law in a line each at the end."""
     from scalebench.analysis.laws import band_name, no_band
-    from scalebench.analysis.laws.render import AT_LEAST, LAWS, advice_lines, law_rows, title
+    from scalebench.analysis.laws.render import (
+        AT_LEAST,
+        LAWS,
+        advice_lines,
+        law_rows,
+        title,
+    )
 
     columns = [
-        Column[Sequence[str]](name, itemgetter(place), left=name in ("law", "parameters"))
+        Column[Sequence[str]](
+            name, itemgetter(place), left=name in ("law", "parameters")
+        )
         for place, name in enumerate(LAWS)
     ]
     fitted = [one for one in found if not one.refusal]
     for one in fitted:
-        yield Table.of(title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""])
-    if intervals := {band_name(one.series) for one in fitted if not no_band(one.series)}:
+        yield Table.of(
+            title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""]
+        )
+    if intervals := {
+        band_name(one.series) for one in fitted if not no_band(one.series)
+    }:
         yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {AT_LEAST}"
     yield from (f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal)

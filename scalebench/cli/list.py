@@ -32,7 +32,9 @@ def list_(what: str | None, as_json: bool) -> None:
     rows: Sequence[tuple[str, ...]] = attrgetter(function)(import_module(module))()
     if as_json:
         keys = ("name", "summary", "detail")
-        click.echo(json.dumps([dict(zip(keys, row, strict=False)) for row in rows], indent=2))
+        click.echo(
+            json.dumps([dict(zip(keys, row, strict=False)) for row in rows], indent=2)
+        )
         return
     width = max((len(row[0]) for row in rows), default=0)
     for name, *rest in rows:
@@ -49,8 +51,16 @@ def strategy_rows() -> list[tuple[str, ...]]:
         (
             each.name,
             each.summary,
-            f"runs on {', '.join(each.engines)}" + (f"; elastic on {', '.join(each.elastic)}" if each.elastic else ""),
+            f"runs on {', '.join(each.engines)}"
+            + (f"; elastic on {', '.join(each.elastic)}" if each.elastic else ""),
         )
         for each in engine_choice.describe_strategies()
     ]
-    return [*known, ("file.py:Class", "your own: a class derived from scalebench.strategies.base.Strategy", "")]
+    return [
+        *known,
+        (
+            "file.py:Class",
+            "your own: a class derived from scalebench.strategies.base.Strategy",
+            "",
+        ),
+    ]

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from scalebench.training.outcome import Outcome
 
 _MOST_NOTES = 3  # before the first run
-_PACE_S = 3600  # the time left follows from the pace of the runs that ended in this time
+_PACE_S = (
+    3600  # the time left follows from the pace of the runs that ended in this time
+)
 
 
 class Watcher:
     """A `launch.reporting.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
 
-    Before the first run there are _MOST_NOTES notes at most, without details; the last says how many more there are. A
-    disabled `progress` shows no bars, but keeps count.
+    Before the first run there are _MOST_NOTES notes at most, without details; the last
+    says how many more there are. A disabled `progress` shows no bars, but keeps count.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -34,7 +36,9 @@ class Watcher:
         self._task: TaskID | None = None
         self._noted: set[str] = set()
         self._level = verbosity()
-        self._waiting: list[str] = []  # notes until the first phase, of which the number is known then
+        self._waiting: list[
+            str
+        ] = []  # notes until the first phase, of which the number is known then
         self._shown, self._before = 0, True
 
     def begin(self, study: str) -> None:
@@ -61,7 +65,11 @@ class Watcher:
         shown = self._waiting[:room]
         left = self._waiting[room:]
         for text in shown:
-            more = f" ({counted(len(left), 'more note')} with --verbose)" if left and text is shown[-1] else ""
+            more = (
+                f" ({counted(len(left), 'more note')} with --verbose)"
+                if left and text is shown[-1]
+                else ""
+            )
             self._print(f"note: {text}{more}")
         self._shown += len(shown)
         self._waiting.clear()
@@ -78,20 +86,26 @@ class Watcher:
 
     def started(self, run: Run) -> None:
         if self._task is not None:
-            self._progress.update(self._task, run=f"{run.strategy}, {counted(run.workers, 'worker')}")
+            self._progress.update(
+                self._task, run=f"{run.strategy}, {counted(run.workers, 'worker')}"
+            )
         if self._level > 0:
             self._print(f"start {run.run_id}")
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         if self._task is not None:
             self._progress.advance(self._task)
-        for task in self._progress.tasks if self._progress.disable and self._level >= 0 else []:
+        for task in (
+            self._progress.tasks if self._progress.disable and self._level >= 0 else []
+        ):
             done = int(task.completed)
             total = int(task.total or 0)
             left = task.time_remaining
             if done in {total, *range(0, total, max(1, total // 5))}:
                 expected = f", about {roughly(left)} left" if left else ""
-                self._print(f"{task.description}: {done} of {counted(total, 'run')}{expected}")
+                self._print(
+                    f"{task.description}: {done} of {counted(total, 'run')}{expected}"
+                )
         if outcome.failed(run) or (outcome.status != "completed" and self._level > 0):
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
@@ -108,7 +122,9 @@ class Watcher:
             self._print(f"so far: {answer}")
 
     def _print(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(
+            text, highlight=False, markup=False, soft_wrap=True
+        )
 
 
 @contextmanager
@@ -119,8 +135,17 @@ def watching() -> Iterator[Watcher]:
 
     console = Console(stderr=True)
     columns = (
-        *(bars.SpinnerColumn(), bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn()),
-        *(bars.TimeElapsedColumn(), bars.TimeRemainingColumn(), bars.TextColumn("[dim]{task.fields[run]}")),
+        *(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+        ),
+        *(
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("[dim]{task.fields[run]}"),
+        ),
     )
     with bars.Progress(
         *columns,

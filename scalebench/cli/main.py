@@ -14,9 +14,18 @@ import click
 
 from scalebench import __version__
 from scalebench.cli.options import verbosity_options
-from scalebench.errors import ScalebenchError, UsageError, in_one_line, nearest, place_in_own_code, used_up
+from scalebench.errors import (
+    ScalebenchError,
+    UsageError,
+    in_one_line,
+    nearest,
+    place_in_own_code,
+    used_up,
+)
 
-GROUPS = {  # heading in `--help` -> name of a command -> its line there; the module of a command has its name
+# heading in `--help` -> name of a command -> its line there; the module of a command
+# has its name
+GROUPS = {
     "Start": {
         "init": "Write a commented study.yaml to begin from.",
         "list": "List strategies, data sets, models, clusters or figures.",
@@ -70,13 +79,22 @@ else:  # rich's panels cost as much as the rest of `--help`: only on a terminal
     from rich_click import RichCommandPanel
     from rich_click import RichGroup as Group
 
-    PANELS = {"panels": [RichCommandPanel(heading, commands=list(group)) for heading, group in GROUPS.items()]}
+    PANELS = {
+        "panels": [
+            RichCommandPanel(heading, commands=list(group))
+            for heading, group in GROUPS.items()
+        ]
+    }
 
 
 def command_of(name: str) -> click.Command:
     """Import the module of the command `name`, and return its command."""
     module = importlib.import_module(f"scalebench.cli.{name.replace('-', '_')}")
-    return next(found for found in vars(module).values() if isinstance(found, click.Command) and found.name == name)
+    return next(
+        found
+        for found in vars(module).values()
+        if isinstance(found, click.Command) and found.name == name
+    )
 
 
 class LazyGroup(Group):
@@ -87,14 +105,22 @@ class LazyGroup(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A placeholder with the help line; `resolve_command` imports the command."""
-        return click.Command(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+        return (
+            click.Command(cmd_name, help=COMMANDS[cmd_name])
+            if cmd_name in COMMANDS
+            else None
+        )
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """Write a section for each group; on a terminal panels stand in their place."""
         width = max(map(len, COMMANDS))
         for heading, lines in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
+                formatter.write_dl(
+                    [(name.ljust(width), line) for name, line in lines.items()]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -106,7 +132,9 @@ class LazyGroup(Group):
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
         if name in ALIASES and not {"-q", "--quiet"} & set(args):
             instead = " or ".join(f"`scalebench {words}`" for words in ALIASES[name])
-            click.echo(f"note: the next version has {instead} in place of {name}", err=True)
+            click.echo(
+                f"note: the next version has {instead} in place of {name}", err=True
+            )
         return name, command_of(name), args[1:]
 
     def main(
@@ -118,13 +146,19 @@ class LazyGroup(Group):
         **extra: Any,
     ) -> Any:
         """Run, and leave with 0, 1 (a run failed), 2 (usage) or 130 (interrupted); bugs keep their traceback."""
-        if os.environ.get("NO_COLOR"):  # no-color.org; rich keeps to it by itself, click does not
+        if os.environ.get(
+            "NO_COLOR"
+        ):  # no-color.org; rich keeps to it by itself, click does not
             extra.setdefault("color", False)
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            return super().main(
+                args, prog_name, complete_var, standalone_mode=False, **extra
+            )
         try:
             _require_working_folder()
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            code = super().main(
+                args, prog_name, complete_var, standalone_mode=False, **extra
+            )
             if sys.stdout is not None:  # closed by `>&-`
                 sys.stdout.flush()
         except ScalebenchError as error:
@@ -133,14 +167,27 @@ class LazyGroup(Group):
             error.show()
             sys.exit(error.exit_code)
         except click.UsageError as error:
-            named = [word for word in (sys.argv[1:] if args is None else args) if word in COMMANDS][:1]
-            path = error.ctx.command_path if error.ctx else " ".join(["scalebench", *named])
-            _leave(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)
+            named = [
+                word
+                for word in (sys.argv[1:] if args is None else args)
+                if word in COMMANDS
+            ][:1]
+            path = (
+                error.ctx.command_path
+                if error.ctx
+                else " ".join(["scalebench", *named])
+            )
+            _leave(
+                f"{error.format_message().rstrip('.')} (see '{path} --help')",
+                error.exit_code,
+            )
         except click.ClickException as error:
             _leave(error.format_message(), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             _leave("interrupted", 130)
-        except BrokenPipeError:  # the reader of our output has gone, as in `scalebench list | head`
+        except (
+            BrokenPipeError
+        ):  # the reader of our output has gone, as in `scalebench list | head`
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
         except (Exception, SystemExit) as error:
@@ -150,7 +197,8 @@ class LazyGroup(Group):
                 raise
             _leave(in_one_line(error), 2)  # of a user's own strategy or model
         if not gc.isenabled():
-            gc.freeze()  # a command that makes no cycles needs no search for them at its end either
+            # a command that makes no cycles needs no search for them at its end either
+            gc.freeze()
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -159,7 +207,9 @@ def _require_working_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the working folder was deleted; change to another one (cd) and try again") from None
+        raise UsageError(
+            "the working folder was deleted; change to another one (cd) and try again"
+        ) from None
 
 
 def _leave(message: str, code: int) -> NoReturn:
@@ -167,7 +217,9 @@ def _leave(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, **PANELS)
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, **PANELS
+)
 @click.version_option(__version__, prog_name="scalebench")
 @verbosity_options
 def main() -> None:

@@ -24,7 +24,9 @@ STRATEGY = "NAME[:OPTION=VALUE]..."  # metavar
 class Number(click.FloatRange):
     """A finite number in a range."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"expected a finite number, got {value}", param, ctx)
@@ -38,10 +40,16 @@ class NewFile(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
         self._endings = endings
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         path: Any = super().convert(value, param, ctx)
         if self._endings and path.suffix not in self._endings:
-            self.fail(f"{path}: expected a name that ends in {', '.join(self._endings)}", param, ctx)
+            self.fail(
+                f"{path}: expected a name that ends in {', '.join(self._endings)}",
+                param,
+                ctx,
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,7 +79,9 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
 def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
     """Return a callback that parses the value with a function of `scalebench.study.validation`."""
 
-    def callback(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+    def callback(
+        context: click.Context, option: click.Parameter, value: str | None
+    ) -> Any:
         from scalebench.study import validation
 
         try:
@@ -82,7 +92,9 @@ def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None
     return callback
 
 
-def strategy_labels(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def strategy_labels(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return strategies as the records name them: callback of options that choose among the ones that ran."""
     from scalebench.study.load import written_component
     from scalebench.study.spec import Component
@@ -97,10 +109,14 @@ def strategy_labels(context: click.Context, option: click.Parameter, values: tup
 
 def folder_option(flag: str, default: str, what: str) -> Callable[[_F], _F]:
     """Return an option for a folder to write to, or to read from, with its `default`."""
-    return click.option(flag, type=FOLDER, default=Path(default), show_default=True, help=what)
+    return click.option(
+        flag, type=FOLDER, default=Path(default), show_default=True, help=what
+    )
 
 
-def _keep_verbosity(context: click.Context, option: click.Parameter, given: bool) -> None:
+def _keep_verbosity(
+    context: click.Context, option: click.Parameter, given: bool
+) -> None:
     if not given:
         return
     level = -1 if option.name == "quiet" else 1
@@ -115,21 +131,31 @@ def verbosity() -> int:
     return int(context.meta.get(_KEY, 0)) if context else 0
 
 
-def _keep_launcher(context: click.Context, option: click.Parameter, value: str | None) -> None:
+def _keep_launcher(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> None:
     if value is not None:
         os.environ["SCALEBENCH_LAUNCHER"] = value
 
 
 verbosity_options = all_of(
     *(
-        click.option(*flags, is_flag=True, expose_value=False, callback=_keep_verbosity, help=what)
+        click.option(
+            *flags,
+            is_flag=True,
+            expose_value=False,
+            callback=_keep_verbosity,
+            help=what,
+        )
         for flags, what in (
             (("--quiet", "-q"), "Print errors and results only."),
             (("--verbose", "-v"), "Print what is being done."),
         )
     )
 )
-results_argument = click.argument("results", required=False, type=PATH)  # read with `study_folder`
+results_argument = click.argument(
+    "results", required=False, type=PATH
+)  # read with `study_folder`
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 jobs_option = click.option(
     "--jobs",
@@ -157,15 +183,30 @@ table_options = all_of(
         type=click.Choice([*BASELINES, "serial"]),
         help="Baseline of the reductions in the table; repeatable.  [default: the first of these that ran]",
     ),
-    click.option("--full", is_flag=True, help="Print every point with its interval, and all remarks."),
+    click.option(
+        "--full",
+        is_flag=True,
+        help="Print every point with its interval, and all remarks.",
+    ),
 )
 selection_options = all_of(
     *(
         click.option(
-            flag, name, metavar=metavar, multiple=True, callback=callback, help=f"Show {what} only; repeatable."
+            flag,
+            name,
+            metavar=metavar,
+            multiple=True,
+            callback=callback,
+            help=f"Show {what} only; repeatable.",
         )
         for flag, name, metavar, callback, what in (
-            ("--strategy", "strategies", STRATEGY, strategy_labels, "this strategy, with or without its options"),
+            (
+                "--strategy",
+                "strategies",
+                STRATEGY,
+                strategy_labels,
+                "this strategy, with or without its options",
+            ),
             ("--execution", "executions", "NAME", None, "this execution"),
             ("--engine", "engines", "NAME", None, "this engine"),
         )
@@ -200,7 +241,9 @@ def completed_study(results: Path | None) -> Path:
         return folder
     attempts = Attempts(folder / RUNS)
     if len(attempts) and "completed" not in attempts.status:
-        raise ResultsError(f"{folder}: no run was completed; `scalebench status {folder}` says why")
+        raise ResultsError(
+            f"{folder}: no run was completed; `scalebench status {folder}` says why"
+        )
     return folder
 
 

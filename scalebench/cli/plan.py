@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 
 _OUTPUTS = 1000  # of an own model, as its layers are counted
 _WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
-_CARRIED = {"engine": "auto", "backend": None}  # each layout by the engine that it prefers
+_CARRIED = {
+    "engine": "auto",
+    "backend": None,
+}  # each layout by the engine that it prefers
 _PANELS = {  # of `--help`
     "What is trained": ("--batch", "--dtype", "--optimizer", "--layers", "--input"),
     "Where": (
-        *("--cluster", "--devices", "--memory", "--device", "--step-time", "--step-batch", "--calibration"),
+        *(
+            "--cluster",
+            "--devices",
+            "--memory",
+            "--device",
+            "--step-time",
+            "--step-batch",
+            "--calibration",
+        ),
         *("--roofline", "--measured-on", "--jitter", "--collective", "--input-rate"),
     ),
     "Output": ("--format", "--write", "--quiet", "--verbose", "--help"),
@@ -32,37 +43,75 @@ _PANELS = {  # of `--help`
 
 
 @click.command()
-@all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
-@layout_options
-@click.option("--devices", type=click.IntRange(1, 65536), required=True, metavar="N", help="Workers, one a device.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), required=True, metavar="B", help="Samples of a step of all devices."
+@all_of(
+    *(
+        click.option_panel(heading, options=list(flags))
+        for heading, flags in _PANELS.items()
+    )
 )
-@click.option("--write", "study", type=NEW_FILE, metavar="FILE.yaml", help="Write a study that compares the layouts.")
+@layout_options
+@click.option(
+    "--devices",
+    type=click.IntRange(1, 65536),
+    required=True,
+    metavar="N",
+    help="Workers, one a device.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="B",
+    help="Samples of a step of all devices.",
+)
+@click.option(
+    "--write",
+    "study",
+    type=NEW_FILE,
+    metavar="FILE.yaml",
+    help="Write a study that compares the layouts.",
+)
 @format_option
 @verbosity_options
-def plan(model: str | None, devices: int, batch: int, study: Path | None, form: str, **flags: Any) -> int:
+def plan(
+    model: str | None,
+    devices: int,
+    batch: int,
+    study: Path | None,
+    form: str,
+    **flags: Any,
+) -> int:
     """Plan how to divide a training of MODEL among N devices: by data, shards, tensors, stages, or adaptively.
 
-    Every mesh of replicas, stages and tensor degree that multiplies to the devices is searched, with up to 8
-    micro-batches a stage in the order of 1f1b or interleaved, and stages cut by times; where a worker does not fit into
-    the memory, activations are computed again. `adaptive` shares each layer among the number of devices that moves
-    the fewest bytes. The best of each kind has a row. Nothing is trained: every number is modelled, as `predict` does.
+    Every mesh of replicas, stages and tensor degree that multiplies to the devices is
+    searched, with up to 8 micro-batches a stage in the order of 1f1b or interleaved,
+    and stages cut by times; where a worker does not fit into the memory, activations
+    are computed again. `adaptive` shares each layer among the number of devices that
+    moves the fewest bytes. The best of each kind has a row. Nothing is trained: every
+    number is modelled, as `predict` does.
 
     \b
     scalebench plan vit_b16 --cluster juwels-booster --device a100-40gb --devices 8 --batch 512
     scalebench plan my_model.py:build --input 3x32x32 --cluster this-machine --step-time 0.02 --devices 4 --batch 64
     """
-    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    gc.disable()
     from scalebench.predictions.planned import Planned
     from scalebench.pricing.layouts import Planner
 
-    predictor = predictor_of(model, flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED)
+    predictor = predictor_of(
+        model, flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED
+    )
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = Planned(planner, planner.plan())
     show_tables(form, *found.answer(), *found.tables())
     if study is not None:
-        _write(study, found.study(model or "", flags["layers"], flags["cluster"] or "this-machine"))
+        _write(
+            study,
+            found.study(
+                model or "", flags["layers"], flags["cluster"] or "this-machine"
+            ),
+        )
     return 0
 
 
@@ -75,7 +124,9 @@ def _module(model: str, predictor: Predictor) -> nn.Module | None:
     workload = predictor.workload
     if (own := workload.trained) is not None:
         dtype = getattr(torch, workload.dtype)
-        return build_model(own.model, own.input_shape, own.outputs, own.task, dtype, 0).to("meta")
+        return build_model(
+            own.model, own.input_shape, own.outputs, own.task, dtype, 0
+        ).to("meta")
     if not is_own(model):
         return None
     with torch.device("meta"):

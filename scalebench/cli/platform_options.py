@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class _Gib(Number):
     """A number of GiB, with or without the unit."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         if isinstance(value, str):
             value = value.removesuffix("GiB").strip()
             try:
@@ -48,25 +50,49 @@ _GIB = _Gib(min=0, min_open=True)
 
 _MODEL = (
     click.argument("model", required=False),
-    click.option("--layers", metavar="FILE.csv", help="Layer table of your own, in place of MODEL's."),
-    click.option("--input", "input_shape", metavar="CxHxW", help="Shape of a sample, for file.py:factory."),
+    click.option(
+        "--layers",
+        metavar="FILE.csv",
+        help="Layer table of your own, in place of MODEL's.",
+    ),
+    click.option(
+        "--input",
+        "input_shape",
+        metavar="CxHxW",
+        help="Shape of a sample, for file.py:factory.",
+    ),
 )
 _PLACE = (
     click.option(
-        "--cluster", metavar="NAME|FILE", help="Nodes and links.  [default, with --calibration: this-machine]"
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Nodes and links.  [default, with --calibration: this-machine]",
     ),
     click.option(
-        "--calibration", metavar="FILE", help="Model, steps, engines and operations as `scalebench calibrate` measured."
+        "--calibration",
+        metavar="FILE",
+        help="Model, steps, engines and operations as `scalebench calibrate` measured.",
     ),
-    click.option("--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."),
-    click.option("--step-batch", type=_COUNT, metavar="N", help="Samples of that step.  [default: --batch, or 64]"),
+    click.option(
+        "--step-time", type=float, metavar="SECONDS", help="Seconds of a worker's step."
+    ),
+    click.option(
+        "--step-batch",
+        type=_COUNT,
+        metavar="N",
+        help="Samples of that step.  [default: --batch, or 64]",
+    ),
     click.option(
         "--device",
         metavar="NAME|FILE",
         help="In place of --step-time: a published step time of this device, else its roofline; or a file of "
         "`calibrate --kernels`.  [default: the cluster's, where its file names one]",
     ),
-    click.option("--roofline", is_flag=True, help="The device's roofline, also where a step time is published."),
+    click.option(
+        "--roofline",
+        is_flag=True,
+        help="The device's roofline, also where a step time is published.",
+    ),
     click.option(
         "--measured-on",
         metavar="NAME|FILE",
@@ -78,23 +104,56 @@ _PLACE = (
         help="Of parameters, gradients and products; tf32 and bf16-mixed: of products, beside float32.  "
         "[default: float32]",
     ),
-    click.option("--optimizer", metavar="NAME", help="For its memory.  [default: SGD with momentum]"),
-    click.option("--collective", default="auto", show_default=True, help="Allreduce: ring, tree, nccl, ..."),
-    click.option("--input-rate", type=POSITIVE, metavar="SAMPLES/S", help="Input pipeline of a worker."),
+    click.option(
+        "--optimizer",
+        metavar="NAME",
+        help="For its memory.  [default: SGD with momentum]",
+    ),
+    click.option(
+        "--collective",
+        default="auto",
+        show_default=True,
+        help="Allreduce: ring, tree, nccl, ...",
+    ),
+    click.option(
+        "--input-rate",
+        type=POSITIVE,
+        metavar="SAMPLES/S",
+        help="Input pipeline of a worker.",
+    ),
     click.option(
         "--jitter",
         type=_SHARE,
         metavar="SHARE",
         help="Spread of a step's compute; 0: none.  [default: the cluster's, or 0.03]",
     ),
-    click.option("--memory", type=_GIB, metavar="GIB", help="Memory of a worker.  [default: the device's]"),
+    click.option(
+        "--memory",
+        type=_GIB,
+        metavar="GIB",
+        help="Memory of a worker.  [default: the device's]",
+    ),
 )
 _TRAINING = (
-    click.option("--epoch-overhead", type=_SECONDS, default=0.0, metavar="SECONDS", help="Fixed, of each epoch."),
     click.option(
-        "--batch", type=_COUNT, metavar="N", help="Samples of a worker's batch.  [default: 64, or the largest measured]"
+        "--epoch-overhead",
+        type=_SECONDS,
+        default=0.0,
+        metavar="SECONDS",
+        help="Fixed, of each epoch.",
     ),
-    click.option("--batch-global", type=_COUNT, metavar="N", help="Samples of a step of all workers, in its place."),
+    click.option(
+        "--batch",
+        type=_COUNT,
+        metavar="N",
+        help="Samples of a worker's batch.  [default: 64, or the largest measured]",
+    ),
+    click.option(
+        "--batch-global",
+        type=_COUNT,
+        metavar="N",
+        help="Samples of a step of all workers, in its place.",
+    ),
     click.option(
         "--engine",
         type=click.Choice(["auto", *get_args(EngineName)]),
@@ -106,12 +165,20 @@ _TRAINING = (
         type=click.Choice(BACKENDS),
         help="Where --engine tasks computes, at its typical cost.  [default: as calibrated, or processes]",
     ),
-    click.option("--samples", type=_COUNT, help="Training samples.  [default: ImageNet's, or the measured data's]"),
-    click.option("--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."),
+    click.option(
+        "--samples",
+        type=_COUNT,
+        help="Training samples.  [default: ImageNet's, or the measured data's]",
+    ),
+    click.option(
+        "--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."
+    ),
 )
 # Of model, workload and platform; read with `predictor_of`.
 platform_options = all_of(*_MODEL, *_PLACE, *_TRAINING)
-layout_options = all_of(*_MODEL, *_PLACE)  # without the batch and the length of a training
+layout_options = all_of(
+    *_MODEL, *_PLACE
+)  # without the batch and the length of a training
 
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
@@ -119,9 +186,14 @@ def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
     from scalebench.pricing.prediction import Predictor
 
     measured = _measured(model, flags) if flags["calibration"] is not None else None
-    for what, given in (("MODEL", model or flags["layers"]), ("--cluster", flags["cluster"])):
+    for what, given in (
+        ("MODEL", model or flags["layers"]),
+        ("--cluster", flags["cluster"]),
+    ):
         if measured is None and given is None:
-            raise UsageError(f"{what} is missing; give it, or what was measured with --calibration")
+            raise UsageError(
+                f"{what} is missing; give it, or what was measured with --calibration"
+            )
     workload = _workload(model or "", flags, measured)
     return Predictor(workload, _platform(workload, flags, measured))
 
@@ -133,21 +205,36 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
     path = flags["calibration"]
     found = read_calibration(Path(path))
     if not found.tables or found.trained is None or found.measured is None:
-        raise ClusterError(f"calibration: {path} has no step times of a model; write one with: scalebench calibrate")
+        raise ClusterError(
+            f"calibration: {path} has no step times of a model; write one with: scalebench calibrate"
+        )
     own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
-    if model is not None and model not in (found.trained.model.name, str(found.trained.model)):
-        raise UsageError(f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out")
+    if model is not None and model not in (
+        found.trained.model.name,
+        str(found.trained.model),
+    ):
+        raise UsageError(
+            f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out"
+        )
     for flag in ("layers", "step_time", "step_batch", "device"):
-        if flags[flag] is not None and not (flag == "device" and flags["measured_on"] is not None):
-            raise UsageError(f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them")
+        if flags[flag] is not None and not (
+            flag == "device" and flags["measured_on"] is not None
+        ):
+            raise UsageError(
+                f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them"
+            )
     for flag, value in own.items():
         asked = str(Component.model_validate(flags[flag])) if flags[flag] else value
         if asked != value:
-            raise UsageError(f"--{flag}: {path} was measured with {value}, not {asked}; calibrate with the other")
+            raise UsageError(
+                f"--{flag}: {path} was measured with {value}, not {asked}; calibrate with the other"
+            )
     return found
 
 
-def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -> Workload:
+def _workload(
+    model: str, flags: dict[str, Any], measured: Calibration | None
+) -> Workload:
     import torch
 
     from scalebench.models.layer_counting import count_model
@@ -157,28 +244,46 @@ def _workload(model: str, flags: dict[str, Any], measured: Calibration | None) -
 
     if flags["batch"] is not None and flags["batch_global"] is not None:
         raise UsageError("give --batch or --batch-global, not both")
-    largest = max(batch.samples for batch in measured.tables[0].batches) if measured else 64
+    largest = (
+        max(batch.samples for batch in measured.tables[0].batches) if measured else 64
+    )
     batch = flags["batch_global"] or flags["batch"] or largest
-    asked = measured.measured.dtype if measured and measured.measured else flags["dtype"] or "float32"
+    asked = (
+        measured.measured.dtype
+        if measured and measured.measured
+        else flags["dtype"] or "float32"
+    )
     dtype, products = PRECISIONS.get(asked, (asked, ""))
     epochs, in_all = flags["epochs"], flags["batch_global"] is not None
     if measured is not None and (own := measured.trained) is not None:
-        built = build_model(own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0).to("meta")
+        built = build_model(
+            own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0
+        ).to("meta")
         layers = count_model(built, str(own.model), own.input_shape)
         samples = flags["samples"] or own.samples
-        return Workload(layers, samples, epochs, batch, in_all, own.optimizer, dtype, own)
+        return Workload(
+            layers, samples, epochs, batch, in_all, own.optimizer, dtype, own
+        )
     if model and flags["layers"]:
         raise UsageError("give MODEL or --layers, not both")
     shape = flags["input_shape"] or ""
     if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
         raise UsageError(f"--input: expected sizes such as 3x224x224, got {shape!r}")
-    layers = load_layers(flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ())
-    optimizer = Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
+    layers = load_layers(
+        flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ()
+    )
+    optimizer = (
+        Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
+    )
     samples = flags["samples"] or _SAMPLES
-    return Workload(layers, samples, epochs, batch, in_all, optimizer, dtype, products=products)
+    return Workload(
+        layers, samples, epochs, batch, in_all, optimizer, dtype, products=products
+    )
 
 
-def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> Platform:
+def _platform(
+    workload: Workload, flags: dict[str, Any], measured: Calibration | None
+) -> Platform:
     from scalebench.calibration.calibration_file import require_measured_cluster
     from scalebench.cluster.cluster_file import load_cluster
     from scalebench.cluster.network import Network
@@ -194,7 +299,10 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     device = _device(workload, flags, measured)
     operations = measured.operations if measured else {}
     if isinstance(device, Scaled):  # they stream vectors
-        here, there = (roofline.device.memory_bandwidth_bytes_per_s for roofline in (device.here, device.there))
+        here, there = (
+            roofline.device.memory_bandwidth_bytes_per_s
+            for roofline in (device.here, device.there)
+        )
         operations = faster(operations, there / here)
     Network(cluster, 1, flags["collective"])  # refuses an unknown one
     return Platform(
@@ -213,7 +321,9 @@ def _platform(workload: Workload, flags: dict[str, Any], measured: Calibration |
     )
 
 
-def _engines(engine: str, backend: Backend | None, measured: Calibration | None) -> EngineCosts:
+def _engines(
+    engine: str, backend: Backend | None, measured: Calibration | None
+) -> EngineCosts:
     """Return what the calibration measured of engines, with the typical cost of tasks where it has none of these."""
     from scalebench.cluster.engine_costs import EngineCosts
     from scalebench.comm.engines.tasks import TASKS, with_typical_cost
@@ -221,9 +331,13 @@ def _engines(engine: str, backend: Backend | None, measured: Calibration | None)
     found = measured.engines if measured else EngineCosts()
     if engine == TASKS:
         is_measured = backend is None and found.has(TASKS)
-        return found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
+        return (
+            found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
+        )
     if backend is not None:
-        raise UsageError(f"--backend: says where --engine {TASKS} computes; add that, or leave --backend out")
+        raise UsageError(
+            f"--backend: says where --engine {TASKS} computes; add that, or leave --backend out"
+        )
     return found
 
 
@@ -247,7 +361,9 @@ def _jitter(
     return _JITTER, JITTER, "assumed"
 
 
-def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | None) -> TimeModel:
+def _device(
+    workload: Workload, flags: dict[str, Any], measured: Calibration | None
+) -> TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
     from scalebench.pricing.devices import MeasuredSteps, Scaled, Stated
     from scalebench.pricing.published_steps import published_step
@@ -255,13 +371,23 @@ def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | N
     base: TimeModel | None = None
     if measured is not None:
         of = measured.measured
-        base = MeasuredSteps(tuple(measured.tables), of.machine if of else "", of is not None and of.device != "cpu")
+        base = MeasuredSteps(
+            tuple(measured.tables),
+            of.machine if of else "",
+            of is not None and of.device != "cpu",
+        )
     elif flags["step_time"] is not None:
         base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
     if flags["measured_on"] is not None:
         if base is None or flags["device"] is None:
-            raise UsageError("--measured-on: scales --step-time or --calibration to --device; give both")
-        return Scaled(base, _roofline(flags["measured_on"], workload), _roofline(flags["device"], workload))
+            raise UsageError(
+                "--measured-on: scales --step-time or --calibration to --device; give both"
+            )
+        return Scaled(
+            base,
+            _roofline(flags["measured_on"], workload),
+            _roofline(flags["device"], workload),
+        )
     if measured is None and (base is None) == (flags["device"] is None):
         raise UsageError(
             "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them; both "
@@ -273,7 +399,10 @@ def _device(workload: Workload, flags: dict[str, Any], measured: Calibration | N
         roofline = _roofline(flags["device"], workload)
         if flags["roofline"] or flags["layers"] is not None:
             return roofline
-        return published_step(workload.layers.name, roofline.device, workload.precision) or roofline
+        return (
+            published_step(workload.layers.name, roofline.device, workload.precision)
+            or roofline
+        )
     from scalebench.pricing.kernel_model import Learned, load_kernel_model
 
     kernels = load_kernel_model(Path(flags["device"]))
@@ -292,7 +421,9 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
         )
     found = load_device(device) if isinstance(device, str) else device
     states = optimizer_states(workload.optimizer)
-    return Roofline(found, workload.products or workload.dtype, states, stored=workload.dtype)
+    return Roofline(
+        found, workload.products or workload.dtype, states, stored=workload.dtype
+    )
 
 
 def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
@@ -302,9 +433,13 @@ def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
 
     found = []
     for text in texts:
-        component = Component.model_validate(written_component(text.strip(), "--strategy"))
+        component = Component.model_validate(
+            written_component(text.strip(), "--strategy")
+        )
         registry.create(component.name, component.options, "virtual")
         if engine != "auto":
-            check_provided(registry.create(component.name, component.options, engine), engine)
+            check_provided(
+                registry.create(component.name, component.options, engine), engine
+            )
         found.append(component)
     return found

@@ -8,7 +8,13 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import completed_study, folder_option, results_argument, selection_of, selection_options
+from scalebench.cli.options import (
+    completed_study,
+    folder_option,
+    results_argument,
+    selection_of,
+    selection_options,
+)
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.plotting import drawing_jobs, place_for
 from scalebench.figures.selection import parse_added
@@ -16,7 +22,9 @@ from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
 
 
-def _width(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+def _width(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> float | None:
     try:
         return None if value is None else parse_width(value)
     except ValueError as error:
@@ -25,18 +33,51 @@ def _width(context: click.Context, option: click.Parameter, value: str | None) -
 
 @click.command()
 @results_argument
-@click.option("--figure", "figures", multiple=True, metavar="NAME", help="Draw this one only; repeatable.")
-@click.option("--panel", "panels", multiple=True, metavar="NAME", help="Draw this panel only (a, or time); repeatable.")
-@selection_options
-@click.option("--style", type=click.Choice(STYLES), default="report", show_default=True, help="Where it is to appear.")
-@click.option("--columns", type=click.IntRange(1, 2), help="Of a page: as wide as one or two.  [default: 1 in print]")
-@click.option("--width", "width_in", callback=_width, metavar="WIDTH", help="Another width: 3.5in, 84mm or 252pt.")
-@click.option("--font", metavar="NAME", help="Another TrueType font of this machine.")
 @click.option(
-    "--caption", type=click.Choice(CAPTIONS), help="In the picture, in .txt and .tex beside it only, or not at all."
+    "--figure",
+    "figures",
+    multiple=True,
+    metavar="NAME",
+    help="Draw this one only; repeatable.",
 )
 @click.option(
-    "--title", type=click.Choice(["panels", "none"]), default="panels", help="Titles of panels, or letters only."
+    "--panel",
+    "panels",
+    multiple=True,
+    metavar="NAME",
+    help="Draw this panel only (a, or time); repeatable.",
+)
+@selection_options
+@click.option(
+    "--style",
+    type=click.Choice(STYLES),
+    default="report",
+    show_default=True,
+    help="Where it is to appear.",
+)
+@click.option(
+    "--columns",
+    type=click.IntRange(1, 2),
+    help="Of a page: as wide as one or two.  [default: 1 in print]",
+)
+@click.option(
+    "--width",
+    "width_in",
+    callback=_width,
+    metavar="WIDTH",
+    help="Another width: 3.5in, 84mm or 252pt.",
+)
+@click.option("--font", metavar="NAME", help="Another TrueType font of this machine.")
+@click.option(
+    "--caption",
+    type=click.Choice(CAPTIONS),
+    help="In the picture, in .txt and .tex beside it only, or not at all.",
+)
+@click.option(
+    "--title",
+    type=click.Choice(["panels", "none"]),
+    default="panels",
+    help="Titles of panels, or letters only.",
 )
 @click.option(
     "--add",
@@ -66,8 +107,9 @@ def plot(
 ) -> int:
     """Draw the figures of the study in RESULTS (of several the newest; default: results/).
 
-    Each figure is written as PNG, or PDF in styles for print, with its caption (.txt, .tex) and the CSV of the drawn
-    data, to OUTPUT/<study>/; where the figures of other records of that name lie there, to OUTPUT/<study>-2/ and so on.
+    Each figure is written as PNG, or PDF in styles for print, with its caption (.txt,
+    .tex) and the CSV of the drawn data, to OUTPUT/<study>/; where the figures of other
+    records of that name lie there, to OUTPUT/<study>-2/ and so on.
 
     \b
     scalebench plot --style ieee --figure time-reduction --panel allreduce
@@ -85,7 +127,13 @@ def plot(
     )
     folder = completed_study(results)
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():
-        drawn = plot_folder(folder, output, request, jobs=drawing_jobs(), place=place_for(folder, output))
+        drawn = plot_folder(
+            folder,
+            output,
+            request,
+            jobs=drawing_jobs(),
+            place=place_for(folder, output),
+        )
     for figure in drawn:
         if figure.files:
             endings = ",".join(dict.fromkeys(file.suffix for file in figure.files))
@@ -93,8 +141,13 @@ def plot(
     for figure in drawn:
         if figure.pages > 1:
             wider = "" if request.style.full_width else "; --columns 2 takes fewer"
-            further = ", ".join(f"{figure.name}-{page}" for page in range(2, figure.pages + 1))
-            click.echo(f"{figure.name} is taller than a page: its further panels are in {further}{wider}", err=True)
+            further = ", ".join(
+                f"{figure.name}-{page}" for page in range(2, figure.pages + 1)
+            )
+            click.echo(
+                f"{figure.name} is taller than a page: its further panels are in {further}{wider}",
+                err=True,
+            )
         if figure.absent:
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
     for note in dict.fromkeys(note for figure in drawn for note in figure.notes):

@@ -21,7 +21,12 @@ from scalebench.cli.options import (
     parsed_by,
     verbosity_options,
 )
-from scalebench.cli.platform_options import POSITIVE, platform_options, predictor_of, strategies_on
+from scalebench.cli.platform_options import (
+    POSITIVE,
+    platform_options,
+    predictor_of,
+    strategies_on,
+)
 from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_option
 from scalebench.errors import UsageError
 
@@ -32,20 +37,55 @@ if TYPE_CHECKING:
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _PANELS = {  # of `--help`
     "What is trained": (
-        *("--strategy", "--batch", "--batch-global", "--epochs", "--samples", "--dtype", "--optimizer"),
+        *(
+            "--strategy",
+            "--batch",
+            "--batch-global",
+            "--epochs",
+            "--samples",
+            "--dtype",
+            "--optimizer",
+        ),
         *("--layers", "--input"),
     ),
     "Where": (
-        *("--cluster", "--device", "--step-time", "--step-batch", "--calibration", "--roofline", "--measured-on"),
-        *("--jitter", "--engine", "--backend", "--collective", "--input-rate", "--epoch-overhead", "--memory"),
+        *(
+            "--cluster",
+            "--device",
+            "--step-time",
+            "--step-batch",
+            "--calibration",
+            "--roofline",
+            "--measured-on",
+        ),
+        *(
+            "--jitter",
+            "--engine",
+            "--backend",
+            "--collective",
+            "--input-rate",
+            "--epoch-overhead",
+            "--memory",
+        ),
     ),
-    "What is asked": ("--workers", "--vary", "--budget", "--price", "--epochs-to-target"),
+    "What is asked": (
+        "--workers",
+        "--vary",
+        "--budget",
+        "--price",
+        "--epochs-to-target",
+    ),
     "Output": ("--format", "--figure", "--csv", "--quiet", "--verbose", "--help"),
 }
 
 
 @click.command()
-@all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
+@all_of(
+    *(
+        click.option_panel(heading, options=list(flags))
+        for heading, flags in _PANELS.items()
+    )
+)
 @platform_options
 @click.option(
     "--workers",
@@ -62,8 +102,15 @@ _PANELS = {  # of `--help`
     metavar=STRATEGY,
     help="Repeatable.  [default: allreduce, epoch_average]",
 )
-@click.option("--budget", type=POSITIVE, metavar="HOURS", help="GPU-hours (core-hours) that the training may take.")
-@click.option("--price", type=POSITIVE, metavar="RATE", help="Price of one of these hours.")
+@click.option(
+    "--budget",
+    type=POSITIVE,
+    metavar="HOURS",
+    help="GPU-hours (core-hours) that the training may take.",
+)
+@click.option(
+    "--price", type=POSITIVE, metavar="RATE", help="Price of one of these hours."
+)
 @click.option(
     "--epochs-to-target",
     metavar="E0,B_CRIT|STUDY|FILE.csv",
@@ -71,7 +118,9 @@ _PANELS = {  # of `--help`
     "batch_global,epochs.",
 )
 @format_option
-@click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="Write all columns.")
+@click.option(
+    "--csv", "table", type=NEW_FILE, metavar="FILE", help="Write all columns."
+)
 @click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @verbosity_options
 def predict(
@@ -89,40 +138,62 @@ def predict(
 ) -> int:
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
 
-    Schedules of the strategies are recorded and priced on the cluster, with step times that are stated or a device's
-    roofline, or as `scalebench calibrate` measured them: --calibration FILE says the model too. Every number is
-    modelled. Exit code 1 where no point could be predicted, 2 where the model fits at none.
+    Schedules of the strategies are recorded and priced on the cluster, with step times
+    that are stated or a device's roofline, or as `scalebench calibrate` measured them:
+    --calibration FILE says the model too. Every number is modelled. Exit code 1 where
+    no point could be predicted, 2 where the model fits at none.
 
-    With --vary another number takes the place of the cluster's or the device's; each of up to 24 cells has a row with
-    its interval and what binds it.
+    With --vary another number takes the place of the cluster's or the device's; each of
+    up to 24 cells has a row with its interval and what binds it.
     """
-    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    gc.disable()
 
     if varied:
-        stated = get_current_context().get_parameter_source("workers") is not ParameterSource.DEFAULT
+        stated = (
+            get_current_context().get_parameter_source("workers")
+            is not ParameterSource.DEFAULT
+        )
         count = one_count(workers if stated else None, budget, epochs_to_target)
-        show(varied_training(model, strategies or STRATEGIES, count, varied, flags), figure, table, price, form)
+        show(
+            varied_training(model, strategies or STRATEGIES, count, varied, flags),
+            figure,
+            table,
+            price,
+            form,
+        )
         return 0
     found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
         write_rows(table, found.rows(price))
     if figure is not None and found.grid.points:
         _draw(figure, found)
-    show_tables(form, *found.answer(budget, price), found.table(), *found.sentences(budget, price))
+    show_tables(
+        form,
+        *found.answer(budget, price),
+        found.table(),
+        *found.sentences(budget, price),
+    )
     if found.grid.points and all(point.lacking for point in found.grid.points):
         return 2
     return 0 if found.grid.points else 1
 
 
-def one_count(workers: Sequence[int] | None, budget: float | None, epochs_to_target: str | None) -> int:
+def one_count(
+    workers: Sequence[int] | None, budget: float | None, epochs_to_target: str | None
+) -> int:
     """Return the worker count of `--vary`; options that go with several counts only are refused."""
     given = {"--budget": budget, "--epochs-to-target": epochs_to_target}
     if unfit := [flag for flag, value in given.items() if value is not None]:
-        raise UsageError(f"{unfit[0]}: does not go with --vary, which gives times; leave one of them out")
+        raise UsageError(
+            f"{unfit[0]}: does not go with --vary, which gives times; leave one of them out"
+        )
     if workers is None:
         return VARY_WORKERS
     if len(workers) > 1:
-        raise UsageError(f"--workers: --vary takes one count, got {len(workers)}; vary them with --vary workers=4,64")
+        raise UsageError(
+            f"--workers: --vary takes one count, got {len(workers)}; vary them with --vary workers=4,64"
+        )
     return workers[0]
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import jobs_option, results_argument, study_folder, verbosity_options
+from scalebench.cli.options import (
+    jobs_option,
+    results_argument,
+    study_folder,
+    verbosity_options,
+)
 from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
@@ -25,7 +30,12 @@ if TYPE_CHECKING:
     type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
     help="Charge with this jitter of single steps.",
 )
-@click.option("--jitter-sigma", type=float, metavar="SHARE", help="Its standard deviation, relative to a step's mean.")
+@click.option(
+    "--jitter-sigma",
+    type=float,
+    metavar="SHARE",
+    help="Its standard deviation, relative to a step's mean.",
+)
 @jobs_option
 @verbosity_options
 def recalibrate(
@@ -40,11 +50,13 @@ def recalibrate(
 ) -> int:
     """Give the virtual runs in RESULTS (default: the newest in results/) new times.
 
-    Without an option, steps and engines are measured again. With another cluster, step time or jitter the study in
-    RESULTS becomes that one: native runs stay, the files before are kept in RESULTS/earlier.
+    Without an option, steps and engines are measured again. With another cluster, step
+    time or jitter the study in RESULTS becomes that one: native runs stay, the files
+    before are kept in RESULTS/earlier.
 
-    Runs whose arithmetic does not depend on time are replayed without training; servers and asynchronous strategies are
-    trained again. Losses and metrics stay. By a calibration the rows are further attempts: the latest attempt counts.
+    Runs whose arithmetic does not depend on time are replayed without training; servers
+    and asynchronous strategies are trained again. Losses and metrics stay. By a
+    calibration the rows are further attempts: the latest attempt counts.
     """
     start_forkserver()  # imports torch while this process does
     from scalebench.cli.live_progress import watching
@@ -64,7 +76,9 @@ def recalibrate(
         calibration = calibration.relative_to(here)  # as `run --calibration` names it
     before = load_study(folder / STUDY, {}, [])
     sets = _jitter_sets(before, jitter, jitter_sigma)
-    asked = load_study(folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets)
+    asked = load_study(
+        folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets
+    )
     other = asked != before
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
@@ -94,6 +108,11 @@ def _jitter_sets(before: Study, jitter: str | None, sigma: float | None) -> list
     sets = [f"virtual.jitter={jitter}"] if jitter else []
     if sigma is not None:
         sets.append(f"virtual.jitter_sigma={sigma:g}")
-    elif jitter in ("measured", "none") and "jitter_sigma" in before.virtual.model_fields_set:
-        sets.append(f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}")  # a stated one would have no effect
+    elif (
+        jitter in ("measured", "none")
+        and "jitter_sigma" in before.virtual.model_fields_set
+    ):
+        sets.append(
+            f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}"
+        )  # a stated one would have no effect
     return sets

@@ -12,14 +12,18 @@ from scalebench.cli.options import FILE, completed_study, results_argument
 @click.command()
 @results_argument
 @click.option(
-    "--output", "-o", type=FILE, metavar="FILE.html", help="Where the page goes.  [default: plots/<study>/report.html]"
+    "--output",
+    "-o",
+    type=FILE,
+    metavar="FILE.html",
+    help="Where the page goes.  [default: plots/<study>/report.html]",
 )
 @click.option("--open", "show", is_flag=True, help="Show it in the web browser.")
 def report(results: Path | None, output: Path | None, show: bool) -> None:
     """Write the study in RESULTS (of several the newest; default: results/) as one self-contained HTML file.
 
-    The answer in one sentence with its interval, figures, tables, findings on the method, where the numbers come from
-    and how to make them again.
+    The answer in one sentence with its interval, figures, tables, findings on the
+    method, where the numbers come from and how to make them again.
     """
     import webbrowser
 
@@ -31,7 +35,11 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
     folder = completed_study(results)
     with timed(folder, "report"):
-        page = write_report(folder, output or place_for(folder, Path("plots")) / "report.html", drawing_jobs())
+        page = write_report(
+            folder,
+            output or place_for(folder, Path("plots")) / "report.html",
+            drawing_jobs(),
+        )
     click.echo(page)
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

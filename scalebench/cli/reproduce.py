@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import FOLDER, PATH, folder_option, jobs_option, verbosity_options
+from scalebench.cli.options import (
+    FOLDER,
+    PATH,
+    folder_option,
+    jobs_option,
+    verbosity_options,
+)
 from scalebench.cli.run_common import RUNS_LEFT, runs_left
 from scalebench.errors import UsageError
 
@@ -21,15 +27,29 @@ ALL = "all"
 
 @click.command()
 @click.argument("name", metavar="PAPER", required=False)
-@click.option("--figure", metavar="N", help="Only this figure (4) or table (table2) of one paper.")
 @click.option(
-    "--scale", type=click.Choice(SCALES), default="laptop", show_default=True, help="How large the studies are."
+    "--figure", metavar="N", help="Only this figure (4) or table (table2) of one paper."
 )
 @click.option(
-    "--claims", is_flag=True, help="Print the claims of the paper (of all without PAPER) and verdicts on them."
+    "--scale",
+    type=click.Choice(SCALES),
+    default="laptop",
+    show_default=True,
+    help="How large the studies are.",
 )
-@click.option("--redraw", is_flag=True, help="Run nothing; write the pages from the rows in RESULTS.")
-@click.option("--data-dir", type=PATH, help="Where the files of a data set lie, at scale cluster.")
+@click.option(
+    "--claims",
+    is_flag=True,
+    help="Print the claims of the paper (of all without PAPER) and verdicts on them.",
+)
+@click.option(
+    "--redraw",
+    is_flag=True,
+    help="Run nothing; write the pages from the rows in RESULTS.",
+)
+@click.option(
+    "--data-dir", type=PATH, help="Where the files of a data set lie, at scale cluster."
+)
 @click.option(
     "--experiments",
     type=FOLDER,
@@ -53,19 +73,31 @@ def reproduce(
 ) -> int:
     """Run the studies of PAPER, or of `all`, and write published numbers beside ours; without PAPER: list the papers.
 
-    Smoke shows that everything runs, laptop takes minutes, cluster trains on the paper's data in real processes. At the
-    end a verdict is printed; the page is OUTPUT/PAPER/index.html. The same command goes on where an interrupted one
-    stopped. --claims and --redraw run nothing: they take the rows in RESULTS, of which results/reference has those of a
-    run at scale laptop. The exit code is that of `run`: 1 where a run failed, 3 where runs are left.
+    Smoke shows that everything runs, laptop takes minutes, cluster trains on the
+    paper's data in real processes. At the end a verdict is printed; the page is
+    OUTPUT/PAPER/index.html. The same command goes on where an interrupted one stopped.
+    --claims and --redraw run nothing: they take the rows in RESULTS, of which
+    results/reference has those of a run at scale laptop. The exit code is that of
+    `run`: 1 where a run failed, 3 where runs are left.
     """
-    from scalebench.papers.paper_folder import default_experiments, find_paper, find_papers
+    from scalebench.papers.paper_folder import (
+        default_experiments,
+        find_paper,
+        find_papers,
+    )
 
     if figure is not None and name in (None, ALL):
         raise UsageError("--figure is a figure of one paper; name the PAPER, too")
     experiments = experiments or default_experiments()
-    papers = find_papers(experiments) if name in (None, ALL) else [find_paper(experiments, str(name))]
+    papers = (
+        find_papers(experiments)
+        if name in (None, ALL)
+        else [find_paper(experiments, str(name))]
+    )
     if claims and scale == SMOKE:
-        raise UsageError(f"--claims: scale {SMOKE} trains too little to judge a claim; choose laptop or cluster")
+        raise UsageError(
+            f"--claims: scale {SMOKE} trains too little to judge a claim; choose laptop or cluster"
+        )
     if claims:
         from scalebench.papers.side_by_side import claims_page
 
@@ -89,7 +121,13 @@ def reproduce(
 
 
 def _reproduce(
-    paper: Paper, figure: str | None, scale: str, data_dir: Path | None, results: Path, output: Path, jobs: int | None
+    paper: Paper,
+    figure: str | None,
+    scale: str,
+    data_dir: Path | None,
+    results: Path,
+    output: Path,
+    jobs: int | None,
 ) -> int:
     """Run studies of `paper`, write its page, and return the exit code as `run` has it."""
     from scalebench.cli.live_progress import watching
@@ -116,7 +154,9 @@ def _reproduce(
     return RUNS_LEFT if left else 0
 
 
-def _write(paper: Paper, studies: list[str], scale: str, results: Path, output: Path) -> None:
+def _write(
+    paper: Paper, studies: list[str], scale: str, results: Path, output: Path
+) -> None:
     """Write the page of `paper` from the rows of those of its `studies` that have any; print the verdict and where."""
     from scalebench.papers.paper_page import write_page
 

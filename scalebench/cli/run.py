@@ -22,7 +22,13 @@ from scalebench.cli.options import (
     verbosity_options,
 )
 from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, run_plan
-from scalebench.cli.study_options import STUDY_OPTIONS, flag_of, set_option, study_argument, study_options
+from scalebench.cli.study_options import (
+    STUDY_OPTIONS,
+    flag_of,
+    set_option,
+    study_argument,
+    study_options,
+)
 from scalebench.errors import UsageError
 from scalebench.records.folder import PLANNED, STUDY
 from scalebench.system.parent_watch import start_forkserver
@@ -43,7 +49,14 @@ _OLD_FLAGS = (
     "calibration_budget_s",
 )
 _PANELS = {  # of `--help`; the options that are in none stand in the last
-    "What runs": ("--strategy", "--workers", "--dataset", "--model", "--epochs", "--lr"),
+    "What runs": (
+        "--strategy",
+        "--workers",
+        "--dataset",
+        "--model",
+        "--epochs",
+        "--lr",
+    ),
     "Where": ("--execution", "--cluster"),
     "How long": ("--repetitions", "--dry-run"),
     "Output": ("--name", "--output"),
@@ -83,7 +96,12 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 
 
 @click.command()
-@all_of(*(click.option_panel(heading, options=list(flags)) for heading, flags in _PANELS.items()))
+@all_of(
+    *(
+        click.option_panel(heading, options=list(flags))
+        for heading, flags in _PANELS.items()
+    )
+)
 @study_argument
 @click.option(
     "--strategy",
@@ -93,16 +111,37 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
     help="Strategy, or your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable.",
 )
 @study_options(*STUDY_OPTIONS, hidden=_OLD_FLAGS)
-@click.option("--until", metavar="WIDTH", help="Repeat each point until its time is known so well, as 5%.")
+@click.option(
+    "--until",
+    metavar="WIDTH",
+    help="Repeat each point until its time is known so well, as 5%.",
+)
 @set_option
 @jobs_option
 @click.option(
-    "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."
+    "--output",
+    type=PATH,
+    default=Path("results"),
+    show_default=True,
+    help="Folder that gets one folder per study.",
 )
-@click.option("--new", is_flag=True, help="A changed study of the same name goes to a folder of its own, NAME-2 ...")
+@click.option(
+    "--new",
+    is_flag=True,
+    help="A changed study of the same name goes to a folder of its own, NAME-2 ...",
+)
 @click.option("--retry", is_flag=True, help="Make the failed runs again, and no other.")
-@click.option("--shard", type=int, metavar="NUMBER", help="Make one shard of a study that was submitted as jobs.")
-@click.option("--elastic", is_flag=True, help="Make native runs that go on if a worker dies; kept apart.")
+@click.option(
+    "--shard",
+    type=int,
+    metavar="NUMBER",
+    help="Make one shard of a study that was submitted as jobs.",
+)
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="Make native runs that go on if a worker dies; kept apart.",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -113,8 +152,12 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 )
 @launcher_option
 @keep_going_option
-@click.option("--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing.")
-@click.option("--noisy", is_flag=True, hidden=True, expose_value=False, callback=_refuse_noisy)
+@click.option(
+    "--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing."
+)
+@click.option(
+    "--noisy", is_flag=True, hidden=True, expose_value=False, callback=_refuse_noisy
+)
 @table_options
 @verbosity_options
 def run(
@@ -136,22 +179,33 @@ def run(
 ) -> int:
     """Run the study in the file STUDY, or the default one, with flags over it.
 
-    Virtual runs at every worker count, native ones (real processes) where the cores allow; every number says which
-    it is. Results go to OUTPUT/<study>; the same command goes on where an interrupted one stopped. Ctrl-C finishes the
-    runs under way, a second one abandons them.
+    Virtual runs at every worker count, native ones (real processes) where the cores
+    allow; every number says which it is. Results go to OUTPUT/<study>; the same command
+    goes on where an interrupted one stopped. Ctrl-C finishes the runs under way, a
+    second one abandons them.
 
-    A folder of results, or the study.yaml in it, goes on there, wherever that is, unless other options than those of
-    how to run it make it another study. Keys of a study without an option here are set by --set; `scalebench schema`
-    has them all.
+    A folder of results, or the study.yaml in it, goes on there, wherever that is,
+    unless other options than those of how to run it make it another study. Keys of a
+    study without an option here are set by --set; `scalebench schema` has them all.
 
-    The exit code is 0 if every run was made, 1 if one failed, 2 for a request that cannot be met, 3 if runs are left
-    (the last line says which, and why), and 128 + its number if a signal ended the command.
+    The exit code is 0 if every run was made, 1 if one failed, 2 for a request that
+    cannot be met, 3 if runs are left (the last line says which, and why), and 128 + its
+    number if a signal ended the command.
     """
     refuse_early_signal()
     _note_old_flags()
     is_another = bool(new or sets or until) or _chosen("output", *flags)
-    make = partial(run_plan, jobs=jobs, fail_fast=fail_fast, only_failed=retry, against=against, full=full)
-    _refuse_others_beside(elastic, retry, shard, is_submitted=study is not None and not is_another)
+    make = partial(
+        run_plan,
+        jobs=jobs,
+        fail_fast=fail_fast,
+        only_failed=retry,
+        against=against,
+        full=full,
+    )
+    _refuse_others_beside(
+        elastic, retry, shard, is_submitted=study is not None and not is_another
+    )
     if shard is not None and study is not None:
         return make(*_shard(study.parent if study.name == STUDY else study, shard))
     study = study / STUDY if study is not None and study.is_dir() else study
@@ -170,7 +224,9 @@ def run(
     if elastic:
         from scalebench.cli.run_elastic import run_elastic_plan
 
-        return run_elastic_plan(plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run)
+        return run_elastic_plan(
+            plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run
+        )
     if not dry_run:
         return make(plan, output)
     from scalebench.cli.dry_run import show_plan
@@ -179,19 +235,29 @@ def run(
     return 0
 
 
-def _refuse_others_beside(elastic: bool, retry: bool, shard: int | None, *, is_submitted: bool) -> None:
+def _refuse_others_beside(
+    elastic: bool, retry: bool, shard: int | None, *, is_submitted: bool
+) -> None:
     """Refuse options that have no meaning together."""
     if elastic and (retry or shard is not None):
-        raise UsageError("--elastic: expected neither --retry (the same command makes failed runs again) nor --shard")
+        raise UsageError(
+            "--elastic: expected neither --retry (the same command makes failed runs again) nor --shard"
+        )
     if shard is not None and not is_submitted:
-        raise UsageError("--shard: expected the folder of a submitted study, and no option that changes the study")
+        raise UsageError(
+            "--shard: expected the folder of a submitted study, and no option that changes the study"
+        )
 
 
-def _study(file: Path | None, flags: dict[str, Any], sets: list[str], renamed_in: Path | None) -> Study:
+def _study(
+    file: Path | None, flags: dict[str, Any], sets: list[str], renamed_in: Path | None
+) -> Study:
     """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
     from scalebench.study.load import load_study
 
-    study = load_study(file, {**flags, "strategies": list(flags["strategies"]) or None}, sets)
+    study = load_study(
+        file, {**flags, "strategies": list(flags["strategies"]) or None}, sets
+    )
     if renamed_in is None:
         return study
     from scalebench.records.study_file import with_a_folder_of_its_own
@@ -202,7 +268,10 @@ def _study(file: Path | None, flags: dict[str, Any], sets: list[str], renamed_in
 def _note_old_flags() -> None:
     for key in filter(_chosen, _OLD_FLAGS):
         if verbosity() >= 0:
-            click.echo(f"note: the next version has --set {key}=... in place of {flag_of(key)}", err=True)
+            click.echo(
+                f"note: the next version has --set {key}=... in place of {flag_of(key)}",
+                err=True,
+            )
 
 
 def _shard(folder: Path, number: int) -> tuple[StudyPlan, Path]:
@@ -219,22 +288,30 @@ def _has_failures(folder: Path) -> bool:
     from scalebench.records.progress import progress_of
 
     if not (folder / STUDY).is_file():
-        raise UsageError(f"--retry: {folder} holds no study; leave --retry out to run it")
+        raise UsageError(
+            f"--retry: {folder} holds no study; leave --retry out to run it"
+        )
     return bool(progress_of(folder).failures)
 
 
 def _chosen(*names: str) -> bool:
     """Return True if the command line has one of these options."""
     context = get_current_context()
-    return any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)
+    return any(
+        context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for name in names
+    )
 
 
 def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
     """Return a study file, the folder of its results, and its name there: of a study.yaml in a results folder that one.
 
-    A folder of another name, as of a copy, gives its name to the study: its runs are the same.
+    A folder of another name, as of a copy, gives its name to the study: its runs are
+    the same.
     """
-    folder = study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
+    folder = (
+        study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
+    )
     if study.name != STUDY or not (folder / PLANNED).is_file():
         return study, output, None
     folder = enter_first_folder(folder)

@@ -34,11 +34,12 @@ def run_plan(
 ) -> int:
     """Run `plan`, print the answer and return the exit code.
 
-    0: every run was made; 1: a run failed; RUNS_LEFT: runs are left; 128 + the signal that ended it. A job that goes
-    back into the queue after the signal of its time limit would do so for ever where no run ends in its time: then
-    RUNS_LEFT.
+    0: every run was made; 1: a run failed; RUNS_LEFT: runs are left; 128 + the signal
+    that ended it. A job that goes back into the queue after the signal of its time
+    limit would do so for ever where no run ends in its time: then RUNS_LEFT.
 
-    The table below the answer has reductions `against` baselines of the study; the `full` one has every point.
+    The table below the answer has reductions `against` baselines of the study; the
+    `full` one has every point.
     """
     from scalebench.launch.study_run import run_study
     from scalebench.records.folder import timed
@@ -46,7 +47,14 @@ def run_plan(
 
     try:
         with timed(output / plan.study.name, "run", added=True), watching() as watcher:
-            tally = run_study(plan, output, watcher, jobs=jobs, fail_fast=fail_fast, only_failed=only_failed)
+            tally = run_study(
+                plan,
+                output,
+                watcher,
+                jobs=jobs,
+                fail_fast=fail_fast,
+                only_failed=only_failed,
+            )
     except AbandonedError as error:
         if error.signum != signal.SIGUSR1:
             raise
@@ -115,7 +123,10 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        print_results(*spoken(results), summary(results) if full else answer_table(results, against))
+        print_results(
+            *spoken(results),
+            summary(results) if full else answer_table(results, against),
+        )
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
@@ -130,7 +141,11 @@ def runs_left(tally: Tally) -> str:
     from scalebench.records.progress import progress_of
 
     groups = progress_of(tally.folder).remaining
-    which = f" ({', '.join(f'{number} {group}' for group, number in groups.items())})" if groups else ""
+    which = (
+        f" ({', '.join(f'{number} {group}' for group, number in groups.items())})"
+        if groups
+        else ""
+    )
     why = tally.why_left
     if tally.interrupted is not None:
         why = f"{signal.Signals(tally.interrupted).name} ended the command"

@@ -11,8 +11,8 @@ import rich_click as click
 def schema() -> None:
     """Print the JSON Schema of study files.
 
-    In an editor with a YAML language server, write it to a file and name that in a study's first line:
-    `# yaml-language-server: $schema=study.schema.json`.
+    In an editor with a YAML language server, write it to a file and name that in a
+    study's first line: `# yaml-language-server: $schema=study.schema.json`.
     """
     from scalebench.study.load import study_schema
 

@@ -1,6 +1,7 @@
 """`scalebench status [RESULTS]`: the progress of a study, in an instant even for large records.
 
-Of a submitted study it prints the jobs: records first, the scheduler's word beside them.
+Of a submitted study it prints the jobs: records first, the scheduler's word beside
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _SHOWN = 5  # failed runs
 @click.command()
 @results_argument
 @json_option
-@click.option("--watch", is_flag=True, help="Go on until no job of a submitted study runs or waits.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Go on until no job of a submitted study runs or waits.",
+)
 @click.option(
     "--poll",
     type=click.IntRange(min=1),
@@ -44,9 +49,10 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
 
     The expected time is that of the finished runs of the same execution and engine.
 
-    Of a study that was submitted, say for each job what is done by its own records, and why the rest is not: running,
-    waiting or failed, as the scheduler says. With --watch the exit code is 0 if all runs are done, 1 if some failed,
-    and 3 if some are left without a job.
+    Of a study that was submitted, say for each job what is done by its own records, and
+    why the rest is not: running, waiting or failed, as the scheduler says. With --watch
+    the exit code is 0 if all runs are done, 1 if some failed, and 3 if some are left
+    without a job.
     """
     from scalebench.records.folder import is_submitted
     from scalebench.records.lock import owner_of
@@ -56,8 +62,11 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     if is_submitted(folder):
         return _watch_jobs(folder, as_json=as_json, watch=watch, poll_s=poll)
     if watch:
-        raise UsageError(f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress")
-    gc.disable()  # a hundred thousand rows make no cycles, but would be searched for them
+        raise UsageError(
+            f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress"
+        )
+    # a hundred thousand rows make no cycles, but would be searched for them
+    gc.disable()
     try:
         progress = progress_of(folder)
         owner = owner_of(folder)
@@ -130,7 +139,9 @@ def _expected(progress: Progress) -> list[str]:
     for group, count in progress.without_estimate.items():
         lines.append(f"no time known yet for {counted(count, f'{group} run')}")
     if progress.most_to_come:
-        lines.append(f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked")
+        lines.append(
+            f"up to {progress.most_to_come} more may follow, until each interval is as narrow as asked"
+        )
     return lines
 
 
@@ -189,7 +200,8 @@ def _facts_of_jobs(folder: Path, found: Sequence[ShardStanding]) -> dict[str, ob
 
 
 def _print_jobs(folder: Path, found: Sequence[ShardStanding]) -> None:
-    # Tables are imported here: the status of a study without jobs is there in an instant.
+    # Tables are imported here: the status of a study without jobs is there in an
+    # instant.
     from scalebench.measured import Measured
     from scalebench.tables.screen import print_results
     from scalebench.tables.table import COUNT, Column, Table
@@ -200,7 +212,11 @@ def _print_jobs(folder: Path, found: Sequence[ShardStanding]) -> None:
         Column("nodes", lambda each: Measured(each.shard.nodes), COUNT),
         Column("done", lambda each: f"{each.done}/{len(each.shard.run_ids)}"),
         Column("job", lambda each: each.job, left=True),
-        Column("state", lambda each: f"{each.state}: {each.why}" if each.why else each.state, left=True),
+        Column(
+            "state",
+            lambda each: f"{each.state}: {each.why}" if each.why else each.state,
+            left=True,
+        ),
     ]
     planned = sum(len(each.shard.run_ids) for each in found)
     done = sum(each.done for each in found)
@@ -221,5 +237,7 @@ def _next(folder: Path, found: Sequence[ShardStanding]) -> list[str]:
     if any(each.state in ("failed", "stopped", "not submitted") for each in found):
         return [f"to submit what is left again: scalebench submit {folder}"]
     if all(each.state == "done" for each in found):
-        return [f"all runs are done; scalebench collect {folder} merges them where the last job did not"]
+        return [
+            f"all runs are done; scalebench collect {folder} merges them where the last job did not"
+        ]
     return []

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, PATH, STRATEGY, launcher_option, parsed_by, verbosity, verbosity_options
-from scalebench.cli.study_options import STUDY_OPTIONS, set_option, study_argument, study_options
+from scalebench.cli.options import (
+    FILE,
+    PATH,
+    STRATEGY,
+    launcher_option,
+    parsed_by,
+    verbosity,
+    verbosity_options,
+)
+from scalebench.cli.study_options import (
+    STUDY_OPTIONS,
+    set_option,
+    study_argument,
+    study_options,
+)
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
@@ -20,18 +33,45 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Study
 
 _KEYS = [
-    *("workers", "dataset", "data_dir", "model", "epochs", "repetitions", "scaling", "batch_per_worker"),
-    *("batch_global", "lr", "execution", "engine", "cluster", "device_step_time", "name"),
+    *(
+        "workers",
+        "dataset",
+        "data_dir",
+        "model",
+        "epochs",
+        "repetitions",
+        "scaling",
+        "batch_per_worker",
+    ),
+    *(
+        "batch_global",
+        "lr",
+        "execution",
+        "engine",
+        "cluster",
+        "device_step_time",
+        "name",
+    ),
 ]
 
 
 @click.command()
 @study_argument
-@click.option("--strategy", "strategies", multiple=True, metavar=STRATEGY, help="Strategy; repeatable.")
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar=STRATEGY,
+    help="Strategy; repeatable.",
+)
 @study_options(*(key for key in STUDY_OPTIONS if key in _KEYS))
 @set_option
 @click.option(
-    "--output", type=PATH, default=Path("results"), show_default=True, help="Folder that gets one folder per study."
+    "--output",
+    type=PATH,
+    default=Path("results"),
+    show_default=True,
+    help="Folder that gets one folder per study.",
 )
 @click.option(
     "--group",
@@ -45,18 +85,51 @@ _KEYS = [
     is_flag=True,
     help="Make an array of the repetitions of each group.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Tasks of an array that run at the same time, as %N.")
 @click.option(
-    "--nodes", type=click.IntRange(min=1), help="Most nodes of a job.  [default: site.yaml, or the scheduler]"
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Tasks of an array that run at the same time, as %N.",
 )
-@click.option("--tasks-per-node", type=click.IntRange(min=1), help="Workers on a node.  [default: its GPUs, or cores]")
 @click.option(
-    "--time", "limit_s", callback=parsed_by("parse_duration"), metavar="HH:MM:SS", help="Time limit of each job."
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Most nodes of a job.  [default: site.yaml, or the scheduler]",
 )
-@click.option("--site", "site_file", type=FILE, help="Facts of the site.  [default: the first site.yaml found]")
-@click.option("--scheduler", type=click.Choice(["slurm", "pbs", "lsf"]), help="Scheduler.  [default: the one here]")
-@click.option("--collect/--no-collect", default=True, help="Submit a job that collects the others.  [default: collect]")
-@click.option("--shard", "shards", type=int, multiple=True, help="Submit what is left of this shard again; repeatable.")
+@click.option(
+    "--tasks-per-node",
+    type=click.IntRange(min=1),
+    help="Workers on a node.  [default: its GPUs, or cores]",
+)
+@click.option(
+    "--time",
+    "limit_s",
+    callback=parsed_by("parse_duration"),
+    metavar="HH:MM:SS",
+    help="Time limit of each job.",
+)
+@click.option(
+    "--site",
+    "site_file",
+    type=FILE,
+    help="Facts of the site.  [default: the first site.yaml found]",
+)
+@click.option(
+    "--scheduler",
+    type=click.Choice(["slurm", "pbs", "lsf"]),
+    help="Scheduler.  [default: the one here]",
+)
+@click.option(
+    "--collect/--no-collect",
+    default=True,
+    help="Submit a job that collects the others.  [default: collect]",
+)
+@click.option(
+    "--shard",
+    "shards",
+    type=int,
+    multiple=True,
+    help="Submit what is left of this shard again; repeatable.",
+)
 @launcher_option
 @click.option("--dry-run", is_flag=True, help="Print the scripts, and submit nothing.")
 @verbosity_options
@@ -72,13 +145,15 @@ def submit(
 ) -> None:
     """Submit STUDY, or the default study, as batch jobs: one for each group of worker counts, largest first.
 
-    Each job runs its part of the study (a shard) with the engines that `scalebench run` has; a last one collects them.
-    The scripts stay in RESULTS/jobs, where they can be edited and submitted by hand.
+    Each job runs its part of the study (a shard) with the engines that `scalebench run`
+    has; a last one collects them. The scripts stay in RESULTS/jobs, where they can be
+    edited and submitted by hand.
 
-    STUDY may be the folder of a submitted study: of shards without a job, the runs that failed or never began are
-    submitted again, as by `scalebench retry STUDY --submit`.
+    STUDY may be the folder of a submitted study: of shards without a job, the runs that
+    failed or never began are submitted again, as by `scalebench retry STUDY --submit`.
 
-    Account, partition, modules and the like are read from site.yaml; `scalebench init --site` writes one.
+    Account, partition, modules and the like are read from site.yaml; `scalebench init
+    --site` writes one.
     """
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
@@ -86,9 +161,14 @@ def submit(
     from scalebench.records.folder import is_submitted
     from scalebench.study.load import load_study
 
-    asked = {name: flags.pop(name) for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")}
+    asked = {
+        name: flags.pop(name)
+        for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")
+    }
     if asked["limit"] and not asked["array"]:
-        raise UsageError("--limit bounds the tasks of an array that run at the same time; add --array")
+        raise UsageError(
+            "--limit bounds the tasks of an array that run at the same time; add --array"
+        )
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
     is_known = study is not None and study.is_dir() and is_submitted(study)
     if shards and not is_known:
@@ -96,10 +176,18 @@ def submit(
             "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
         )
     if study is not None and study.is_dir() and not is_known:
-        raise UsageError(f"{study} holds no submitted study; expected a study file, or the folder of one")
-    site, found = site_for(study.parent if study is not None and not is_known else Path(), site_file)
+        raise UsageError(
+            f"{study} holds no submitted study; expected a study file, or the folder of one"
+        )
+    site, found = site_for(
+        study.parent if study is not None and not is_known else Path(), site_file
+    )
     named = (
-        scheduler or site.scheduler or (read_submission(study).scheduler if study is not None and is_known else None)
+        scheduler
+        or site.scheduler
+        or (
+            read_submission(study).scheduler if study is not None and is_known else None
+        )
     )
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and verbosity() > 0:
@@ -108,8 +196,12 @@ def submit(
         assert study is not None
         again(study, chosen, site, numbers=shards, collects=collects, dry_run=dry_run)
         return
-    wanted = load_study(study, {**flags, "strategies": list(strategies) or None}, list(sets))
-    _submit_study(wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects)
+    wanted = load_study(
+        study, {**flags, "strategies": list(strategies) or None}, list(sets)
+    )
+    _submit_study(
+        wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects
+    )
 
 
 def again(
@@ -125,7 +217,9 @@ def again(
     from scalebench.batch.submission import submitting
 
     with nullcontext() if dry_run else submitting(folder, click.echo):
-        _submit_what_is_left(folder, scheduler, site, numbers, collects=collects, dry_run=dry_run)
+        _submit_what_is_left(
+            folder, scheduler, site, numbers, collects=collects, dry_run=dry_run
+        )
 
 
 def _submit_what_is_left(
@@ -146,15 +240,26 @@ def _submit_what_is_left(
     if not chosen:
         known = standings(folder, submission, poll_s=0.0)
         waited_for = under_way(submission, known)
-        idle = [each for each in known if each.state in ("failed", "stopped", "not submitted")]
+        idle = [
+            each
+            for each in known
+            if each.state in ("failed", "stopped", "not submitted")
+        ]
         if each := next((each for each in known if each.state == "unknown"), None):
-            raise UsageError(f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}")
+            raise UsageError(
+                f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}"
+            )
         chosen = [each.shard.number for each in idle]
         if not chosen:
             click.echo(f"nothing to submit of {folder}/: every shard is done or queued")
             return
-        failed, left = sum(each.failed for each in idle), sum(each.left for each in idle)
-        click.echo(f"again: {counted(failed, 'run')} that failed, {left} without a result")
+        failed, left = (
+            sum(each.failed for each in idle),
+            sum(each.left for each in idle),
+        )
+        click.echo(
+            f"again: {counted(failed, 'run')} that failed, {left} without a result"
+        )
     submitter = Submitter(folder, scheduler, site, submission)
     jobs = submitter.jobs(chosen)
     if dry_run:
@@ -173,20 +278,39 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch.resources import allocation_for, choose_launcher, limits_of, only_virtual
+    from scalebench.batch.resources import (
+        allocation_for,
+        choose_launcher,
+        limits_of,
+        only_virtual,
+    )
     from scalebench.batch.shards import divide
-    from scalebench.batch.submission import Submission, Submitter, begin, made_by, submitting
+    from scalebench.batch.submission import (
+        Submission,
+        Submitter,
+        begin,
+        made_by,
+        submitting,
+    )
     from scalebench.formatting import Detail
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
 
     choose_launcher(site, wanted)
-    allocation = allocation_for(wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"])
+    allocation = allocation_for(
+        wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
+    )
     plan = plan_study(wanted, allocation)
     if not fits_unseen(plan):
         plan.prepared.notes += look_at_model(plan)
     limit_s = limits_of(plan, allocation, site, asked["limit_s"])
-    shards = divide(plan, allocation, asked["grouping"], by_repetition=asked["array"], limit_s=limit_s)
+    shards = divide(
+        plan,
+        allocation,
+        asked["grouping"],
+        by_repetition=asked["array"],
+        limit_s=limit_s,
+    )
     host = allocation.hosts[0]
     submission = Submission(
         scheduler=scheduler.name,
@@ -205,14 +329,24 @@ def _submit_study(
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
     if dry_run:
         submitter = Submitter(folder, scheduler, site, submission)
-        _show(submitter, [job for _, job in submitter.jobs(_numbers(submission), **division)], collects)
+        _show(
+            submitter,
+            [job for _, job in submitter.jobs(_numbers(submission), **division)],
+            collects,
+        )
         return
     with submitting(folder, click.echo):
         submission = begin(folder, plan, submission)
         if not submission.jobs:
             submitter = Submitter(folder, scheduler, site, submission)
-            submitter.submit(submitter.jobs(_numbers(submission), **division), collects=collects, say=click.echo)
-            click.echo(f"scripts and output in {folder}/jobs/; next: scalebench status {folder}")
+            submitter.submit(
+                submitter.jobs(_numbers(submission), **division),
+                collects=collects,
+                say=click.echo,
+            )
+            click.echo(
+                f"scripts and output in {folder}/jobs/; next: scalebench status {folder}"
+            )
             return
     again(folder, scheduler, site, collects=collects)
 

@@ -11,9 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FILE, completed_study, results_argument, selection_of, selection_options
+from scalebench.cli.options import (
+    FILE,
+    completed_study,
+    results_argument,
+    selection_of,
+    selection_options,
+)
 from scalebench.errors import UsageError, nearest, writing
-from scalebench.formatting import BETWEEN, BETWEEN_MEANS, DISTURBED, EMPTY, OVERSUBSCRIBED
+from scalebench.formatting import (
+    BETWEEN,
+    BETWEEN_MEANS,
+    DISTURBED,
+    EMPTY,
+    OVERSUBSCRIBED,
+)
 from scalebench.tables import FORMATS, Column, Entry, Table, render
 
 if TYPE_CHECKING:
@@ -24,10 +36,26 @@ if TYPE_CHECKING:
 _VERDICT = "Metric against allreduce: better or worse by more than 0.01, equal within that, or undecided"
 _ALL = "all"  # as a value of --columns
 _DEFAULT = (
-    *("time", "speedup", "vs-allreduce", "vs-horovod", "vs-ddp", "target", "epochs", "target-vs-allreduce"),
+    *(
+        "time",
+        "speedup",
+        "vs-allreduce",
+        "vs-horovod",
+        "vs-ddp",
+        "target",
+        "epochs",
+        "target-vs-allreduce",
+    ),
     *("metric", "metric-vs-allreduce"),
 )
-_MOST_TELLING = ("time", "vs allreduce", "accuracy", "R²", "speedup", "time to target")  # then as they stand
+_MOST_TELLING = (
+    "time",
+    "vs allreduce",
+    "accuracy",
+    "R²",
+    "speedup",
+    "time to target",
+)  # then as they stand
 _PRINTED = ("latex", "markdown")
 _FLAGS = ("oversubscribed", "disturbed")
 _MOST_ROWS = 50  # of a page
@@ -35,7 +63,14 @@ _MOST_ROWS = 50  # of a page
 
 @click.command()
 @results_argument
-@click.option("--format", "--style", "style", type=click.Choice(list(FORMATS)), default="markdown", show_default=True)
+@click.option(
+    "--format",
+    "--style",
+    "style",
+    type=click.Choice(list(FORMATS)),
+    default="markdown",
+    show_default=True,
+)
 @click.option(
     "--columns",
     metavar="NAMES",
@@ -45,20 +80,30 @@ _MOST_ROWS = 50  # of a page
 )
 @selection_options
 @click.option("--output", type=FILE, help="A file instead of the terminal.")
-def table(results: Path | None, style: str, columns: str, output: Path | None, **selected: Any) -> None:
+def table(
+    results: Path | None, style: str, columns: str, output: Path | None, **selected: Any
+) -> None:
     """Print the times, speedups, reductions and metrics of the study in RESULTS (of several the newest).
 
-    Each number is rounded to the digits that its interval supports; json has them unrounded, in SI units. LaTeX needs
-    the package booktabs and stands in a float with caption and label. Columns: time, median, bootstrap (a trimmed
-    mean), speedup, efficiency, vs-serial, vs-allreduce, vs-horovod, vs-ddp (time reductions), target and epochs (time
-    and epochs to the target), target-vs-serial and so on, metric, runs.
+    Each number is rounded to the digits that its interval supports; json has them
+    unrounded, in SI units. LaTeX needs the package booktabs and stands in a float with
+    caption and label. Columns: time, median, bootstrap (a trimmed mean), speedup,
+    efficiency, vs-serial, vs-allreduce, vs-horovod, vs-ddp (time reductions), target
+    and epochs (time and epochs to the target), target-vs-serial and so on, metric,
+    runs.
 
     \b
     scalebench table --format latex --strategy allreduce --strategy epoch_average --output table.tex
     scalebench table results/mine --columns time,metric --workers 8,64
     """
     from scalebench.analysis import cells, load
-    from scalebench.tables.printed import COLUMN_PT, Print, fitting, names_stand_apart, widths_pt
+    from scalebench.tables.printed import (
+        COLUMN_PT,
+        Print,
+        fitting,
+        names_stand_apart,
+        widths_pt,
+    )
 
     study = load(completed_study(results))
     for note in study.notes:
@@ -67,25 +112,47 @@ def table(results: Path | None, style: str, columns: str, output: Path | None, *
     selection.require(study)
     shown = selection.of(cells(study))
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    found = table_of(study, shown, [] if names == [_ALL] else names, flags=style not in _PRINTED)
+    found = table_of(
+        study, shown, [] if names == [_ALL] else names, flags=style not in _PRINTED
+    )
     longer = ""
     if not names and style in _PRINTED:
         short, longer = _short_names(found)
         known, found = found, fitting(short, _MOST_TELLING)
-        if left := [head for head in Print.of(known).heads if head not in Print.of(found).heads]:
-            room = "a column" if sum(widths_pt(found, apart=names_stand_apart(found))) <= COLUMN_PT else "the width"
-            click.echo(f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})", err=True)
+        if left := [
+            head for head in Print.of(known).heads if head not in Print.of(found).heads
+        ]:
+            room = (
+                "a column"
+                if sum(widths_pt(found, apart=names_stand_apart(found))) <= COLUMN_PT
+                else "the width"
+            )
+            click.echo(
+                f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})",
+                err=True,
+            )
     title, _, notes = f"{_caption(study, shown, found)}{longer}".partition(". ")
-    text = render(replace(found, title=title, notes=[notes]), style, label=study.folder.name)
+    text = render(
+        replace(found, title=title, notes=[notes]), style, label=study.folder.name
+    )
     if output is None:
         click.echo(text, nl=False)
     else:
         _write(output, text)
     if style == "latex" and len(found.rows) > _MOST_ROWS:
-        click.echo(f"{len(found.rows)} rows do not fit a page: choose with --strategy and --workers", err=True)
+        click.echo(
+            f"{len(found.rows)} rows do not fit a page: choose with --strategy and --workers",
+            err=True,
+        )
 
 
-def table_of(study: Results, shown: pd.DataFrame, names: Sequence[str] = (), *, flags: bool = False) -> Table:
+def table_of(
+    study: Results,
+    shown: pd.DataFrame,
+    names: Sequence[str] = (),
+    *,
+    flags: bool = False,
+) -> Table:
     """Return the `shown` cells with the columns `names`; default: those of DEFAULT that have a number.
 
     Marks stand behind worker counts, or as `flags` in columns of their own.
@@ -93,16 +160,26 @@ def table_of(study: Results, shown: pd.DataFrame, names: Sequence[str] = (), *, 
     Raises:
         UsageError: an unknown column, or one against a baseline that was not run.
     """
-    from scalebench.analysis.quantities import STRATEGY, WORKERS, WORKERS_MARKED, quantities, with_ratios
+    from scalebench.analysis.quantities import (
+        STRATEGY,
+        WORKERS,
+        WORKERS_MARKED,
+        quantities,
+        with_ratios,
+    )
     from scalebench.tables.table import text
 
     known = quantities(shown["metric_name"].dropna().unique())
     for name in names:
         if name not in known:
-            raise UsageError(f"--columns: unknown column {name!r}; {nearest(name, list(known))}")
+            raise UsageError(
+                f"--columns: unknown column {name!r}; {nearest(name, list(known))}"
+            )
         baseline = name.partition("vs-")[2]
         if baseline and baseline not in set(study.completed["strategy"].unique()):
-            raise UsageError(f"--columns: {name} needs a completed run of {baseline}, and the study has none")
+            raise UsageError(
+                f"--columns: {name} needs a completed run of {baseline}, and the study has none"
+            )
     rows = with_ratios(study, shown, names or _DEFAULT)
     several = {
         "execution": rows["execution"].nunique() > 1,
@@ -110,16 +187,28 @@ def table_of(study: Results, shown: pd.DataFrame, names: Sequence[str] = (), *, 
     }
     keys: list[Column[Any]] = [
         replace(STRATEGY, shared=True),
-        *(Column(name, text(name), left=True) for name, shows in several.items() if shows),
+        *(
+            Column(name, text(name), left=True)
+            for name, shows in several.items()
+            if shows
+        ),
         WORKERS if flags else WORKERS_MARKED,
     ]
     if flags:
         marked = (Column(name, partial(_flag, name)) for name in _FLAGS)
         keys = [replace(key, title=key.name) for key in (*keys, *marked)]
-    found = Table.of("", [*keys, *(known[name] for name in names or _DEFAULT)], rows.to_dict("records"))
+    found = Table.of(
+        "",
+        [*keys, *(known[name] for name in names or _DEFAULT)],
+        rows.to_dict("records"),
+    )
     if names:
         return found
-    kept = [place for place in range(len(found.columns)) if place < len(keys) or _is_known(found, place)]
+    kept = [
+        place
+        for place in range(len(found.columns))
+        if place < len(keys) or _is_known(found, place)
+    ]
     cells = [[row[place] for place in kept] for row in found.rows]
     return replace(found, columns=[found.columns[place] for place in kept], rows=cells)
 
@@ -132,7 +221,11 @@ def _is_known(table: Table, place: int) -> bool:
     """Return True if a cell of a column has a number, or words in place of an empty one."""
     for row in table.rows:
         cell = row[place]
-        known = cell.text != EMPTY if cell.number is None else not math.isnan(cell.number.value)
+        known = (
+            cell.text != EMPTY
+            if cell.number is None
+            else not math.isnan(cell.number.value)
+        )
         if known:
             return True
     return False
@@ -141,8 +234,8 @@ def _is_known(table: Table, place: int) -> bool:
 def _short_names(table: Table) -> tuple[Table, str]:
     """Return `table` with short names of strategies, and a sentence with the long ones.
 
-    Short names lack the options that others of the same strategy have too, and all of them where no other of the same
-    strategy stands beside a long name.
+    Short names lack the options that others of the same strategy have too, and all of
+    them where no other of the same strategy stands beside a long name.
     """
     from scalebench.figures.drawing.series_style import LONG, family, short_names
 
@@ -171,15 +264,21 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
 
     names = [column.name for column in table.columns]
     printed = [cell for row in Print.of(table).cells for cell in row]
-    by_column = zip(table.columns, zip(*Print.of(table).cells, strict=True), strict=True)
-    bounded = {column.name for column, cells in by_column if any(cell.low for cell in cells)}
+    by_column = zip(
+        table.columns, zip(*Print.of(table).cells, strict=True), strict=True
+    )
+    bounded = {
+        column.name for column, cells in by_column if any(cell.low for cell in cells)
+    }
     metric = metric_head(shown["metric_name"].dropna().unique())
     signs = " ".join(f"{cell.value}{cell.mark}" for cell in printed)
     sentences = [
         describe_study(study, shown),
         describe_executions(study, shown, bars=False),
         describe_machines(study, shown),
-        "Times are geometric means." if any(name.startswith("time") for name in names) else "",
+        "Times are geometric means."
+        if any(name.startswith("time") for name in names)
+        else "",
         "vs a baseline: time reduction 1 - T / T(baseline) at the same worker count (serial: at one)."
         if any(name.startswith("vs ") for name in names)
         else "",
@@ -187,8 +286,14 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         + (", with its 95 % confidence interval." if metric in bounded else ".")
         if metric in names
         else "",
-        f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}." if bounded - {metric} else "",
-        *(f"{words[:1].upper()}{words[1:]}." for mark, words in CENSORED.items() if mark in signs),
+        f"Intervals of times: {'; '.join(sorted(set(shown['interval']) - {''}))}."
+        if bounded - {metric}
+        else "",
+        *(
+            f"{words[:1].upper()}{words[1:]}."
+            for mark, words in CENSORED.items()
+            if mark in signs
+        ),
         describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
         f"{_VERDICT}." if f"{metric} vs allreduce" in names else "",
         f"{BETWEEN_MEANS}." if BETWEEN in signs else "",

@@ -17,23 +17,58 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Study
     from scalebench.training.outcome import Timeline
 
-_SHORT = {"dataset": "wine", "epochs": 2, "workers": "4", "execution": "virtual"}  # defaults without a study file
+_SHORT = {
+    "dataset": "wine",
+    "epochs": 2,
+    "workers": "4",
+    "execution": "virtual",
+}  # defaults without a study file
 
 
 @click.command()
 @study_argument
-@click.option("--strategy", metavar=STRATEGY, help="The strategy to trace; needed unless STUDY has only one.")
-@click.option("--workers", metavar="COUNT", help="The number of workers.  [default: 4, or the study's]")
+@click.option(
+    "--strategy",
+    metavar=STRATEGY,
+    help="The strategy to trace; needed unless STUDY has only one.",
+)
+@click.option(
+    "--workers",
+    metavar="COUNT",
+    help="The number of workers.  [default: 4, or the study's]",
+)
 @click.option("--dataset", metavar="NAME", help="[default: wine, or the study's]")
 @click.option("--epochs", type=int, help="[default: 2, or the study's]")
-@click.option("--execution", type=click.Choice(["virtual", "native", "paced"]), help="[default: virtual]")
-@study_options("model", "batch_per_worker", "engine", "cluster", "device_step_time", "seed", "name")
+@click.option(
+    "--execution",
+    type=click.Choice(["virtual", "native", "paced"]),
+    help="[default: virtual]",
+)
+@study_options(
+    "model", "batch_per_worker", "engine", "cluster", "device_step_time", "seed", "name"
+)
 @set_option
-@click.option("--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file.")
-@click.option("--graph", is_flag=True, help="Run nothing, draw the tasks of a strategy of whole epochs.")
-@click.option("--window", metavar="BEGIN:END", help="Seconds that the figure shows; the trace file has all.")
+@click.option(
+    "--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file."
+)
+@click.option(
+    "--graph",
+    is_flag=True,
+    help="Run nothing, draw the tasks of a strategy of whole epochs.",
+)
+@click.option(
+    "--window",
+    metavar="BEGIN:END",
+    help="Seconds that the figure shows; the trace file has all.",
+)
 @click.option("--output", type=FOLDER, default=Path("plots"), show_default=True)
-@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Repeatable.  [default: png]")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    type=click.Choice(FORMATS),
+    help="Repeatable.  [default: png]",
+)
 @verbosity_options
 def trace(
     study: Path | None,
@@ -47,8 +82,9 @@ def trace(
 ) -> None:
     """Trace one short run: the study in STUDY, or the default one, with flags over it.
 
-    Writes OUTPUT/STUDY/timeline-RUN as a figure (PNG, and the CSV of the drawn laps) and as .trace.json,
-    which ui.perfetto.dev and chrome://tracing open. A real run on Horovod brings Horovod's own timeline along.
+    Writes OUTPUT/STUDY/timeline-RUN as a figure (PNG, and the CSV of the drawn laps)
+    and as .trace.json, which ui.perfetto.dev and chrome://tracing open. A real run on
+    Horovod brings Horovod's own timeline along.
     """
     from scalebench.export import write_chrome
     from scalebench.figures.style import REPORT
@@ -64,7 +100,10 @@ def trace(
     if horovod_timeline is not None:
         lanes: list[Lane] = read_horovod(horovod_timeline)
         timeline = Timeline(
-            horovod_timeline.name, "native", f"Horovod's timeline {horovod_timeline.name}, rank 0", lanes
+            horovod_timeline.name,
+            "native",
+            f"Horovod's timeline {horovod_timeline.name}, rank 0",
+            lanes,
         )
         stem = output / f"timeline-{slug(horovod_timeline.stem)}"
     else:
@@ -77,7 +116,9 @@ def trace(
         click.echo(file)
 
 
-def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Timeline, str]:
+def _traced(
+    study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
+) -> tuple[Timeline, str]:
     """Trace the run; return its timeline and the name of the study."""
     from scalebench.launch.planning import plan_study
     from scalebench.launch.tracing import trace
@@ -88,7 +129,11 @@ def _traced(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
 
 
 def _draw_graph(
-    study: Path | None, flags: dict[str, Any], sets: tuple[str, ...], output: Path, formats: tuple[str, ...]
+    study: Path | None,
+    flags: dict[str, Any],
+    sets: tuple[str, ...],
+    output: Path,
+    formats: tuple[str, ...],
 ) -> list[Path]:
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
     from scalebench.figures.style import REPORT
@@ -101,10 +146,14 @@ def _draw_graph(
     plan = plan_study(wanted, timed=False)
     run, nodes = tasks_of(plan)
     title = f"{run.strategy} at {run.workers} worker{'s' * (run.workers > 1)}"
-    return draw_task_graph(nodes, title, output / own / f"tasks-{slug(title)}", formats or REPORT.formats)
+    return draw_task_graph(
+        nodes, title, output / own / f"tasks-{slug(title)}", formats or REPORT.formats
+    )
 
 
-def _wanted(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) -> tuple[Study, str]:
+def _wanted(
+    study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
+) -> tuple[Study, str]:
     """Return the study of one run, and the name of its folder."""
     from scalebench.strategies import registry
     from scalebench.study.load import load_study
@@ -112,7 +161,11 @@ def _wanted(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
 
     named = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
     defaults = _SHORT if study is None else {"execution": "virtual"}
-    chosen = {**flags, "repetitions": 1, "strategies": [flags["strategy"]] if flags["strategy"] else None}
+    chosen = {
+        **flags,
+        "repetitions": 1,
+        "strategies": [flags["strategy"]] if flags["strategy"] else None,
+    }
     del chosen["strategy"]
     for key, value in defaults.items():
         if chosen[key] is None and key not in named:
@@ -120,12 +173,18 @@ def _wanted(study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]) ->
     wanted = load_study(study, chosen, list(sets))
     if len(wanted.strategies) > 1:
         names = ", ".join(str(strategy) for strategy in wanted.strategies)
-        raise UsageError(f"a timeline is of one strategy; choose one of {names} with --strategy")
+        raise UsageError(
+            f"a timeline is of one strategy; choose one of {names} with --strategy"
+        )
     asked = flags["workers"] is not None or "workers" in named
     (strategy,) = wanted.strategies
     if asked and wanted.workers != [1] and not registry.find(strategy.name).requires:
-        raise UsageError(f"strategy {strategy} trains on one worker; leave the number of workers out")
-    own = wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
+        raise UsageError(
+            f"strategy {strategy} trains on one worker; leave the number of workers out"
+        )
+    own = (
+        wanted.name if study or chosen["name"] else f"trace-{wanted.strategies[0].name}"
+    )
     return wanted, slug(own)
 
 
@@ -138,5 +197,7 @@ def _window(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         window = 1.0, 0.0
     if not 0 <= window[0] < window[1]:
-        raise UsageError(f"--window {text}: expected BEGIN:END in seconds, such as 0.5:1.5")
+        raise UsageError(
+            f"--window {text}: expected BEGIN:END in seconds, such as 0.5:1.5"
+        )
     return window

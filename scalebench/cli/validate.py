@@ -13,7 +13,17 @@ from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, share
 from scalebench.measured import Measured
-from scalebench.tables.table import CHANGE, COUNT, SHARE, TIME_ALONE, TWO_DIGITS, Column, Table, fields, text
+from scalebench.tables.table import (
+    CHANGE,
+    COUNT,
+    SHARE,
+    TIME_ALONE,
+    TWO_DIGITS,
+    Column,
+    Table,
+    fields,
+    text,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,28 +40,41 @@ if TYPE_CHECKING:
     help="Measurements with a column `split`: calibrated on base, predicted at hold.",
 )
 @click.option(
-    "--calibration", type=PATH, metavar="FILE", help="Predict the runs by this file.  [default: the study's own]"
+    "--calibration",
+    type=PATH,
+    metavar="FILE",
+    help="Predict the runs by this file.  [default: the study's own]",
 )
 @click.option(
-    "--output", type=FOLDER, metavar="DIR", help="Write each prediction (prediction-error.csv) and the figure there."
+    "--output",
+    type=FOLDER,
+    metavar="DIR",
+    help="Write each prediction (prediction-error.csv) and the figure there.",
 )
 @format_option
 def validate(
-    results: tuple[Path, ...], published: Path | None, calibration: Path | None, output: Path | None, form: str
+    results: tuple[Path, ...],
+    published: Path | None,
+    calibration: Path | None,
+    output: Path | None,
+    form: str,
 ) -> int:
     """Predict native and paced runs in RESULTS, or published measurements, and say how wrong the predictions are.
 
-    Runs of one or more studies (default: the newest in results/) are priced by the study's calibration, as modelled
-    runs are; doublings are those of workers, nodes or bytes beyond what the calibration measured. With --published the
-    step time of each series is calibrated on its rows of split=base, the smallest worker counts, and on rows without a
-    split that have its configuration, and predicted at those of split=hold by the network model on the stated links.
-    A file of pipelines (columns stages, balance, micro_batches) is predicted from one device, one of GPTs (columns
-    width, heads, pipeline, tensor) from the fewest devices, one of plans (columns profile, stages) is planned again
-    from profiles of layers. A file of placements (columns replicas, nodes, step_time_s, sync_time_s) without held rows
-    is predicted at its largest node count.
+    Runs of one or more studies (default: the newest in results/) are priced by the
+    study's calibration, as modelled runs are; doublings are those of workers, nodes or
+    bytes beyond what the calibration measured. With --published the step time of each
+    series is calibrated on its rows of split=base, the smallest worker counts, and on
+    rows without a split that have its configuration, and predicted at those of
+    split=hold by the network model on the stated links. A file of pipelines (columns
+    stages, balance, micro_batches) is predicted from one device, one of GPTs (columns
+    width, heads, pipeline, tensor) from the fewest devices, one of plans (columns
+    profile, stages) is planned again from profiles of layers. A file of placements
+    (columns replicas, nodes, step_time_s, sync_time_s) without held rows is predicted
+    at its largest node count.
 
-    Errors are signed, predicted / measured - 1, and stand beside those of linear scaling from the same base row; skill
-    is 1 - error / error of linear scaling.
+    Errors are signed, predicted / measured - 1, and stand beside those of linear
+    scaling from the same base row; skill is 1 - error / error of linear scaling.
 
     \b
     scalebench validate results/my-study --output plots/validation
@@ -60,14 +83,18 @@ def validate(
     from scalebench.validation.prediction_errors import with_errors
 
     if published is not None and (results or calibration is not None):
-        raise UsageError("--published is a file of others' measurements: leave RESULTS and --calibration out")
+        raise UsageError(
+            "--published is a file of others' measurements: leave RESULTS and --calibration out"
+        )
     if published is not None and (plans := _plans(published)) is not None:
         if output is not None:
             raise UsageError("--output: plans have no errors to draw; leave it out")
         show_tables(form, plans)
         return 0
     output = output.resolve() if output is not None else None
-    predictions, notes = _published(published) if published is not None else _runs(results, calibration)
+    predictions, notes = (
+        _published(published) if published is not None else _runs(results, calibration)
+    )
     errors = with_errors(predictions)
     show_tables(form, *_tables(errors), _order(errors), *notes)
     if output is not None:
@@ -80,7 +107,12 @@ def validate(
 
 def _plans(file: Path) -> Table | None:
     """Return published plans beside those that their rule finds; None for a file of something else."""
-    from scalebench.validation.pipelines import FoundPlan, find_plans, is_plans, read_plans
+    from scalebench.validation.pipelines import (
+        FoundPlan,
+        find_plans,
+        is_plans,
+        read_plans,
+    )
 
     if not is_plans(file):
         return None
@@ -99,16 +131,36 @@ def _plans(file: Path) -> Table | None:
         Column("last stage begins at", lambda plan: plan.begins[-1], left=True),
     ]
     equal = sum(plan.found == plan.published for plan in plans)
-    title = "workers of the stages with the fastest slowest one, from profiles of layers"
-    return Table.of(title, columns, plans, [f"{equal} of {counted(len(plans), 'published plan')} found"])
+    title = (
+        "workers of the stages with the fastest slowest one, from profiles of layers"
+    )
+    return Table.of(
+        title,
+        columns,
+        plans,
+        [f"{equal} of {counted(len(plans), 'published plan')} found"],
+    )
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
     from scalebench.validation.held_out import predict_published
     from scalebench.validation.measurements import read_published
-    from scalebench.validation.megatron import is_megatron, predict_megatron, rank_correlations, read_megatron
-    from scalebench.validation.pipelines import is_pipelines, predict_pipelines, read_pipelines
-    from scalebench.validation.placements import is_placements, predict_placements, read_placements
+    from scalebench.validation.megatron import (
+        is_megatron,
+        predict_megatron,
+        rank_correlations,
+        read_megatron,
+    )
+    from scalebench.validation.pipelines import (
+        is_pipelines,
+        predict_pipelines,
+        read_pipelines,
+    )
+    from scalebench.validation.placements import (
+        is_placements,
+        predict_placements,
+        read_placements,
+    )
 
     if is_placements(file):
         placements = read_placements(file)
@@ -120,7 +172,10 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         return predict_pipelines(read_pipelines(file)), [note]
     if is_megatron(file):
         predictions = predict_megatron(read_megatron(file))
-        ranks = ", ".join(f"{source} {value:.2f}" for source, value in rank_correlations(predictions).items())
+        ranks = ", ".join(
+            f"{source} {value:.2f}"
+            for source, value in rank_correlations(predictions).items()
+        )
         note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
         return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
     rows, left_out = read_published(file)
@@ -128,7 +183,9 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
     return predictions, [*_assumptions(overheads), *left_out]
 
 
-def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataFrame, list[str]]:
+def _runs(
+    results: tuple[Path, ...], calibration: Path | None
+) -> tuple[pd.DataFrame, list[str]]:
     import os
 
     import pandas as pd
@@ -138,20 +195,29 @@ def _runs(results: tuple[Path, ...], calibration: Path | None) -> tuple[pd.DataF
     from scalebench.validation.runs import predict_runs
 
     calibration = calibration.resolve() if calibration is not None else None
-    folders = [completed_study(path).resolve() for path in results] or [completed_study(None).resolve()]
+    folders = [completed_study(path).resolve() for path in results] or [
+        completed_study(None).resolve()
+    ]
     notes: list[str] = []
     tables, here = [], Path.cwd()
     for folder in folders:
-        tables.append(predict_runs(enter_first_folder(folder), calibration, notes.append))
+        tables.append(
+            predict_runs(enter_first_folder(folder), calibration, notes.append)
+        )
         os.chdir(here)
     found = pd.concat(tables, ignore_index=True)
     if found.empty:
-        raise ResultsError(f"no run of {', '.join(map(str, folders))} can be predicted: {'; '.join(notes)}")
+        raise ResultsError(
+            f"no run of {', '.join(map(str, folders))} can be predicted: {'; '.join(notes)}"
+        )
     return found, list(dict.fromkeys(notes))
 
 
 def _tables(errors: pd.DataFrame) -> Iterator[Table]:
-    from scalebench.validation.prediction_errors import error_by_distance, error_by_source
+    from scalebench.validation.prediction_errors import (
+        error_by_distance,
+        error_by_source,
+    )
 
     known: dict[str, Column[Any]] = {
         "source": Column("source", text("source"), left=True),
@@ -165,10 +231,15 @@ def _tables(errors: pd.DataFrame) -> Iterator[Table]:
         "held": Column("intervals held", fields("held"), SHARE),
     }
     for title, table in (
-        ("error of predictions (modelled), by source of the measurements", error_by_source(errors)),
+        (
+            "error of predictions (modelled), by source of the measurements",
+            error_by_source(errors),
+        ),
         ("by doublings from the calibration", error_by_distance(errors)),
     ):
-        yield Table.of(title, [known[str(key)] for key in table], table.to_dict("records"))
+        yield Table.of(
+            title, [known[str(key)] for key in table], table.to_dict("records")
+        )
 
 
 def _order(errors: pd.DataFrame) -> str:
@@ -185,7 +256,11 @@ def _order(errors: pd.DataFrame) -> str:
 
 def _assumptions(overheads: Overheads) -> list[str]:
     base = f"{counted(overheads.configurations, 'configuration')} with base rows at one and at several workers"
-    origin = f"from {base}" if overheads.fitted else f"assumed, as {base} are too few to fit them"
+    origin = (
+        f"from {base}"
+        if overheads.fitted
+        else f"assumed, as {base} are too few to fit them"
+    )
     low, high = overheads.jitter_range
     return [
         f"Jitter {share(overheads.jitter)}, range {share(low)} to {share(high)}; {share(overheads.unhidden)} of the "

@@ -14,7 +14,11 @@ import rich_click as click
 
 from scalebench.cli.formats import show_tables, write_rows
 from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
-from scalebench.cli.platform_options import platform_options, predictor_of, strategies_on
+from scalebench.cli.platform_options import (
+    platform_options,
+    predictor_of,
+    strategies_on,
+)
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +39,16 @@ vary_option = click.option(
 
 @click.command("what-if", hidden=True)
 @platform_options
-@click.option("--strategy", "strategies", multiple=True, metavar=STRATEGY, help="Repeatable.  [default: allreduce]")
-@click.option("--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar=STRATEGY,
+    help="Repeatable.  [default: allreduce]",
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
+)
 @vary_option
 @click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
@@ -51,17 +63,27 @@ def what_if(
     **flags: Any,
 ) -> int:
     """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
-    gc.disable()  # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    show(varied_training(model, strategies or ("allreduce",), workers, varied, flags), figure, table)
+    # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    gc.disable()
+    show(
+        varied_training(model, strategies or ("allreduce",), workers, varied, flags),
+        figure,
+        table,
+    )
     return 0
 
 
 def varied_training(
-    model: str | None, strategies: Sequence[str], workers: int, varied: Sequence[str], flags: dict[str, Any]
+    model: str | None,
+    strategies: Sequence[str],
+    workers: int,
+    varied: Sequence[str],
+    flags: dict[str, Any],
 ) -> Variation:
     """Price the training along the axes `varied`.
 
-    Nothing is trained: the recorded schedule is priced in every cell, and again with half the time of each component.
+    Nothing is trained: the recorded schedule is priced in every cell, and again with
+    half the time of each component.
     """
     from scalebench.predictions.variation import Variation
     from scalebench.pricing.what_if import Axis
@@ -77,10 +99,16 @@ def varied_training(
 
 
 def show(
-    found: Variation, figure: Path | None, table: Path | None, price: float | None = None, form: str = "terminal"
+    found: Variation,
+    figure: Path | None,
+    table: Path | None,
+    price: float | None = None,
+    form: str = "terminal",
 ) -> None:
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
-    parts: list[Table | str] = [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
+    parts: list[Table | str] = (
+        [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
+    )
     show_tables(form, *parts, *found.remarks())
     if table is not None:
         write_rows(table, found.rows())
@@ -91,9 +119,16 @@ def show(
 def _draw(path: Path, found: Variation) -> None:
     from scalebench.figures.predicted import draw_what_if
 
-    planes = {str(name): plane for name, plane in zip(found.strategies, found.planes, strict=True)}
+    planes = {
+        str(name): plane
+        for name, plane in zip(found.strategies, found.planes, strict=True)
+    }
     (one, *others), names = planes.values(), list(planes)
     by = "" if others else f" by {names[0]}"
-    place = "" if any(axis.name == "workers" for axis in one.axes) else f" at {found.workers:,} workers"
+    place = (
+        ""
+        if any(axis.name == "workers" for axis in one.axes)
+        else f" at {found.workers:,} workers"
+    )
     what = f"{found.predictor.training}{by}{place}, where nothing else is said"
     draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")

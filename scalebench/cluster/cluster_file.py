@@ -12,7 +12,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.heterogeneity import Heterogeneity, SlowLinks
@@ -22,7 +29,8 @@ from scalebench.system.hardware import cores, memory_mib
 
 _HERE = "this-machine"  # value read from this machine at loading
 _Source = Field(
-    min_length=3, description="source of the numbers of this block; `assumed` with a range if there is none"
+    min_length=3,
+    description="source of the numbers of this block; `assumed` with a range if there is none",
 )
 
 
@@ -31,10 +39,17 @@ class Node(StrictModel):
 
     cores: PositiveInt
     gpus: int = Field(0, ge=0)
-    workers_per_node: PositiveInt = Field(description="workers that a node holds, one per GPU as a rule")
+    workers_per_node: PositiveInt = Field(
+        description="workers that a node holds, one per GPU as a rule"
+    )
     memory_gib: PositiveFloat | None = None
-    network_cards: PositiveInt = Field(1, description="cards of links.inter; ranks that send at once share them")
-    device: str | None = Field(None, description="of a worker, as a device is called; predictions take it by default")
+    network_cards: PositiveInt = Field(
+        1, description="cards of links.inter; ranks that send at once share them"
+    )
+    device: str | None = Field(
+        None,
+        description="of a worker, as a device is called; predictions take it by default",
+    )
     source: str = _Source
 
 
@@ -45,22 +60,30 @@ class Link(StrictModel):
     """Link with cost latency_s + n / bandwidth_bytes_per_s (s) for n bytes, in each direction."""
 
     latency_s: PositiveFloat = Field(description="seconds of an empty message")
-    bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s in each direction")
+    bandwidth_bytes_per_s: PositiveFloat = Field(
+        description="bytes/s in each direction"
+    )
     source: str = _Source
 
     @model_validator(mode="after")
     def _in_si_units(self) -> Link:
         if self.latency_s >= 1:
-            raise ValueError(f"latency_s: expected seconds, 2 us as 2e-6, got {self.latency_s:g}")
+            raise ValueError(
+                f"latency_s: expected seconds, 2 us as 2e-6, got {self.latency_s:g}"
+            )
         if (rate := self.bandwidth_bytes_per_s) < _SLOWEST:
-            raise ValueError(f"bandwidth_bytes_per_s: expected bytes/s, 25 GB/s as 25e9, got {rate:g}")
+            raise ValueError(
+                f"bandwidth_bytes_per_s: expected bytes/s, 25 GB/s as 25e9, got {rate:g}"
+            )
         return self
 
 
 class SharedLink(Link):
     """Link inside a node, for one rank or for several that share it."""
 
-    shared_by: PositiveInt = Field(1, description="ranks of a node that share such a link, as below a PCIe switch")
+    shared_by: PositiveInt = Field(
+        1, description="ranks of a node that share such a link, as below a PCIe switch"
+    )
 
 
 def doublings(nodes: int) -> float:
@@ -71,11 +94,14 @@ def doublings(nodes: int) -> float:
 class Congestion(StrictModel):
     """Growth of transfers between nodes with their number m: seconds x (1 + per_doubling lg(m / 2)) from two nodes on.
 
-    The form is linear in its parameter, so that it is fitted together with latency and bandwidth
-    (`cluster.link_fit`), and grows slower beyond the measured nodes than a power of m.
+    The form is linear in its parameter, so that it is fitted together with latency and
+    bandwidth (`cluster.link_fit`), and grows slower beyond the measured nodes than a
+    power of m.
     """
 
-    per_doubling: NonNegativeFloat = Field(description="growth with each doubling of the nodes, 0.1 is 10 %")
+    per_doubling: NonNegativeFloat = Field(
+        description="growth with each doubling of the nodes, 0.1 is 10 %"
+    )
     source: str = _Source
 
     def factor(self, nodes: int) -> float:
@@ -88,9 +114,12 @@ class Links(StrictModel):
 
     intra: SharedLink
     inter: Link
-    congestion: Congestion | None = Field(None, description="growth with the number of nodes; none without it")
+    congestion: Congestion | None = Field(
+        None, description="growth with the number of nodes; none without it"
+    )
     slow: SlowLinks = Field(
-        {}, description="node, or node-node: how many times slower its cards, or the way between them, are; 2 halves"
+        {},
+        description="node, or node-node: how many times slower its cards, or the way between them, are; 2 halves",
     )
 
     @property
@@ -109,7 +138,11 @@ class Links(StrictModel):
     def total_bandwidth(self, nodes: Collection[int]) -> float:
         """Return the sum of the bandwidths (bytes/s) of one card of each of `nodes`."""
         # Paths between two nodes slow no card down.
-        cards = {ends: factor for ends, factor in self.slow.items() if "-" not in ends and int(ends) in nodes}
+        cards = {
+            ends: factor
+            for ends, factor in self.slow.items()
+            if "-" not in ends and int(ends) in nodes
+        }
         lost = sum(1 - 1 / factor for factor in cards.values())
         return self.inter.bandwidth_bytes_per_s * (len(nodes) - lost)
 
@@ -149,22 +182,33 @@ class Cluster(StrictModel):
     description: str = ""
     nodes: PositiveInt = Field(description="number of nodes")
     node: Node
-    links: Links = Field(description="intra and inter, each with latency_s, bandwidth_bytes_per_s and source")
-    reduction: Reduction = Field(description="seconds_per_byte of adding two vectors, and source")
+    links: Links = Field(
+        description="intra and inter, each with latency_s, bandwidth_bytes_per_s and source"
+    )
+    reduction: Reduction = Field(
+        description="seconds_per_byte of adding two vectors, and source"
+    )
     compute: Literal["this-machine", "stated"] = Field(
-        "stated", description="this-machine: its nodes are machines like this one, so compute is measured here"
+        "stated",
+        description="this-machine: its nodes are machines like this one, so compute is measured here",
     )
     step_times: list[StepTime] = Field([])
     uneven: Heterogeneity = Field(
-        Heterogeneity(), description="slow workers, windows, jitter: where a study says nothing"
+        Heterogeneity(),
+        description="slow workers, windows, jitter: where a study says nothing",
     )
 
     @model_validator(mode="after")
     def _slow_nodes_exist(self) -> Cluster:
-        for key, slow in (("links.slow", self.links.slow), ("uneven.slow_links", self.uneven.slow_links)):
+        for key, slow in (
+            ("links.slow", self.links.slow),
+            ("uneven.slow_links", self.uneven.slow_links),
+        ):
             for ends in slow:
                 if (node := max(map(int, ends.split("-")))) >= self.nodes:
-                    raise ValueError(f"{key} names node {node}; the cluster has the nodes 0 to {self.nodes - 1}")
+                    raise ValueError(
+                        f"{key} names node {node}; the cluster has the nodes 0 to {self.nodes - 1}"
+                    )
         return self
 
     def with_slow_links(self, slow: SlowLinks) -> Cluster:
@@ -189,7 +233,11 @@ class Cluster(StrictModel):
 
     def step_times_of(self, model: str, dtype: str) -> dict[int, StepTime]:
         """Return the step times of one model by batch size."""
-        return {entry.batch: entry for entry in self.step_times if (entry.model, entry.dtype) == (model, dtype)}
+        return {
+            entry.batch: entry
+            for entry in self.step_times
+            if (entry.model, entry.dtype) == (model, dtype)
+        }
 
 
 def require_step_times(cluster: Cluster, training: Training) -> None:
@@ -207,8 +255,12 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
     batch = training.batch_per_worker
     if known and (batch is None or batch in known):
         return
-    wanted = f"model {model!r} in {training.dtype}" + (f" at batch {batch}" if batch else "")
-    others = dict.fromkeys(f"{entry.model} in {entry.dtype}" for entry in cluster.step_times)
+    wanted = f"model {model!r} in {training.dtype}" + (
+        f" at batch {batch}" if batch else ""
+    )
+    others = dict.fromkeys(
+        f"{entry.model} in {entry.dtype}" for entry in cluster.step_times
+    )
     have = f" (it has batches {', '.join(map(str, sorted(known)))})" if known else ""
     have = have or (f" (it has {', '.join(others)})" if others else "")
     raise ClusterError(
@@ -222,7 +274,11 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
 def cluster_names() -> list[str]:
     """Return the names of the shipped clusters."""
     folder = resources.files("scalebench.cluster") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def preset(name: str) -> Path:
@@ -243,7 +299,8 @@ def own_file(name_or_path: str) -> Path | None:
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """Return the shipped cluster of that name, or the cluster in that YAML file.
 
-    The value `this-machine` of `cores`, `workers_per_node` and `memory_gib` is replaced by that of this machine.
+    The value `this-machine` of `cores`, `workers_per_node` and `memory_gib` is replaced
+    by that of this machine.
 
     Raises:
         ClusterError: unknown name (the nearest is named), unreadable file, or invalid key.
@@ -254,7 +311,9 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         path = preset(text)
     else:
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():
-            raise ClusterError(f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}")
+            raise ClusterError(
+                f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}"
+            )
     # Not `read_as`: some values are those of this machine, and put in first.
     raw = read_mapping(path, ClusterError, "cluster")
     if isinstance(raw.get("node"), dict):
@@ -266,8 +325,15 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 def _resolved(node: dict[str, Any]) -> dict[str, Any]:
-    here: dict[str, Any] = {"cores": cores, "workers_per_node": cores, "memory_gib": _memory_gib}
-    return {key: here[key]() if value == _HERE and key in here else value for key, value in node.items()}
+    here: dict[str, Any] = {
+        "cores": cores,
+        "workers_per_node": cores,
+        "memory_gib": _memory_gib,
+    }
+    return {
+        key: here[key]() if value == _HERE and key in here else value
+        for key, value in node.items()
+    }
 
 
 def _memory_gib() -> float:

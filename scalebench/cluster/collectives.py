@@ -1,15 +1,18 @@
 """Closed forms of collective operations on the levels of a group of ranks.
 
-Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte reduced, lg = log2. Formulas:
-Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; tree:
-Besch, Pohl, PDP 1995 (a reconstruction from its abstract); server: Barrachina et al., Computing 2021. Each is written
-for one kind of link. A group that spans nodes climbs two *levels*, g ranks inside a node and m nodes, and pays each
-level's own latency and bandwidth; where all g ranks of a node send at the same time they share its network cards.
+Notation: n bytes, p ranks, latency a (s), bandwidth B (bytes/s), gamma seconds per byte
+reduced, lg = log2. Formulas: Thakur, Rabenseifner, Gropp, "Optimization of Collective
+Communication Operations in MPICH", IJHPCA 19(1), 2005; tree: Besch, Pohl, PDP 1995 (a
+reconstruction from its abstract); server: Barrachina et al., Computing 2021. Each is
+written for one kind of link. A group that spans nodes climbs two *levels*, g ranks
+inside a node and m nodes, and pays each level's own latency and bandwidth; where all g
+ranks of a node send at the same time they share its network cards.
 
-Every cost grows with n and with p (ranks taken in order), and no allreduce is faster than 2 (p-1)/p n/B on its
-narrowest link. For p that is not a power of two the logarithms are rounded up: that covers folding the surplus ranks
-in, while the copy back to them, a + n/B, is assumed to be hidden. NCCL's allreduce, below, is priced by the model with
-which that library chooses its algorithm and protocol.
+Every cost grows with n and with p (ranks taken in order), and no allreduce is faster
+than 2 (p-1)/p n/B on its narrowest link. For p that is not a power of two the
+logarithms are rounded up: that covers folding the surplus ranks in, while the copy back
+to them, a + n/B, is assumed to be hidden. NCCL's allreduce, below, is priced by the
+model with which that library chooses its algorithm and protocol.
 """
 
 from __future__ import annotations
@@ -18,20 +21,27 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-# MPICH's MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE and MPIR_CVAR_REDUCE_SHORT_MSG_SIZE; up to it latency counts, above it
-# bandwidth. Open MPI 5's table (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
-# switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8 KiB for most rank counts.
+# MPICH's MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE and MPIR_CVAR_REDUCE_SHORT_MSG_SIZE; up to
+# it latency counts, above it bandwidth. Open MPI 5's table
+# (coll_tuned_decision_fixed.c, an average over its developers' clusters) puts the same
+# switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8
+# KiB for most rank counts.
 SHORT_MESSAGE = 2048
-_SHORT_ALLGATHER = 81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
-_NVLINK_FROM = 64e9  # bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
+_SHORT_ALLGATHER = (
+    81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+)
+_NVLINK_FROM = (
+    64e9  # bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
+)
 _TREE_SHARE = 0.92
 
 
 class Level(NamedTuple):
     """One level of a group: `ranks` members connected by links of this latency (s) and bandwidth (bytes/s).
 
-    `shared` is the bandwidth of each member if all ranks below it use the link at the same time, `total` the sum of the
-    members' bandwidths, which differ where some links are slow; `across`: the members are nodes.
+    `shared` is the bandwidth of each member if all ranks below it use the link at the
+    same time, `total` the sum of the members' bandwidths, which differ where some links
+    are slow; `across`: the members are nodes.
     """
 
     ranks: int
@@ -42,12 +52,17 @@ class Level(NamedTuple):
     across: bool
 
 
-Levels = tuple[Level, ...]  # inside a node, then between nodes; without levels of one rank
+Levels = tuple[
+    Level, ...
+]  # inside a node, then between nodes; without levels of one rank
 
 
 def recursive_doubling(n: float, levels: Levels, gamma: float) -> float:
     """ceil(lg p) (a + n/B + n gamma): each rank exchanges the buffer with partners at doubling distances."""
-    return sum(_lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma) for level in levels)
+    return sum(
+        _lg(level.ranks) * (level.latency_s + n / level.shared + n * gamma)
+        for level in levels
+    )
 
 
 def rabenseifner(n: float, levels: Levels, gamma: float) -> float:
@@ -58,7 +73,8 @@ def rabenseifner(n: float, levels: Levels, gamma: float) -> float:
 def hierarchical(n: float, levels: Levels, gamma: float) -> float:
     """Rings in rings, g ranks in each of m nodes.
 
-    2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for the sums.
+    2(g-1) a1 + 2(g-1)/g n/B1 + 2(m-1) a2 + 2(m-1)/m (n/g)/B2, and (p-1)/p n gamma for
+    the sums.
     """
     return _scatter_gather(n, levels, gamma, lambda ranks: 2 * (ranks - 1))
 
@@ -66,12 +82,17 @@ def hierarchical(n: float, levels: Levels, gamma: float) -> float:
 def ring(n: float, levels: Levels, gamma: float) -> float:
     """2(p-1) a + 2(p-1)/p n/B + (p-1)/p n gamma, at the pace of the slowest link; one flow crosses each card."""
     p, link = _ranks_of(levels), levels[-1]
-    return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (2 / _slowest(levels) + gamma)
+    return 2 * (p - 1) * link.latency_s + (p - 1) / p * n * (
+        2 / _slowest(levels) + gamma
+    )
 
 
 def tree(n: float, levels: Levels, gamma: float) -> float:
     """2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma: binomial reduce, then binomial broadcast."""
-    return sum(_lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma) for level in levels)
+    return sum(
+        _lg(level.ranks) * (2 * (level.latency_s + n / level.bandwidth) + n * gamma)
+        for level in levels
+    )
 
 
 def server(n: float, levels: Levels, gamma: float, shards: int = 1) -> float:
@@ -95,20 +116,28 @@ def flexible_server(n: float, levels: Levels, gamma: float) -> float:
     if not top.across:
         return server(n, levels, gamma)
     total = min([top.total, *(top.ranks * level.bandwidth for level in below)])
-    return 2 * top.latency_s + max(_own_link(n, levels), 2 * _ranks_of(levels) * n / total)
+    return 2 * top.latency_s + max(
+        _own_link(n, levels), 2 * _ranks_of(levels) * n / total
+    )
 
 
 def broadcast(n: float, levels: Levels, gamma: float) -> float:
     """Binomial, ceil(lg p)(a + n/B), while short; scatter and allgather, 2 ceil(lg p) a + 2(p-1)/p n/B, above."""
     if n <= SHORT_MESSAGE:
-        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth) for level in levels)
+        return sum(
+            _lg(level.ranks) * (level.latency_s + n / level.bandwidth)
+            for level in levels
+        )
     return rabenseifner(n, levels, 0.0)
 
 
 def reduce(n: float, levels: Levels, gamma: float) -> float:
     """Binomial, ceil(lg p)(a + n/B + n gamma), while short; above it reduce-scatter and gather cost an allreduce."""
     if n <= SHORT_MESSAGE:
-        return sum(_lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma) for level in levels)
+        return sum(
+            _lg(level.ranks) * (level.latency_s + n / level.bandwidth + n * gamma)
+            for level in levels
+        )
     return rabenseifner(n, levels, gamma)
 
 
@@ -128,7 +157,9 @@ def allgather(n: float, levels: Levels, gamma: float) -> float:
 
 def alltoallv(n: float, levels: Levels, gamma: float) -> float:
     """(p-1) a + n/B, n the largest number of bytes sent or received by a rank; ranks of a node share its cards."""
-    return (_ranks_of(levels) - 1) * levels[-1].latency_s + n / min(level.shared for level in levels)
+    return (_ranks_of(levels) - 1) * levels[-1].latency_s + n / min(
+        level.shared for level in levels
+    )
 
 
 def _ranks_of(levels: Levels) -> int:
@@ -136,7 +167,13 @@ def _ranks_of(levels: Levels) -> int:
     return math.prod(level.ranks for level in levels)
 
 
-def _scatter_gather(n: float, levels: Levels, gamma: float, messages: Callable[[int], int], passes: int = 2) -> float:
+def _scatter_gather(
+    n: float,
+    levels: Levels,
+    gamma: float,
+    messages: Callable[[int], int],
+    passes: int = 2,
+) -> float:
     """Cost of reduce-scatter up the levels and allgather down: each level handles the share of the level below.
 
     One of the two `passes` is a reduce-scatter alone.
@@ -144,7 +181,9 @@ def _scatter_gather(n: float, levels: Levels, gamma: float, messages: Callable[[
     cost, share = 0.0, float(n)
     for level in levels:
         part = (level.ranks - 1) / level.ranks * share
-        cost += messages(level.ranks) * level.latency_s + part * (passes / level.shared + gamma)
+        cost += messages(level.ranks) * level.latency_s + part * (
+            passes / level.shared + gamma
+        )
         share /= level.ranks
     return cost
 
@@ -178,9 +217,21 @@ class _Protocol(NamedTuple):
 
 
 _PROTOCOLS = {
-    "LL": _Protocol(0.5, _Latency(6.6e-6, (0.6e-6, 1.0e-6, 2.7e-6)), _Latency(6.8e-6, (0.6e-6, 1.0e-6, 5.0e-6))),
-    "LL128": _Protocol(0.92, _Latency(14.0e-6, (1.9e-6, 2.5e-6, 4.0e-6)), _Latency(14.0e-6, (1.25e-6, 1.9e-6, 8.5e-6))),
-    "Simple": _Protocol(1.0, _Latency(8.4e-6, (3.4e-6, 5.7e-6, 14.0e-6)), _Latency(0.0, (4.0e-6, 4.0e-6, 14.0e-6))),
+    "LL": _Protocol(
+        0.5,
+        _Latency(6.6e-6, (0.6e-6, 1.0e-6, 2.7e-6)),
+        _Latency(6.8e-6, (0.6e-6, 1.0e-6, 5.0e-6)),
+    ),
+    "LL128": _Protocol(
+        0.92,
+        _Latency(14.0e-6, (1.9e-6, 2.5e-6, 4.0e-6)),
+        _Latency(14.0e-6, (1.25e-6, 1.9e-6, 8.5e-6)),
+    ),
+    "Simple": _Protocol(
+        1.0,
+        _Latency(8.4e-6, (3.4e-6, 5.7e-6, 14.0e-6)),
+        _Latency(0.0, (4.0e-6, 4.0e-6, 14.0e-6)),
+    ),
 }
 
 
@@ -219,6 +270,8 @@ def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
         times["ring", name] = latency + 2 * (p - 1) / p * n / rate
         hop = protocol.tree.hops[kind] + slower_hop
         far = protocol.tree.hops[2] + slower_far
-        latency = protocol.tree.start + 2 * (g - 1) * hop + 2 * (m.bit_length() - 1) * far
+        latency = (
+            protocol.tree.start + 2 * (g - 1) * hop + 2 * (m.bit_length() - 1) * far
+        )
         times["tree", name] = latency + 2 * n / (_TREE_SHARE * rate)
     return times

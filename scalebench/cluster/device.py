@@ -20,19 +20,32 @@ class Device(StrictModel):
 
     name: Name
     description: str = ""
-    kind: Literal["gpu", "cpu"] = Field("gpu", description="what its hours are counted as: GPU-hours or core-hours")
-    peak_flops_per_s: dict[Dtype, PositiveFloat] = Field(min_length=1, description="dense matrix products, by dtype")
-    memory_bandwidth_bytes_per_s: PositiveFloat = Field(description="bytes/s between the device and its memory")
-    launch_overhead_s: PositiveFloat = Field(description="seconds of a kernel that computes nothing")
+    kind: Literal["gpu", "cpu"] = Field(
+        "gpu", description="what its hours are counted as: GPU-hours or core-hours"
+    )
+    peak_flops_per_s: dict[Dtype, PositiveFloat] = Field(
+        min_length=1, description="dense matrix products, by dtype"
+    )
+    memory_bandwidth_bytes_per_s: PositiveFloat = Field(
+        description="bytes/s between the device and its memory"
+    )
+    launch_overhead_s: PositiveFloat = Field(
+        description="seconds of a kernel that computes nothing"
+    )
     memory_gib: PositiveFloat = Field(description="GiB of the device's memory")
-    source: str = Field(min_length=3, description="source of the numbers; `assumed` with a range if there is none")
+    source: str = Field(
+        min_length=3,
+        description="source of the numbers; `assumed` with a range if there is none",
+    )
 
     @field_validator("peak_flops_per_s")
     @classmethod
     def _flops_in_si(cls, peaks: dict[Dtype, float]) -> dict[Dtype, float]:
         for dtype, peak in peaks.items():
             if peak < 1e9:
-                raise ValueError(f"expected flop/s, 312 Tflop/s as 312e12, got {peak:g} for {dtype}")
+                raise ValueError(
+                    f"expected flop/s, 312 Tflop/s as 312e12, got {peak:g} for {dtype}"
+                )
         return peaks
 
     @field_validator("memory_bandwidth_bytes_per_s")
@@ -53,13 +66,19 @@ class Device(StrictModel):
         """Return flop/s in `dtype`. Raises ClusterError if the device states none."""
         known: dict[str, float] = dict(self.peak_flops_per_s.items())
         if dtype not in known:
-            raise ClusterError(f"device {self.name}: no peak_flops_per_s in {dtype}; it has {', '.join(known)}")
+            raise ClusterError(
+                f"device {self.name}: no peak_flops_per_s in {dtype}; it has {', '.join(known)}"
+            )
         return known[dtype]
 
 
 def device_names() -> list[str]:
     """Return the names of the shipped devices."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in _shipped().iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in _shipped().iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -73,7 +92,9 @@ def load_device(name_or_path: str | Path) -> Device:
     if text in device_names():
         path = Path(str(_shipped() / f"{text}.yaml"))
     elif path.suffix not in {".yaml", ".yml"} and not path.is_file():
-        raise ClusterError(f"unknown device {text!r}, and no such file; {nearest(text, device_names())}")
+        raise ClusterError(
+            f"unknown device {text!r}, and no such file; {nearest(text, device_names())}"
+        )
     return read_as(path, Device, ClusterError, "device")
 
 

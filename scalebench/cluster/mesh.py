@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Mesh:
     """`data` replicas of `pipeline` stages, whose layers `tensor` workers share.
 
-    Worker r belongs to replica r // m, m = pipeline * tensor, and holds its part r % m: the workers of a replica are
-    neighbours, and so are those of a stage. Groups of consecutive layers are dealt to the p stages in turn, or,
-    `folded`, forth and back in the shape of a V: group g < p to stage g, the others to stage 2 p - 1 - g.
+    Worker r belongs to replica r // m, m = pipeline * tensor, and holds its part r % m:
+    the workers of a replica are neighbours, and so are those of a stage. Groups of
+    consecutive layers are dealt to the p stages in turn, or, `folded`, forth and back
+    in the shape of a V: group g < p to stage g, the others to stage 2 p - 1 - g.
     """
 
     data: int = 1
@@ -35,7 +36,11 @@ class Mesh:
 
     def groups_of(self, part: int, groups: int) -> Sequence[int]:
         """Return the groups of layers that a part of a replica holds, of `groups` in all."""
-        return [group for group in range(groups) if self.stage_with(group) == self.stage_of(part)]
+        return [
+            group
+            for group in range(groups)
+            if self.stage_with(group) == self.stage_of(part)
+        ]
 
     def stage_with(self, group: int) -> int:
         """Return the stage that holds a group of layers."""

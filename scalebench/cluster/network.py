@@ -32,14 +32,18 @@ from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import NCCL
 
-Formula = Callable[[float, Levels, float], float]  # bytes, levels, seconds per byte reduced
+Formula = Callable[
+    [float, Levels, float], float
+]  # bytes, levels, seconds per byte reduced
 
 ALLREDUCE: dict[str, Formula] = {
     "ring": ring,
     "recursive_doubling": recursive_doubling,
-    "recursive_halving": rabenseifner,  # reduce-scatter by halving, allgather by doubling: the same algorithm
+    # reduce-scatter by halving, allgather by doubling: the same algorithm
+    "recursive_halving": rabenseifner,
     "rabenseifner": rabenseifner,
-    "binomial": tree,  # Besch and Pohl's logarithmic tree reduces and broadcasts binomially
+    # Besch and Pohl's logarithmic tree reduces and broadcasts binomially
+    "binomial": tree,
     "tree": tree,
     "hierarchical": hierarchical,
     "server": server,
@@ -61,7 +65,8 @@ FORMULAS: dict[Kind, Formula] = {  # of other collectives
 def choose(n: float) -> str:
     """Return the allreduce chosen by an MPI library for `n` bytes: MPICH's rule and threshold.
 
-    Both algorithms are priced level by level, as in the node-aware modes of MPI libraries.
+    Both algorithms are priced level by level, as in the node-aware modes of MPI
+    libraries.
     """
     return "recursive_doubling" if n <= SHORT_MESSAGE else "rabenseifner"
 
@@ -70,7 +75,9 @@ def allreduce_name(collective: str) -> str:
     """Return a description of the allreduce `collective`."""
     if collective == "auto":
         return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
-    return {NCCL: "NCCL's choice of ring or tree"}.get(collective, collective.replace("_", " "))
+    return {NCCL: "NCCL's choice of ring or tree"}.get(
+        collective, collective.replace("_", " ")
+    )
 
 
 class Placement(NamedTuple):
@@ -83,8 +90,8 @@ class Placement(NamedTuple):
 def place(group: Members, ranks_per_node: int) -> Placement:
     """Return the placement of `group`, with worker i on node i // ranks_per_node.
 
-    In constant time for a range of consecutive ranks, or of strides that are multiples or divisors of a node's ranks;
-    vectorised otherwise.
+    In constant time for a range of consecutive ranks, or of strides that are multiples
+    or divisors of a node's ranks; vectorised otherwise.
     """
     if isinstance(group, range) and group.step > 0 and len(group):
         step = group.step
@@ -95,7 +102,9 @@ def place(group: Members, ranks_per_node: int) -> Placement:
         if ranks_per_node % step == 0:
             # Equally many ranks on each node, but for the first and the last.
             whole = ranks_per_node // step
-            head = -(-((first + 1) * ranks_per_node - group[0]) // step)  # on the first node, if there are others
+            head = -(
+                -((first + 1) * ranks_per_node - group[0]) // step
+            )  # on the first node, if there are others
             tail = (group[-1] - last * ranks_per_node) // step + 1
             between = last - first
             if between == 0:
@@ -105,17 +114,25 @@ def place(group: Members, ranks_per_node: int) -> Placement:
             else:  # a node between the first and the last is full
                 fullest = whole
             return Placement(range(first, last + 1), fullest)
-    nodes, counts = np.unique(np.asarray(group, dtype=np.int64) // ranks_per_node, return_counts=True)
+    nodes, counts = np.unique(
+        np.asarray(group, dtype=np.int64) // ranks_per_node, return_counts=True
+    )
     return Placement(nodes, int(counts.max()))
 
 
 class Network:
     """Costs (s) on the links of a cluster, with worker i on node i // ranks_per_node.
 
-    `collective` is the allreduce of operations that name none, by default that of `choose`.
+    `collective` is the allreduce of operations that name none, by default that of
+    `choose`.
     """
 
-    def __init__(self, cluster: Cluster, ranks_per_node: int | None = None, collective: str = "auto") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks_per_node: int | None = None,
+        collective: str = "auto",
+    ) -> None:
         self.cluster = cluster
         self.ranks_per_node = ranks_per_node or cluster.node.workers_per_node
         self.collective = self._known(collective)
@@ -153,17 +170,26 @@ class Network:
             return 0.0
         links = self.cluster.links
         if self.same_node(src, dst):
-            return links.intra.latency_s + operation.nbytes / links.intra.bandwidth_bytes_per_s
-        bandwidth = links.bandwidth_between((src // self.ranks_per_node, dst // self.ranks_per_node))
+            return (
+                links.intra.latency_s
+                + operation.nbytes / links.intra.bandwidth_bytes_per_s
+            )
+        bandwidth = links.bandwidth_between(
+            (src // self.ranks_per_node, dst // self.ranks_per_node)
+        )
         return links.inter.latency_s + operation.nbytes / bandwidth
 
     def _by_formula(self, operation: Operation) -> float:
         levels = self._levels.get(operation.members)
         if levels is None:
-            levels = self._levels[operation.members] = self._levels_of(operation.members)
+            levels = self._levels[operation.members] = self._levels_of(
+                operation.members
+            )
         if not levels:
             return 0.0
-        return self._formula(operation)(operation.nbytes, levels, self.cluster.reduction.seconds_per_byte)
+        return self._formula(operation)(
+            operation.nbytes, levels, self.cluster.reduction.seconds_per_byte
+        )
 
     def _formula(self, operation: Operation) -> Formula:
         if operation.kind != Kind.ALLREDUCE:
@@ -177,19 +203,34 @@ class Network:
         A reduction adds n gamma to each, which the root sums.
         """
         root, *others = operation.root_first().members
-        seconds = self._messages_from(root, np.asarray(others, dtype=np.int64), operation.nbytes)
-        messages = float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0  # added one after another
-        gamma = self.cluster.reduction.seconds_per_byte if operation.kind == Kind.REDUCE else 0.0
+        seconds = self._messages_from(
+            root, np.asarray(others, dtype=np.int64), operation.nbytes
+        )
+        messages = (
+            float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0
+        )  # added one after another
+        gamma = (
+            self.cluster.reduction.seconds_per_byte
+            if operation.kind == Kind.REDUCE
+            else 0.0
+        )
         return messages + len(others) * operation.nbytes * gamma
 
-    def _messages_from(self, root: int, others: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
+    def _messages_from(
+        self, root: int, others: NDArray[np.int64], nbytes: float
+    ) -> NDArray[np.float64]:
         """Return seconds of a message of `nbytes` between `root` and each of the `others`."""
         links, home = self.cluster.links, root // self.ranks_per_node
         nodes = others // self.ranks_per_node
         inside = links.intra.latency_s + nbytes / links.intra.bandwidth_bytes_per_s
-        seconds = np.full(len(nodes), links.inter.latency_s + nbytes / links.bandwidth_between((home,)))
+        seconds = np.full(
+            len(nodes),
+            links.inter.latency_s + nbytes / links.bandwidth_between((home,)),
+        )
         for node in links.slow_nodes - {home}:
-            seconds[nodes == node] = links.inter.latency_s + nbytes / links.bandwidth_between((home, node))
+            seconds[nodes == node] = (
+                links.inter.latency_s + nbytes / links.bandwidth_between((home, node))
+            )
         seconds[nodes == home] = inside
         return seconds
 
@@ -204,19 +245,31 @@ class Network:
         nodes, inside = self._placement(group)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
         growth = self.cluster.links.congestion_among(len(nodes))
-        # A switch or shared memory serves all pairs of a node at once; network cards are shared by its ranks.
+        # A switch or shared memory serves all pairs of a node at once; network cards
+        # are shared by its ranks.
         across = self.cluster.links.bandwidth_between(nodes) / growth
         total = self.cluster.links.total_bandwidth(nodes) / growth
         left = across * min(1.0, self.cluster.node.network_cards / inside)
         within = intra.bandwidth_bytes_per_s / min(inside, intra.shared_by)
         levels = (
-            Level(inside, intra.latency_s, intra.bandwidth_bytes_per_s, within, inside * within, across=False),
-            Level(len(nodes), inter.latency_s * growth, across, left, total, across=True),
+            Level(
+                inside,
+                intra.latency_s,
+                intra.bandwidth_bytes_per_s,
+                within,
+                inside * within,
+                across=False,
+            ),
+            Level(
+                len(nodes), inter.latency_s * growth, across, left, total, across=True
+            ),
         )
         return tuple(level for level in levels if level.ranks > 1)
 
     @staticmethod
     def _known(collective: str) -> str:
         if collective != "auto" and collective not in ALLREDUCE:
-            raise ClusterError(f"unknown collective {collective!r}; {nearest(collective, [*ALLREDUCE, 'auto'])}")
+            raise ClusterError(
+                f"unknown collective {collective!r}; {nearest(collective, [*ALLREDUCE, 'auto'])}"
+            )
         return collective

@@ -14,16 +14,22 @@ class Kind(StrEnum):
 
     ALLREDUCE = "allreduce"  # bytes summed over all members
     REDUCE = "reduce"  # bytes summed at the root
-    REDUCE_SCATTER = "reduce_scatter"  # bytes summed, of which each member gets an equal part
+    REDUCE_SCATTER = (
+        "reduce_scatter"  # bytes summed, of which each member gets an equal part
+    )
     BROADCAST = "broadcast"  # bytes sent by the root
     ALLGATHER = "allgather"  # bytes sent by each member
     ALLTOALL = "alltoallv"  # bytes that the busiest member sends or receives
     MERGE = "merge"  # bytes of each member's vector, merged in pairs by messages
     BARRIER = "barrier"  # none
     SEND = "send"  # bytes of a message from the first member to the second
-    ACCESS = "access"  # bytes of a shared vector at the second member, which the first one locks, fetches and stores
-    SERVE = "serve"  # bytes of a request or reply that occupies the server at the second member
-    TRAVEL = "travel"  # bytes of such a request or reply, beside which the server may serve others
+    # bytes of a shared vector at the second member, which the first one locks, fetches
+    # and stores
+    ACCESS = "access"
+    # bytes of a request or reply that occupies the server at the second member
+    SERVE = "serve"
+    # bytes of such a request or reply, beside which the server may serve others
+    TRAVEL = "travel"
 
 
 _WITH_ROOT = (Kind.REDUCE, Kind.BROADCAST)
@@ -32,9 +38,10 @@ _WITH_ROOT = (Kind.REDUCE, Kind.BROADCAST)
 class Operation(NamedTuple):
     """One communication: equal ones cost the same, and cost the same to look up.
 
-    `members` are worker numbers, `root` is a place among them. `linear`: the root exchanges a message with each other
-    member, one after another. `engine` carries it in place of that of the run; `algorithm` is that of an allreduce, by
-    default the one that the network takes.
+    `members` are worker numbers, `root` is a place among them. `linear`: the root
+    exchanges a message with each other member, one after another. `engine` carries it
+    in place of that of the run; `algorithm` is that of an allreduce, by default the one
+    that the network takes.
     """
 
     kind: Kind
@@ -73,6 +80,8 @@ class Operation(NamedTuple):
 def busiest(sizes: Sequence[Sequence[int]]) -> int:
     """Return the most bytes that a member sends or receives where i sends `sizes[i][j]` bytes to j."""
     sent = [sum(row) - row[i] for i, row in enumerate(sizes)]
-    received = [sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))]
+    received = [
+        sum(column) - column[j] for j, column in enumerate(zip(*sizes, strict=True))
+    ]
     most: int = max([*sent, *received])
     return most

@@ -1,8 +1,9 @@
 """Protocols of communication between a strategy and an engine.
 
-`Communicator` is a group of workers, `SharedState` a model into which all workers may merge, `Server` a party with
-deferred replies. Every engine states which of them, and which special operations, it `provides`; a strategy states what
-it `requires`; the two are matched before a run starts.
+`Communicator` is a group of workers, `SharedState` a model into which all workers may
+merge, `Server` a party with deferred replies. Every engine states which of them, and
+which special operations, it `provides`; a strategy states what it `requires`; the two
+are matched before a run starts.
 """
 
 from __future__ import annotations
@@ -19,31 +20,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _T = TypeVar("_T")
-ACTIVATIONS, GRADIENTS = BETWEEN_STAGES = 0x57A6, 0x57A7  # tags: waiting for these messages is a replica's bubble
+ACTIVATIONS, GRADIENTS = BETWEEN_STAGES = (
+    0x57A6,
+    0x57A7,
+)  # tags: waiting for these messages is a replica's bubble
 
 
 class Capability(StrEnum):
     """Capability provided by an engine or required by a strategy."""
 
-    COLLECTIVES = "collectives"  # allreduce, reduce, reduce-scatter, broadcast, allgather, alltoallv, barrier
-    NONBLOCKING = "nonblocking"  # iallreduce and iallgather that progress during compute
+    # allreduce, reduce, reduce-scatter, broadcast, allgather, alltoallv, barrier
+    COLLECTIVES = "collectives"
+    NONBLOCKING = (
+        "nonblocking"  # iallreduce and iallgather that progress during compute
+    )
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, isend, recv
     ADASUM = "adasum"  # Adasum's merge of all workers' steps, by messages
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
-    PROCESS_GROUP = "process_group"  # a torch.distributed process group, for the real DDP
-    BATCHES = "batches"  # exchanges between the batches of an epoch, and a look at their gradients
-    OVERLAP = "overlap"  # gradient averaging charged as overlapped with backward; virtual only
+    PROCESS_GROUP = (
+        "process_group"  # a torch.distributed process group, for the real DDP
+    )
+    # exchanges between the batches of an epoch, and a look at their gradients
+    BATCHES = "batches"
+    # gradient averaging charged as overlapped with backward; virtual only
+    OVERLAP = "overlap"
 
 
 @dataclass(frozen=True)
 class Overlap:
     """Rule by which an engine overlaps gradient averaging with the backward pass, for the cost of virtual runs.
 
-    `cycle_s` > 0 is Horovod's rule: tensors ready on every worker when a cycle begins are fused up to `bucket_bytes`.
-    `cycle_s` = 0 is DDP's: fixed buckets in backward order, the first up to `first_bucket_bytes`.
+    `cycle_s` > 0 is Horovod's rule: tensors ready on every worker when a cycle begins
+    are fused up to `bucket_bytes`. `cycle_s` = 0 is DDP's: fixed buckets in backward
+    order, the first up to `first_bucket_bytes`.
     """
 
     engine: str
@@ -73,11 +85,13 @@ class Gathering(Protocol):
 class Communicator(Protocol):
     """A group of workers. All tensors are contiguous; names ending in `_` work in place.
 
-    `op` is `sum`, `mean`, `max` or `min`. `weight` scales this worker's contribution (then the result of `mean` is
-    sum(weight_i x_i) / sum(weight_i)). `wire` is the dtype on the wire (`float16`, `bfloat16`), default the tensor's.
-    `collectives` counts synchronisations, `bytes_sent` the payload passed by this worker (not the traffic of the
-    algorithm), both outside pauses only. `calls` counts collective calls of the engine: one for each synchronisation,
-    or several if that is faster; None if unknown (virtual; Horovod's optimizer).
+    `op` is `sum`, `mean`, `max` or `min`. `weight` scales this worker's contribution
+    (then the result of `mean` is sum(weight_i x_i) / sum(weight_i)). `wire` is the
+    dtype on the wire (`float16`, `bfloat16`), default the tensor's. `collectives`
+    counts synchronisations, `bytes_sent` the payload passed by this worker (not the
+    traffic of the algorithm), both outside pauses only. `calls` counts collective calls
+    of the engine: one for each synchronisation, or several if that is faster; None if
+    unknown (virtual; Horovod's optimizer).
     """
 
     @property
@@ -92,14 +106,18 @@ class Communicator(Protocol):
     def count(self, nbytes: int, calls: int | None = None) -> None:
         """Count one synchronisation of `nbytes` made outside this communicator (DDP, inside the backward pass).
 
-        Its time, and so the waiting of this worker, is unknown; with 0 bytes its messages are counted elsewhere.
-        `calls` is the number of collectives of the engine, if known.
+        Its time, and so the waiting of this worker, is unknown; with 0 bytes its
+        messages are counted elsewhere. `calls` is the number of collectives of the
+        engine, if known.
         """
 
-    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
+    def carried(
+        self, nbytes: int, among: int | None = None, calls: int | None = None
+    ) -> None:
         """Count one synchronisation just made by a library (Horovod), which took the time since the last lap.
 
-        It was among all workers, or each `among` consecutive ranks, in `calls` collectives of the engine.
+        It was among all workers, or each `among` consecutive ranks, in `calls`
+        collectives of the engine.
         """
 
     def split(self, color: Callable[[int], int]) -> Communicator:
@@ -107,18 +125,31 @@ class Communicator(Protocol):
 
     def barrier(self) -> None: ...
     def allreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> None: ...
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
         """Average each of `tensors`, of one dtype, over the workers: one synchronisation in any number of calls."""
 
     def iallreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> Request: ...
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+    def reduce_(
+        self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False
+    ) -> None:
         """Sum or average at `root`; the tensors of other ranks are unchanged.
 
-        `linear`: `root` receives p-1 tensors one by one and adds them in the order of the ranks.
+        `linear`: `root` receives p-1 tensors one by one and adds them in the order of
+        the ranks.
         """
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
@@ -127,29 +158,36 @@ class Communicator(Protocol):
         The tensor's values are undefined afterwards.
         """
 
-    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+    def broadcast_(
+        self, tensor: Tensor, root: int = 0, *, linear: bool = False
+    ) -> None:
         """Copy the tensor of `root` to all ranks; `linear`: by p-1 sequential messages."""
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         """Return the read-only tensors of all ranks."""
 
-    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def allgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> Tensor:
         """Return the read-only result of `combine` on the tensors of all ranks, equal on every rank."""
 
-    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Gathering:
+    def iallgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> Gathering:
         """Begin an allgather of `tensor`, which must not change until the result is asked for; then `combine`."""
 
     def cached(self, make: Callable[[], _T]) -> _T:
         """Return the read-only result of `make`, which depends on values equal on every rank.
 
-        Without communication: each process computes it, and the first of virtual workers computes it for all.
+        Without communication: each process computes it, and the first of virtual
+        workers computes it for all.
         """
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Merge the tensors of all K workers, K a power of two, in lg K exchanges with partners at doubling distances.
 
-        `merge(a, b)` replaces `a`, of the lower ranks, by the merge. Of two partners the higher one merges and replies
-        with the result. Counted as messages.
+        `merge(a, b)` replaces `a`, of the lower ranks, by the merge. Of two partners
+        the higher one merges and replies with the result. Counted as messages.
         """
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -159,7 +197,9 @@ class Communicator(Protocol):
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Request:
         """Begin to send a tensor, which must not change until the request has been waited for."""
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+    def recv_(
+        self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False
+    ) -> None:
         """Receive a tensor from `source` into `tensor`; `add`: add it instead."""
 
     def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
@@ -200,19 +240,22 @@ class SharedState(Protocol):
     def exclusive(self, *, counted: bool = True) -> AbstractContextManager[Tensor]:
         """Lock and yield the shared vector; on leaving, store changes and release the lock.
 
-        `merges` is, inside the block, the number of previous exclusive accesses. An access counts as a synchronisation
-        unless `counted` is False (for a vector of this worker). Two vectors are locked in the same order by all
-        workers, to avoid deadlocks.
+        `merges` is, inside the block, the number of previous exclusive accesses. An
+        access counts as a synchronisation unless `counted` is False (for a vector of
+        this worker). Two vectors are locked in the same order by all workers, to avoid
+        deadlocks.
         """
 
 
 class Server(Protocol):
     """A party with a state of its own that answers requests now or later.
 
-    `rule` (given at construction) is called in the order of arrival: `rule(worker, payload, now)` returns the replies
-    to release as (worker, tensor) pairs; other workers continue to wait. A rule may have `updates`, its number of
-    optimizer steps, and `shards`, the number of servers that hold its vector; it then provides the rule of server i,
-    `part(i)`, the split of a payload, `parted`, and the joined replies, `joined`.
+    `rule` (given at construction) is called in the order of arrival: `rule(worker,
+    payload, now)` returns the replies to release as (worker, tensor) pairs; other
+    workers continue to wait. A rule may have `updates`, its number of optimizer steps,
+    and `shards`, the number of servers that hold its vector; it then provides the rule
+    of server i, `part(i)`, the split of a payload, `parted`, and the joined replies,
+    `joined`.
     """
 
     def request(self, payload: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from scalebench.errors import EngineError
 
 _SIGNATURE_BYTES = 32
-_ABORT_DELAY_S = 1.0  # in which the launcher notices, and names, the peer whose death broke a connection
+# in which the launcher notices, and names, the peer whose death broke a connection
+_ABORT_DELAY_S = 1.0
 
 
 class PendingBarrier(Protocol):
@@ -45,11 +46,13 @@ class Control(ObjectGroup, Protocol):
 class StoreGroup:
     """Implements `Control` over a `torch.distributed.TCPStore`: the group's first rank collects and answers.
 
-    Ranks that wait are asleep: the store wakes them. Others on the network can write into the store, too: what was not
-    signed with the launch's `key` is not unpickled.
+    Ranks that wait are asleep: the store wakes them. Others on the network can write
+    into the store, too: what was not signed with the launch's `key` is not unpickled.
     """
 
-    def __init__(self, store: Any, key: bytes, members: Sequence[int], rank: int, name: str = "") -> None:
+    def __init__(
+        self, store: Any, key: bytes, members: Sequence[int], rank: int, name: str = ""
+    ) -> None:
         self._store = store
         self._secret = key
         self._members = list(members)
@@ -79,8 +82,18 @@ class StoreGroup:
     def Split(self, color: int, key: int) -> StoreGroup:  # noqa: N802
         """The group of the ranks with this `color`, in the order of their keys."""
         told = self._exchange((color, key, self._members[self.rank]))
-        members = [rank for shade, _, rank in sorted(told, key=lambda each: each[1]) if shade == color]
-        return StoreGroup(self._store, self._secret, members, self._members[self.rank], self._place(f"{color}"))
+        members = [
+            rank
+            for shade, _, rank in sorted(told, key=lambda each: each[1])
+            if shade == color
+        ]
+        return StoreGroup(
+            self._store,
+            self._secret,
+            members,
+            self._members[self.rank],
+            self._place(f"{color}"),
+        )
 
     def Abort(self, errorcode: int) -> None:  # noqa: N802
         """End this process; the launcher then ends the others."""
@@ -114,9 +127,13 @@ class StoreGroup:
 
     def _collected(self) -> list[Any]:
         """Collect all values on rank 0. Each rank that has begun this operation has read the answer of the last one."""
-        # Keys are deleted once they were read, or the store would grow with each barrier of a run.
+        # Keys are deleted once they were read, or the store would grow with each
+        # barrier of a run.
         places = [self._place(rank) for rank in range(1, self.size)]
-        values = [self._value, *map(self._opened, self._store.multi_get(places) if places else ())]
+        values = [
+            self._value,
+            *map(self._opened, self._store.multi_get(places) if places else ()),
+        ]
         for place in (*places, self._place("all", self._operations - 1)):
             self._store.delete_key(place)
         return values
@@ -132,7 +149,9 @@ class StoreGroup:
     def _opened(self, said: bytes) -> Any:
         content = said[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(said[:_SIGNATURE_BYTES], self._signature(content)):
-            raise EngineError("a message in the store of this launch is not of its ranks")
+            raise EngineError(
+                "a message in the store of this launch is not of its ranks"
+            )
         return pickle.loads(content)  # noqa: S301 - signed
 
     def _signature(self, content: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """Counts of a real communicator, times of its operations, and delays of slow links.
 
-To an allreduce, which runs at every step, this adds an `Operation`, a clock reading and a few additions.
+To an allreduce, which runs at every step, this adds an `Operation`, a clock reading and
+a few additions.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from scalebench.system.clock import Task, WallClock, sleep_until
 class SlowLinks:
     """Delays (s) of real communication by `slow` links of `cluster`; worker i is on node i // workers_per_node.
 
-    After the real transfer its users sleep for the difference of the model costs with and without slow links,
-    n/B_slow - n/B along the path of the operation. Collectives are delayed on every member, messages at the receiver,
-    accesses to a shared model while the lock is held, and requests at the server, whose link they occupy. Communication
-    of Horovod and DDP overlapped with the backward pass is delayed after it.
+    After the real transfer its users sleep for the difference of the model costs with
+    and without slow links, n/B_slow - n/B along the path of the operation. Collectives
+    are delayed on every member, messages at the receiver, accesses to a shared model
+    while the lock is held, and requests at the server, whose link they occupy.
+    Communication of Horovod and DDP overlapped with the backward pass is delayed after
+    it.
     """
 
     def __init__(self, cluster: Cluster, slow: SlowFactors) -> None:
@@ -46,22 +49,31 @@ def linger(seconds: float) -> None:
 class Counters:
     """Counts of the process `rank` in a group of `size` real processes; `clock` is this worker's.
 
-    Traffic of a split counts for its `parent` too, so that a worker's communicator has its total. All communicators of
-    a worker write into one `event_log` while its clock runs.
+    Traffic of a split counts for its `parent` too, so that a worker's communicator has
+    its total. All communicators of a worker write into one `event_log` while its clock
+    runs.
     """
 
-    def __init__(self, rank: int, size: int, clock: WallClock, parent: Counters | None = None) -> None:
+    def __init__(
+        self, rank: int, size: int, clock: WallClock, parent: Counters | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
         self.clock = clock
         self.collectives = 0
         self.bytes_sent = 0
         self.calls: int | None = 0
-        self.event_log: EventLog = parent.event_log if parent is not None else EventLog()
+        self.event_log: EventLog = (
+            parent.event_log if parent is not None else EventLog()
+        )
         self._parent = parent
         self._came = 0.0
-        self.slow_links: SlowLinks | None = parent.slow_links if parent is not None else None
-        self.members: tuple[int, ...] = tuple(range(size))  # worker numbers of the ranks
+        self.slow_links: SlowLinks | None = (
+            parent.slow_links if parent is not None else None
+        )
+        self.members: tuple[int, ...] = tuple(
+            range(size)
+        )  # worker numbers of the ranks
         self._join(())
 
     def count(self, nbytes: int, calls: int | None = None) -> None:
@@ -88,25 +100,34 @@ class Counters:
         if self.clock.running and self.size > 1:
             self._add(0, 0, more)
 
-    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
+    def carried(
+        self, nbytes: int, among: int | None = None, calls: int | None = None
+    ) -> None:
         clock, members = self.clock, among or self.size
         came = clock.mark
-        # The library worked among consecutive ranks, so that slow links are those between these.
+        # The library worked among consecutive ranks, so that slow links are those
+        # between these.
         first = self.rank // members * members
-        self.linger(Operation(Kind.ALLREDUCE, nbytes, self.members[first : first + members]))
+        self.linger(
+            Operation(Kind.ALLREDUCE, nbytes, self.members[first : first + members])
+        )
         clock.did(Task.COMM)
         if clock.running and self.size > 1:
             self._add(1, nbytes, calls)
             group = (*self._group, "placed", members, self.rank // members)
             self.event_log.collectives[group].extend((came, came, clock.mark))
 
-    def operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+    def operation(
+        self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False
+    ) -> Operation:
         """Return a collective of all members."""
         return Operation(kind, nbytes, self.members, root, linear)
 
     def message_from(self, other: int, nbytes: int) -> Operation:
         """Return a message between `other` and this rank."""
-        return Operation(Kind.SEND, nbytes, (self.members[other], self.members[self.rank]))
+        return Operation(
+            Kind.SEND, nbytes, (self.members[other], self.members[self.rank])
+        )
 
     def linger(self, operation: Operation, times: int = 1) -> None:
         """Sleep for the delay of slow links in `operation`, made so many times."""
@@ -114,7 +135,12 @@ class Counters:
 
     def _slowed(self, operation: Operation) -> float:
         """Return the delay of slow links in an operation."""
-        if self.slow_links is None or not operation.nbytes or not self.clock.running or self.size == 1:
+        if (
+            self.slow_links is None
+            or not operation.nbytes
+            or not self.clock.running
+            or self.size == 1
+        ):
             return 0.0
         return self.slow_links.adds(operation)
 
@@ -124,7 +150,9 @@ class Counters:
         while comm is not None:
             comm.collectives += collectives
             comm.bytes_sent += nbytes
-            comm.calls = None if calls is None or comm.calls is None else comm.calls + calls
+            comm.calls = (
+                None if calls is None or comm.calls is None else comm.calls + calls
+            )
             comm = comm._parent
 
     def _enter(self, operation: Operation, calls: int = 1) -> None:
@@ -149,9 +177,15 @@ class Counters:
         self._log = self.event_log.collectives[group]
 
 
-Group = tuple[Hashable, ...]  # communicator: () is the world, a split adds its number and color
-Mail = tuple[Group, int, int, int]  # group, source, destination (ranks of the group), tag
-Numbers: TypeAlias = "array[float]"  # entry after entry, 8 bytes a number: a long run has millions
+Group = tuple[
+    Hashable, ...
+]  # communicator: () is the world, a split adds its number and color
+Mail = tuple[
+    Group, int, int, int
+]  # group, source, destination (ranks of the group), tag
+Numbers: TypeAlias = (
+    "array[float]"  # entry after entry, 8 bytes a number: a long run has millions
+)
 
 
 def numbers() -> Numbers:
@@ -163,11 +197,17 @@ def numbers() -> Numbers:
 class EventLog:
     """Event log of one worker. Entries are in order of time, equal for all members of a group, mail or vector."""
 
-    collectives: defaultdict[Group, Numbers] = field(default_factory=lambda: defaultdict(numbers))
+    collectives: defaultdict[Group, Numbers] = field(
+        default_factory=lambda: defaultdict(numbers)
+    )
     """Collectives: arrival; begin of waiting (later if non-blocking); end."""
-    sent: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
+    sent: defaultdict[Mail, Numbers] = field(
+        default_factory=lambda: defaultdict(numbers)
+    )
     """Messages: begin and end of sending."""
-    received: defaultdict[Mail, Numbers] = field(default_factory=lambda: defaultdict(numbers))
+    received: defaultdict[Mail, Numbers] = field(
+        default_factory=lambda: defaultdict(numbers)
+    )
     """Messages: begin and end of receiving."""
     accesses: list[Numbers] = field(default_factory=list)
     """Accesses to each shared vector: request; lock; end; number of previous accesses by all workers."""

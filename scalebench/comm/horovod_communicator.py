@@ -24,28 +24,38 @@ class HorovodCommunicator(NativeCommunicator):
 
     def __init__(self, clock: WallClock) -> None:
         super().__init__(hvd.rank(), hvd.size(), clock)
-        self._slots: set[int] = set()  # names in use; freed in the order of the waits, equal on all ranks
+        self._slots: set[int] = (
+            set()
+        )  # names in use; freed in the order of the waits, equal on all ranks
 
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         self._refuse_bfloat16(tensor)
-        hvd.synchronize(hvd.allreduce_async_(tensor, name=_name(op, tensor), op=_OPS[op]))
+        hvd.synchronize(
+            hvd.allreduce_async_(tensor, name=_name(op, tensor), op=_OPS[op])
+        )
 
     def _start_allreduce(self, tensor: Tensor, op: str) -> Pending:
         self._refuse_bfloat16(tensor)
         slot = self._free_slot()
-        handle = hvd.allreduce_async_(tensor, name=f"{_name(op, tensor)}.{slot}", op=_OPS[op])
+        handle = hvd.allreduce_async_(
+            tensor, name=f"{_name(op, tensor)}.{slot}", op=_OPS[op]
+        )
         pending = Pending(lambda: hvd.synchronize(handle), lambda: hvd.poll(handle))
         return pending.then(lambda: self._slots.discard(slot))
 
     def _free_slot(self) -> int:
         # The lowest free one: names repeat, so that the response cache knows them.
-        slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
+        slot = next(
+            slot for slot in range(len(self._slots) + 1) if slot not in self._slots
+        )
         self._slots.add(slot)
         return slot
 
     def _refuse_bfloat16(self, tensor: Tensor) -> None:
         if tensor.dtype is torch.bfloat16:
-            raise EngineError("engine horovod cannot carry bfloat16; use float16 or float32, or --engine mpi or gloo")
+            raise EngineError(
+                "engine horovod cannot carry bfloat16; use float16 or float32, or --engine mpi or gloo"
+            )
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
         # Horovod has no reduce: all ranks compute the sum, only the root stores it.
@@ -56,18 +66,26 @@ class HorovodCommunicator(NativeCommunicator):
         hvd.broadcast_(tensor, root, name=_name(f"broadcast{root}", tensor))
 
     def _allgather(self, tensor: Tensor) -> list[Tensor]:
-        return list(hvd.allgather(tensor.unsqueeze(0), name=_name("allgather", tensor)).unbind())
+        return list(
+            hvd.allgather(tensor.unsqueeze(0), name=_name("allgather", tensor)).unbind()
+        )
 
     def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
         slot = self._free_slot()
-        handle = hvd.allgather_async(tensor.unsqueeze(0), name=f"{_name('allgather', tensor)}.{slot}")
-        pending = Pending(lambda: every.copy_(hvd.synchronize(handle)), lambda: hvd.poll(handle))
+        handle = hvd.allgather_async(
+            tensor.unsqueeze(0), name=f"{_name('allgather', tensor)}.{slot}"
+        )
+        pending = Pending(
+            lambda: every.copy_(hvd.synchronize(handle)), lambda: hvd.poll(handle)
+        )
         return pending.then(lambda: self._slots.discard(slot))
 
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         outgoing, lengths = concatenated(tensors)
         name = f"alltoall.{outgoing.dtype}.{tuple(outgoing.shape[1:])}"
-        incoming, coming = hvd.alltoall(outgoing, torch.tensor(lengths, dtype=torch.int32), name=name)
+        incoming, coming = hvd.alltoall(
+            outgoing, torch.tensor(lengths, dtype=torch.int32), name=name
+        )
         return list(incoming.split(coming.tolist()))
 
     def _barrier(self) -> None:
@@ -78,7 +96,9 @@ class HorovodCommunicator(NativeCommunicator):
     def _reduce_linear(self, tensor: Tensor, root: int) -> None:
         rows = tensor.reshape(1, -1)
         # Only the root receives; the others send it everything.
-        gathered = self._alltoallv([rows if rank == root else rows[:0] for rank in range(self.size)])
+        gathered = self._alltoallv(
+            [rows if rank == root else rows[:0] for rank in range(self.size)]
+        )
         if self.rank == root:
             for rank, part in enumerate(gathered):
                 add_in_order_(tensor, part.view_as(tensor), rank)
@@ -86,7 +106,9 @@ class HorovodCommunicator(NativeCommunicator):
     def _broadcast_linear(self, tensor: Tensor, root: int) -> None:
         rows = tensor.reshape(1, -1)
         sends = self.rank == root
-        received = self._alltoallv([rows if sends and rank != root else rows[:0] for rank in range(self.size)])
+        received = self._alltoallv(
+            [rows if sends and rank != root else rows[:0] for rank in range(self.size)]
+        )
         if not sends:
             tensor.copy_(received[root].view_as(tensor))
 

@@ -1,9 +1,10 @@
 """MPI through mpi4py, without copies of tensors.
 
-MPI has no bfloat16 and not everywhere float16. These are sent as 16-bit words and added in float32. Small tensors are
-gathered in one call. Larger ones take two, as in a ring: each rank receives and adds its chunk of all others, and the
-rounded chunks are gathered: 2 (p-1)/p n/B on the wire.
-Tensors on a GPU are staged through host memory, as not every MPI can read device memory.
+MPI has no bfloat16 and not everywhere float16. These are sent as 16-bit words and added
+in float32. Small tensors are gathered in one call. Larger ones take two, as in a ring:
+each rank receives and adds its chunk of all others, and the rounded chunks are
+gathered: 2 (p-1)/p n/B on the wire. Tensors on a GPU are staged through host memory, as
+not every MPI can read device memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _TYPES = {
     torch.bool: MPI.BOOL,
 }
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-_GATHERED = 1 << 20  # total bytes in half precision up to which one allgather is faster than two exchanges
+_GATHERED = (
+    1 << 20
+)  # total bytes in half precision up to which one allgather is faster than two exchanges
 _REMEMBERED = 256  # cached descriptions of buffers
 
 
@@ -42,7 +45,12 @@ class MpiCommunicator(NativeCommunicator):
 
     engine = "mpi"
 
-    def __init__(self, mpi: MPI.Comm, clock: WallClock | None = None, parent: NativeCommunicator | None = None) -> None:
+    def __init__(
+        self,
+        mpi: MPI.Comm,
+        clock: WallClock | None = None,
+        parent: NativeCommunicator | None = None,
+    ) -> None:
         super().__init__(mpi.rank, mpi.size, clock or WallClock(), parent)
         self.mpi = mpi
         self._specs: dict[tuple[int, int, torch.dtype], list[Any]] = {}
@@ -53,11 +61,14 @@ class MpiCommunicator(NativeCommunicator):
         Cached by address, which keeps no tensor alive and never becomes invalid.
         """
         if not tensor.is_contiguous():
-            raise ValueError("communicators carry contiguous tensors; call .contiguous() first")
+            raise ValueError(
+                "communicators carry contiguous tensors; call .contiguous() first"
+            )
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
         spec = self._specs.get(key)
         if spec is None:
-            # Buffers of new tensors, as of shuffled rows, would fill the memory of a long run.
+            # Buffers of new tensors, as of shuffled rows, would fill the memory of a
+            # long run.
             if len(self._specs) >= _REMEMBERED:
                 self._specs.clear()
             memory = MPI.buffer.fromaddress(key[0], key[1] * tensor.element_size())
@@ -79,7 +90,9 @@ class MpiCommunicator(NativeCommunicator):
             return
         if tensor.nbytes * self.size <= _GATHERED:
             every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
-            self.mpi.Allgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
+            self.mpi.Allgather(
+                self._buffer(tensor), self._split_buffer(every, tensor.numel())
+            )
             tensor.copy_(_combine(every, op))
             return
         self.called(1)
@@ -88,8 +101,11 @@ class MpiCommunicator(NativeCommunicator):
         sent = torch.zeros(self.size * chunk, dtype=tensor.dtype)
         sent[: tensor.numel()] = tensor.view(-1)
         received = torch.empty_like(sent)
-        self.mpi.Alltoall(self._split_buffer(sent, chunk), self._split_buffer(received, chunk))
-        # Added in float32 and rounded once, so that the error does not grow with the ranks.
+        self.mpi.Alltoall(
+            self._split_buffer(sent, chunk), self._split_buffer(received, chunk)
+        )
+        # Added in float32 and rounded once, so that the error does not grow with the
+        # ranks.
         mine = _combine(received.view(self.size, chunk), op).contiguous()
         self.mpi.Allgather(self._buffer(mine), self._split_buffer(sent, chunk))
         tensor.view(-1).copy_(sent[: tensor.numel()])
@@ -104,14 +120,20 @@ class MpiCommunicator(NativeCommunicator):
             return self._start_allreduce(host, op).then(lambda: tensor.copy_(host))
         if tensor.dtype in HALVES:
             every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
-            raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
-            return Pending(raw.Wait, raw.Test).then(lambda: tensor.copy_(_combine(every, op)))
+            raw = self.mpi.Iallgather(
+                self._buffer(tensor), self._split_buffer(every, tensor.numel())
+            )
+            return Pending(raw.Wait, raw.Test).then(
+                lambda: tensor.copy_(_combine(every, op))
+            )
         raw = self.mpi.Iallreduce(MPI.IN_PLACE, self._buffer(tensor), _OPS[op])
         return Pending(raw.Wait, raw.Test)
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
         if tensor.is_cuda or tensor.dtype in HALVES:
-            staged = tensor.to("cpu", torch.float32 if tensor.dtype in HALVES else tensor.dtype)
+            staged = tensor.to(
+                "cpu", torch.float32 if tensor.dtype in HALVES else tensor.dtype
+            )
             self._reduce(staged, root, op)
             if self.rank == root:
                 tensor.copy_(staged)
@@ -124,7 +146,9 @@ class MpiCommunicator(NativeCommunicator):
         if tensor.is_cuda or tensor.dtype in HALVES:
             super()._reduce_scatter(own, tensor, op)
         else:
-            self.mpi.Reduce_scatter_block(self._split_buffer(tensor, own.numel()), self._buffer(own), _OPS[op])
+            self.mpi.Reduce_scatter_block(
+                self._split_buffer(tensor, own.numel()), self._buffer(own), _OPS[op]
+            )
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         staged = tensor.cpu() if tensor.is_cuda else tensor
@@ -135,15 +159,21 @@ class MpiCommunicator(NativeCommunicator):
     def _allgather(self, tensor: Tensor) -> list[Tensor]:
         mine = tensor.cpu()
         every = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
-        self.mpi.Allgather(self._buffer(mine), self._split_buffer(every, tensor.numel()))
+        self.mpi.Allgather(
+            self._buffer(mine), self._split_buffer(every, tensor.numel())
+        )
         return list(every.to(tensor.device).unbind())
 
     def _start_allgather(self, tensor: Tensor, every: Tensor) -> Pending:
         if tensor.is_cuda:
             staged = tensor.cpu()
             gathered = torch.empty_like(every, device="cpu")
-            return self._start_allgather(staged, gathered).then(lambda: (every.copy_(gathered), staged))
-        raw = self.mpi.Iallgather(self._buffer(tensor), self._split_buffer(every, tensor.numel()))
+            return self._start_allgather(staged, gathered).then(
+                lambda: (every.copy_(gathered), staged)
+            )
+        raw = self.mpi.Iallgather(
+            self._buffer(tensor), self._split_buffer(every, tensor.numel())
+        )
         return Pending(raw.Wait, raw.Test)
 
     def _alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -157,8 +187,12 @@ class MpiCommunicator(NativeCommunicator):
         incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
         send_memory, _, kind = self._buffer(outgoing)
         receive_memory, _, _ = self._buffer(incoming)
-        row = kind.Create_contiguous(math.prod(first.shape[1:])).Commit()  # MPI's counts have 32 bits before MPI 4
-        self.mpi.Alltoallv([send_memory, lengths, row], [receive_memory, coming.tolist(), row])
+        row = kind.Create_contiguous(
+            math.prod(first.shape[1:])
+        ).Commit()  # MPI's counts have 32 bits before MPI 4
+        self.mpi.Alltoallv(
+            [send_memory, lengths, row], [receive_memory, coming.tolist(), row]
+        )
         row.Free()
         return list(torch.split(incoming.to(first.device), coming.tolist()))
 
@@ -174,7 +208,9 @@ class MpiCommunicator(NativeCommunicator):
     def _start_send(self, tensor: Tensor, to: int, tag: int) -> Pending:
         staged = tensor.cpu()
         raw = self.mpi.Isend(self._buffer(staged), to, tag)
-        return Pending(raw.Wait, raw.Test).then(lambda: staged)  # which lives as long as the operation
+        return Pending(raw.Wait, raw.Test).then(
+            lambda: staged
+        )  # which lives as long as the operation
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         staged = torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor

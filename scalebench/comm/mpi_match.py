@@ -31,7 +31,8 @@ def library() -> str:
 def mismatch(mpirun: Path) -> str | None:
     """Return None if ranks of mpi4py's MPI, started by `mpirun`, know each other, else the reason and the next step.
 
-    Other versions of an MPI may do: where the versions differ, two ranks are started and asked.
+    Other versions of an MPI may do: where the versions differ, two ranks are started
+    and asked.
     """
     if find_spec("mpi4py") is None:
         return f"mpi4py is not installed; add it with: {ADD_MPI}"
@@ -44,7 +45,11 @@ def mismatch(mpirun: Path) -> str | None:
     anyhow = ["--oversubscribe"] if "Open" in launcher else []
     done = _run([str(mpirun), "-n", str(_RANKS), *anyhow, sys.executable, "-c", _SIZE])
     # Each rank prints the size of its world: 1, where another MPI started it.
-    sizes = {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)} if done is not None else set()
+    sizes = (
+        {int(size) for size in re.findall(r"scalebench-size (\d+)", done.stdout)}
+        if done is not None
+        else set()
+    )
     if sizes == {_RANKS}:
         return None
     started_by = f"{mpirun} ({launcher or 'which does not say its version'})"
@@ -82,7 +87,9 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-def apart(started: int, size: int, launcher: str, library: str, *, without_mpi: bool) -> str:
+def apart(
+    started: int, size: int, launcher: str, library: str, *, without_mpi: bool
+) -> str:
     """Explain why `started` ranks each see a world of `size`, and name the next step; `library` is mpi4py's MPI.
 
     `without_mpi`: the launcher can start ranks that no MPI joins.
@@ -91,5 +98,9 @@ def apart(started: int, size: int, launcher: str, library: str, *, without_mpi: 
     if without_mpi:
         step = f"{step}; or use --engine gloo, which needs no MPI"
     named = library.partition(",")[0].strip()
-    seen = f"each of them is alone: mpi4py has another MPI, {named}" if size else f"none answered: mpi4py has {named}"
+    seen = (
+        f"each of them is alone: mpi4py has another MPI, {named}"
+        if size
+        else f"none answered: mpi4py has {named}"
+    )
     return f"{launcher} started {started} ranks, and {seen}; {step}"

@@ -50,13 +50,20 @@ class NativeCommunicator(Counters, ABC):
         self._leave(operation)
 
     def allreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> None:
         if op == "mean" and wire is None:
             self.mean_((tensor,), weight)
             return
         packed = self._packed(tensor, op, weight, wire)
-        operation = self.operation(Kind.ALLREDUCE, tensor.numel() * packed.element_size())
+        operation = self.operation(
+            Kind.ALLREDUCE, tensor.numel() * packed.element_size()
+        )
         self._enter(operation)
         if self.size > 1:  # without the overhead of the engine on a single worker
             self._allreduce(packed, "sum" if op == "mean" else op)
@@ -64,11 +71,19 @@ class NativeCommunicator(Counters, ABC):
         self._leave(operation)
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
-        nbytes = tensors[0].nbytes if len(tensors) == 1 else sum(tensor.nbytes for tensor in tensors)
+        nbytes = (
+            tensors[0].nbytes
+            if len(tensors) == 1
+            else sum(tensor.nbytes for tensor in tensors)
+        )
         operation = self.operation(Kind.ALLREDUCE, nbytes)
         self._enter(operation)
         if self.size > 1:
-            if len(tensors) > 1 or nbytes > self.share_bytes * self.size or weight is not None:
+            if (
+                len(tensors) > 1
+                or nbytes > self.share_bytes * self.size
+                or weight is not None
+            ):
                 self._mean_of_many(tensors, weight)
             else:
                 self._allreduce(tensors[0], "sum")
@@ -76,18 +91,36 @@ class NativeCommunicator(Counters, ABC):
         self._leave(operation)
 
     def iallreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> Request:
         packed = self._packed(tensor, op, weight, wire)
-        operation = self.operation(Kind.ALLREDUCE, tensor.numel() * packed.element_size())
+        operation = self.operation(
+            Kind.ALLREDUCE, tensor.numel() * packed.element_size()
+        )
         self._enter(operation)
         came = self.clock.mark
         raw = self._start_allreduce(packed, "sum" if op == "mean" else op)
         self.clock.did(Task.COMM)
         divisor = self._divisor(weight, op)
-        return InFlight(raw, packed, tensor, divisor, self.clock, came, self._log, self._slowed(operation))
+        return InFlight(
+            raw,
+            packed,
+            tensor,
+            divisor,
+            self.clock,
+            came,
+            self._log,
+            self._slowed(operation),
+        )
 
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+    def reduce_(
+        self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False
+    ) -> None:
         operation = self.operation(Kind.REDUCE, tensor.nbytes, root, linear)
         self._enter(operation, self.linear_calls if linear else 1)
         if linear:
@@ -109,7 +142,9 @@ class NativeCommunicator(Counters, ABC):
             divide_(own, self.size)
         self._leave(operation)
 
-    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+    def broadcast_(
+        self, tensor: Tensor, root: int = 0, *, linear: bool = False
+    ) -> None:
         operation = self.operation(Kind.BROADCAST, tensor.nbytes, root, linear)
         self._enter(operation, self.linear_calls if linear else 1)
         if linear:
@@ -125,17 +160,30 @@ class NativeCommunicator(Counters, ABC):
         self._leave(operation)
         return gathered
 
-    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def allgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> Tensor:
         return combine(self.allgather(tensor))
 
-    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Gathered:
+    def iallgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> Gathered:
         operation = self.operation(Kind.ALLGATHER, tensor.nbytes)
         self._enter(operation)
         came = self.clock.mark
         every = tensor.new_empty((self.size, *tensor.shape))
         raw = self._start_allgather(tensor, every)
         self.clock.did(Task.COMM)
-        request = InFlight(raw, every, every, None, self.clock, came, self._log, self._slowed(operation))
+        request = InFlight(
+            raw,
+            every,
+            every,
+            None,
+            self.clock,
+            came,
+            self._log,
+            self._slowed(operation),
+        )
         return Gathered(request, tensor, every, combine)
 
     def cached(self, make: Callable[[], _T]) -> _T:
@@ -143,17 +191,23 @@ class NativeCommunicator(Counters, ABC):
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:
-            raise ValueError(f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}")
+            raise ValueError(
+                f"alltoallv wants {self.size} tensors, one per rank; got {len(tensors)}"
+            )
         # What it receives is known only afterwards, and may be more.
         operation = self.operation(Kind.ALLTOALL, self._of_others(tensors))
         self._enter(operation)
         received = self._alltoallv(tensors)
-        self._leave(operation._replace(nbytes=max(operation.nbytes, self._of_others(received))))
+        self._leave(
+            operation._replace(nbytes=max(operation.nbytes, self._of_others(received)))
+        )
         return received
 
     def _of_others(self, tensors: Sequence[Tensor]) -> int:
         """Return the bytes of tensors that go to other ranks, or come from them."""
-        return sum(tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank)
+        return sum(
+            tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank
+        )
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.clock.did(Task.OTHER)
@@ -177,7 +231,9 @@ class NativeCommunicator(Counters, ABC):
             mail = (self._group, self.rank, to, tag)
             self.event_log.sent[mail].extend((began, clock.mark))
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+    def recv_(
+        self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False
+    ) -> None:
         clock = self.clock
         clock.did(Task.OTHER)
         began = clock.mark
@@ -199,7 +255,8 @@ class NativeCommunicator(Counters, ABC):
         return received
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
-        # Recursive doubling: partners differ in one bit of their ranks, the lowest first.
+        # Recursive doubling: partners differ in one bit of their ranks, the lowest
+        # first.
         lower, stride = torch.empty_like(tensor), 1
         while stride < self.size:
             partner = self.rank ^ stride
@@ -218,7 +275,8 @@ class NativeCommunicator(Counters, ABC):
         if self.rank != root:
             self._send(tensor, root, LINEAR)
             return
-        # The sum begins with the part of rank 0: another root keeps its own until its turn.
+        # The sum begins with the part of rank 0: another root keeps its own until its
+        # turn.
         mine = tensor.clone() if root else tensor
         coming = torch.empty_like(tensor)
         for rank in range(self.size):
@@ -254,7 +312,9 @@ class NativeCommunicator(Counters, ABC):
             return (tensor,)
         return torch.split(tensor.view(-1), limit // tensor.element_size())
 
-    def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
+    def _mean_of_pieces(
+        self, pieces: Sequence[Tensor], weight: float | None, divisor: float
+    ) -> None:
         """Average pieces; each is divided while it is in the cache, which saves a tenth of the time."""
         for piece in pieces:
             if weight is not None:
@@ -262,18 +322,32 @@ class NativeCommunicator(Counters, ABC):
             self._allreduce(piece, "sum")
             divide_(piece, divisor)
 
-    def _packed(self, tensor: Tensor, op: str, weight: float | None, wire: str | None) -> Tensor:
+    def _packed(
+        self, tensor: Tensor, op: str, weight: float | None, wire: str | None
+    ) -> Tensor:
         """Return the tensor for the wire; for a weighted mean with the weight of this rank."""
         if op == "mean" and weight is not None:
-            return pack(tensor, weight if self.size > 1 else None, wire, places=self.size, place=self.rank)
+            return pack(
+                tensor,
+                weight if self.size > 1 else None,
+                wire,
+                places=self.size,
+                place=self.rank,
+            )
         return pack(tensor, weight, wire)
 
     def _divisor(self, weight: float | None, op: str) -> float | None:
         """Return the divisor of an unweighted mean; None for other operations and weighted means."""
-        return float(self.size) if op == "mean" and weight is None and self.size > 1 else None
+        return (
+            float(self.size)
+            if op == "mean" and weight is None and self.size > 1
+            else None
+        )
 
     def _lacks(self, what: str) -> NoReturn:
-        raise EngineError(f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)")
+        raise EngineError(
+            f"engine {self.engine} has no {what}; choose another with --engine (mpi, gloo)"
+        )
 
     # -- raw operations of an engine, neither timed nor counted; `op` is sum, max or min --
 
@@ -340,9 +414,10 @@ class Pending(NamedTuple):
 class InFlight:
     """Request with the engine's request `raw`, whose result in `packed` is divided by `total` into `target`.
 
-    Its entry in the group's `log` is made at the begin `came`, as all members begin operations in the same order,
-    but may wait in another. It lasts `slowed` seconds longer than the engine: from its observed end, or from `came` if
-    it had ended before the wait.
+    Its entry in the group's `log` is made at the begin `came`, as all members begin
+    operations in the same order, but may wait in another. It lasts `slowed` seconds
+    longer than the engine: from its observed end, or from `came` if it had ended before
+    the wait.
     """
 
     def __init__(
@@ -363,7 +438,9 @@ class InFlight:
         self._clock, self._log = clock, log
         self._landed = False
         self._slowed, self._came = slowed, came
-        self._place = len(log) if clock.running else None  # None: outside the training time
+        self._place = (
+            len(log) if clock.running else None
+        )  # None: outside the training time
         if clock.running:
             log.extend((came, came, came))
 
@@ -373,11 +450,14 @@ class InFlight:
         clock = self._clock
         clock.did(Task.OTHER)
         since = clock.mark
-        # What is done already was hidden by compute, and so is the delay of slow links, from its begin on.
+        # What is done already was hidden by compute, and so is the delay of slow links,
+        # from its begin on.
         was_done = self._raw.done()
         self._raw.wait()
         if self._slowed:
-            sleep_until((self._came if was_done else time.perf_counter()) + self._slowed)
+            sleep_until(
+                (self._came if was_done else time.perf_counter()) + self._slowed
+            )
         unpack(self._packed, self._target, self._total)
         self._landed = True
         clock.did(Task.COMM)
@@ -385,14 +465,20 @@ class InFlight:
             self._log[self._place + 1], self._log[self._place + 2] = since, clock.mark
 
     def done(self) -> bool:
-        return self._landed or (bool(self._raw.done()) and time.perf_counter() >= self._came + self._slowed)
+        return self._landed or (
+            bool(self._raw.done()) and time.perf_counter() >= self._came + self._slowed
+        )
 
 
 class Gathered:
     """An allgather under way, which keeps the `tensor` that is sent; `every` (K, ...) becomes those of all ranks."""
 
     def __init__(
-        self, request: InFlight, tensor: Tensor, every: Tensor, combine: Callable[[list[Tensor]], Tensor]
+        self,
+        request: InFlight,
+        tensor: Tensor,
+        every: Tensor,
+        combine: Callable[[list[Tensor]], Tensor],
     ) -> None:
         self._request = request
         self._tensor = tensor

@@ -1,14 +1,15 @@
 """Models shared by real ranks: on server ranks that answer requests, or by one-sided communication.
 
-The ranks of a communicator after its workers run a `ServerLoop`. Workers send them the rule at opening, requests are
-handled one by one in the order of arrival, and a reply is sent when the rule releases it.
+The ranks of a communicator after its workers run a `ServerLoop`. Workers send them the
+rule at opening, requests are handled one by one in the order of arrival, and a reply is
+sent when the rule releases it.
 
-A rule over several servers (`shards`) has a part for each of them, with the whole state machine and a piece of the
-vector. The first server orders requests by arrival and sends order and times to the others, so that all parts make the
-same decisions.
+A rule over several servers (`shards`) has a part for each of them, with the whole state
+machine and a piece of the vector. The first server orders requests by arrival and sends
+order and times to the others, so that all parts make the same decisions.
 
-Asynchronous merging needs no server rank (`OneSidedState`): a worker locks a window on a training rank, fetches,
-changes, stores and unlocks.
+Asynchronous merging needs no server rank (`OneSidedState`): a worker locks a window on
+a training rank, fetches, changes, stores and unlocks.
 """
 
 from __future__ import annotations
@@ -31,32 +32,44 @@ from scalebench.errors import RunError
 from scalebench.system.clock import Task
 
 _OPEN, _CLOSE, _PAYLOAD, _REPLY, _ORDER = range(1, 6)  # message tags
-_SPIN_S, _NAP_S = 1e-3, 5e-5  # seconds of polling without pause, then the pause between polls
+_SPIN_S, _NAP_S = (
+    1e-3,
+    5e-5,
+)  # seconds of polling without pause, then the pause between polls
 _HEADER = 64  # bytes before the vector: the number of accesses, padded for alignment
 
 
 class RankServer:
     """Implements `comm.base.Server` for a worker.
 
-    `link` is an MPI communicator of all workers and, as its last ranks, the servers. All workers construct it together,
-    with the same `rule`; that of worker 0 is sent, so it must be picklable: an object of a module's class.
+    `link` is an MPI communicator of all workers and, as its last ranks, the servers.
+    All workers construct it together, with the same `rule`; that of worker 0 is sent,
+    so it must be picklable: an object of a module's class.
     """
 
     def __init__(
-        self, comm: MpiCommunicator, link: MPI.Comm, rule: ServerRule, dtype: torch.dtype = torch.float32
+        self,
+        comm: MpiCommunicator,
+        link: MPI.Comm,
+        rule: ServerRule,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._comm = comm
         self._link = link
         self._dtype = dtype
         self._hosts = range(comm.size, link.size)
         shards = getattr(rule, "shards", 1)
-        assert shards == len(self._hosts), "as many servers as the strategy asks for are started"
+        assert shards == len(self._hosts), (
+            "as many servers as the strategy asks for are started"
+        )
         spread: Any = rule
         self._spread = spread if shards > 1 else None
         self._asked = 0
         if comm.rank == 0:
             for place, host in enumerate(self._hosts):
-                link.send(self._spread.part(place) if self._spread else rule, host, _OPEN)
+                link.send(
+                    self._spread.part(place) if self._spread else rule, host, _OPEN
+                )
 
     def request(self, payload: Tensor) -> Tensor:
         """Send `payload` (flat or not) and wait for the reply: flat, in the server's dtype."""
@@ -68,9 +81,12 @@ class RankServer:
         # All servers at once: each gets its piece of the payload.
         parts = self._spread.parted(payload) if self._spread else [payload]
         sending = [
-            self._link.Isend(_bytes_of(part), host, _PAYLOAD) for part, host in zip(parts, self._hosts, strict=True)
+            self._link.Isend(_bytes_of(part), host, _PAYLOAD)
+            for part, host in zip(parts, self._hosts, strict=True)
         ]
-        replies = [_receive(self._link, host, _REPLY, self._dtype) for host in self._hosts]
+        replies = [
+            _receive(self._link, host, _REPLY, self._dtype) for host in self._hosts
+        ]
         MPI.Request.Waitall(sending)
         reply: Tensor = self._spread.joined(replies) if self._spread else replies[0]
         clock.did(Task.COMM)
@@ -86,9 +102,11 @@ class RankServer:
 class ServerLoop:
     """Loop of each of the `servers`: `serve` returns when every worker has closed, and can then be called again.
 
-    `busy_s` are the seconds spent on requests, from arrival to the last released reply; `served` has the begin and
-    reply of each request, and `laps`, if `traced`, begin and end of each. `slow_links` delay received and sent
-    messages. Replies are non-blocking, so that a late worker does not delay others. `beat` is called at each poll.
+    `busy_s` are the seconds spent on requests, from arrival to the last released reply;
+    `served` has the begin and reply of each request, and `laps`, if `traced`, begin and
+    end of each. `slow_links` delay received and sent messages. Replies are
+    non-blocking, so that a late worker does not delay others. `beat` is called at each
+    poll.
     """
 
     def __init__(
@@ -113,7 +131,9 @@ class ServerLoop:
         self.laps: list[tuple[float, float]] = []
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
         self._free = 0.0  # end of the last request
-        self._taken: dict[int, tuple[float, float]] = {}  # by waiting worker: end of the previous request, begin
+        self._taken: dict[
+            int, tuple[float, float]
+        ] = {}  # by waiting worker: end of the previous request, begin
         self._replying: dict[int, MPI.Request] = {}  # last reply to each worker
 
     def serve(self) -> int:
@@ -133,7 +153,8 @@ class ServerLoop:
                 open_workers -= 1
             else:
                 self._linger(worker, payload)
-                # Until its reply is released, which may be upon the request of another worker.
+                # Until its reply is released, which may be upon the request of another
+                # worker.
                 self._taken[worker] = (self._free, self._woken)
                 handled += 1
                 for released, reply in rule(worker, payload, now):
@@ -145,7 +166,9 @@ class ServerLoop:
             if self._taken and len(self._taken) == open_workers:
                 # No worker is left whose request could release a reply.
                 first = min(self._taken)
-                raise RunError(f"the server's rule leaves every worker waiting, first of all worker {first}")
+                raise RunError(
+                    f"the server's rule leaves every worker waiting, first of all worker {first}"
+                )
         for reply_sent in self._replying.values():
             self._complete(reply_sent)
         return handled
@@ -184,18 +207,24 @@ class ServerLoop:
     def _linger(self, worker: int, message: Tensor) -> None:
         """Sleep for the delay of slow links to this server, which is on the node of worker 0."""
         if self._slow_links is not None:
-            linger(self._slow_links.adds(Operation(Kind.SEND, message.nbytes, (worker, 0))))
+            linger(
+                self._slow_links.adds(Operation(Kind.SEND, message.nbytes, (worker, 0)))
+            )
 
     def _release(self, worker: int, reply: Any) -> None:
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
         if worker in self._replying:
-            self._complete(self._replying[worker])  # received before this worker's next request
+            self._complete(
+                self._replying[worker]
+            )  # received before this worker's next request
         self._replying[worker] = self._link.Isend(_bytes_of(reply), worker, _REPLY)
 
     def _receive(self, status: MPI.Status) -> Tensor:
         raw = _room_for(status)
-        self._complete(self._link.Irecv(raw.numpy(), status.Get_source(), status.Get_tag()))
+        self._complete(
+            self._link.Irecv(raw.numpy(), status.Get_source(), status.Get_tag())
+        )
         return raw.view(self._dtype)
 
     def _complete(self, transfer: MPI.Request) -> None:
@@ -223,15 +252,18 @@ def _room_for(status: MPI.Status) -> Tensor:
 class OneSidedState:
     """Implements `comm.base.SharedState`: a window on rank `host` holds a counter and the vector.
 
-    Constructed by all ranks together with the host's `initial` (n,). An access is communication from the request of the
-    lock to its release. The counter orders accesses, for the computation of waiting times.
+    Constructed by all ranks together with the host's `initial` (n,). An access is
+    communication from the request of the lock to its release. The counter orders
+    accesses, for the computation of waiting times.
     """
 
     def __init__(self, comm: MpiCommunicator, initial: Tensor, host: int = 0) -> None:
         self._comm, self._host = comm, host
         nbytes = initial.numel() * initial.element_size()
         hosted = comm.rank == host
-        self._window = MPI.Win.Allocate(_HEADER + nbytes if hosted else 0, 1, comm=MPI.Intracomm(comm.mpi))
+        self._window = MPI.Win.Allocate(
+            _HEADER + nbytes if hosted else 0, 1, comm=MPI.Intracomm(comm.mpi)
+        )
         self._fetched = np.zeros(_HEADER + nbytes, dtype=np.uint8)
         self._counter = self._fetched[:8].view(np.int64)
         self._vector = torch.from_numpy(self._fetched[_HEADER:]).view(initial.dtype)
@@ -258,12 +290,18 @@ class OneSidedState:
             self._window.Flush(self._host)
             entered = time.perf_counter()
             self.merges = int(self._counter[0])
-            yield self._vector if self._staged is None else self._staged.copy_(self._vector)
+            yield (
+                self._vector
+                if self._staged is None
+                else self._staged.copy_(self._vector)
+            )
             if self._staged is not None:
                 self._vector.copy_(self._staged)
             self._counter[0] += 1
             self._window.Put([self._fetched, MPI.BYTE], self._host)
-            self._comm.linger(self._comm.message_from(self._host, self._vector.nbytes), times=2)
+            self._comm.linger(
+                self._comm.message_from(self._host, self._vector.nbytes), times=2
+            )
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)

@@ -1,8 +1,9 @@
 """Communicator of simulated workers: every communication is an `Operation` with an effect on the tensors of all.
 
-How an operation ends is left to two classes: in virtual time, when all members have come (`virtual/communicator.py`),
-or at once, as an entry of a schedule (`pricing/recorders.py`). A lone worker, with which nothing is exchanged, has one
-of its own.
+How an operation ends is left to two classes: in virtual time, when all members have
+come (`virtual/communicator.py`), or at once, as an entry of a schedule
+(`pricing/recorders.py`). A lone worker, with which nothing is exchanged, has one of its
+own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from scalebench.system.clock import Clock
 
 _T = TypeVar("_T")
 _ELEMENTWISE = {"max": torch.maximum, "min": torch.minimum}
-Effect = Callable[[list[Any]], Any]  # on what the members hand over, by rank; it may return what all of them get
+Effect = Callable[
+    [list[Any]], Any
+]  # on what the members hand over, by rank; it may return what all of them get
 
 
 class SimulatedClock(Clock, Protocol):
@@ -33,7 +36,9 @@ class SimulatedClock(Clock, Protocol):
     def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
         """Call `operation` without charging it: once for all workers that do."""
 
-    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+    def rehearse(
+        self, operation: Callable[..., object], *arguments: object, times: int = 1
+    ) -> None:
         """Call the side-effect free `operation` on a multiple `times` of the messages, only on a measuring clock."""
 
 
@@ -55,7 +60,8 @@ _Begun = TypeVar("_Begun", bound=Begun)
 class SimulatedCommunicator(ABC, Generic[_Begun]):
     """Implements `comm.base.Communicator`, apart from what subclasses add: how operations begin and end.
 
-    Traffic of a split counts for its `parent` too, so that a worker's communicator has its total.
+    Traffic of a split counts for its `parent` too, so that a worker's communicator has
+    its total.
     """
 
     def __init__(
@@ -80,7 +86,13 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
 
     @abstractmethod
     def begin(
-        self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None, *, blocking: bool = True
+        self,
+        operation: Operation,
+        what: str,
+        payload: Any,
+        effect: Effect = lambda _: None,
+        *,
+        blocking: bool = True,
     ) -> _Begun:
         """Take part in `operation`, of which members that call `what` have one; it is `blocking` if `end` follows."""
 
@@ -102,17 +114,35 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         self.end(self.begin(self.operation(Kind.BARRIER, 0), "barrier", None))
 
     def allreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> None:
         self.end(self._begin_allreduce(tensor, op, weight, wire))
 
     def iallreduce_(
-        self, tensor: Tensor, op: str = "sum", *, weight: float | None = None, wire: str | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        weight: float | None = None,
+        wire: str | None = None,
     ) -> SimulatedRequest:
-        return SimulatedRequest(self, self._begin_allreduce(tensor, op, weight, wire, blocking=False))
+        return SimulatedRequest(
+            self, self._begin_allreduce(tensor, op, weight, wire, blocking=False)
+        )
 
     def _begin_allreduce(
-        self, tensor: Tensor, op: str, weight: float | None, wire: str | None, *, blocking: bool = True
+        self,
+        tensor: Tensor,
+        op: str,
+        weight: float | None,
+        wire: str | None,
+        *,
+        blocking: bool = True,
     ) -> _Begun:
         if wire is not None and self.size > 1:
             # Real communicators cast on both sides of the wire, which takes time.
@@ -121,12 +151,17 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
 
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
-            result = reduce_tensors(tensors, op, [payload[1] for payload in payloads], wire)
-            # One call for all workers: a thousand small copies would take longer than the sum.
+            result = reduce_tensors(
+                tensors, op, [payload[1] for payload in payloads], wire
+            )
+            # One call for all workers: a thousand small copies would take longer than
+            # the sum.
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
         operation = self.operation(Kind.ALLREDUCE, wire_bytes(tensor, wire))
-        return self._begin_counted(operation, f"allreduce({op})", (tensor, weight), effect, blocking=blocking)
+        return self._begin_counted(
+            operation, f"allreduce({op})", (tensor, weight), effect, blocking=blocking
+        )
 
     def mean_(self, tensors: Sequence[Tensor], weight: float | None = None) -> None:
         if len(tensors) == 1:
@@ -136,66 +171,111 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         def effect(payloads: list[Any]) -> None:
             weights = [payload[1] for payload in payloads]
             for same in zip(*(payload[0] for payload in payloads), strict=True):
-                torch._foreach_copy_(list(same), [reduce_tensors(same, "mean", weights)] * len(same))
+                torch._foreach_copy_(
+                    list(same), [reduce_tensors(same, "mean", weights)] * len(same)
+                )
 
-        operation = self.operation(Kind.ALLREDUCE, sum(tensor.nbytes for tensor in tensors))
+        operation = self.operation(
+            Kind.ALLREDUCE, sum(tensor.nbytes for tensor in tensors)
+        )
         self._carry_out(operation, "mean", (tensors, weight), effect)
 
-    def reduce_(self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False) -> None:
+    def reduce_(
+        self, tensor: Tensor, root: int = 0, op: str = "sum", *, linear: bool = False
+    ) -> None:
         def effect(payloads: list[Any]) -> None:
             payloads[root].copy_(reduce_tensors(payloads, op, [None] * len(payloads)))
 
-        self._carry_out(self.operation(Kind.REDUCE, tensor.nbytes, root, linear), f"reduce({op})", tensor, effect)
+        self._carry_out(
+            self.operation(Kind.REDUCE, tensor.nbytes, root, linear),
+            f"reduce({op})",
+            tensor,
+            effect,
+        )
 
     def reduce_scatter_(self, own: Tensor, tensor: Tensor, op: str = "sum") -> None:
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[1] for payload in payloads]
-            result = reduce_tensors(tensors, op, [None] * len(tensors)).view(len(payloads), -1)
+            result = reduce_tensors(tensors, op, [None] * len(tensors)).view(
+                len(payloads), -1
+            )
             for (part, _), value in zip(payloads, result, strict=True):
                 part.copy_(value.view_as(part))
 
         operation = self.operation(Kind.REDUCE_SCATTER, tensor.nbytes)
         self._carry_out(operation, f"reduce_scatter({op})", (own, tensor), effect)
 
-    def broadcast_(self, tensor: Tensor, root: int = 0, *, linear: bool = False) -> None:
+    def broadcast_(
+        self, tensor: Tensor, root: int = 0, *, linear: bool = False
+    ) -> None:
         def effect(payloads: list[Any]) -> None:
             for rank, each in enumerate(payloads):
                 if rank != root:
                     each.copy_(payloads[root])
 
-        self._carry_out(self.operation(Kind.BROADCAST, tensor.nbytes, root, linear), "broadcast", tensor, effect)
+        self._carry_out(
+            self.operation(Kind.BROADCAST, tensor.nbytes, root, linear),
+            "broadcast",
+            tensor,
+            effect,
+        )
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
-        # A copy, as the sender may change its tensor while others still read what it sent.
-        begun = self._carry_out(self.operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor.clone())
+        # A copy, as the sender may change its tensor while others still read what it
+        # sent.
+        begun = self._carry_out(
+            self.operation(Kind.ALLGATHER, tensor.nbytes), "allgather", tensor.clone()
+        )
         return [tensor] * self.size if begun.payloads is None else list(begun.payloads)
 
-    def allgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def allgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> Tensor:
         return self._begin_gathering(tensor, combine).result()
 
-    def iallgather_combined(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> SimulatedGathering:
+    def iallgather_combined(
+        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]
+    ) -> SimulatedGathering:
         return self._begin_gathering(tensor, combine, blocking=False)
 
     def _begin_gathering(
-        self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor], *, blocking: bool = True
+        self,
+        tensor: Tensor,
+        combine: Callable[[list[Tensor]], Tensor],
+        *,
+        blocking: bool = True,
     ) -> SimulatedGathering:
         def effect(payloads: list[Any]) -> Tensor:
-            self.clock.rehearse(combine, payloads * 2, times=2)  # for the cost of each further message
+            self.clock.rehearse(
+                combine, payloads * 2, times=2
+            )  # for the cost of each further message
             return self.clock.execute(combine, payloads)
 
         operation = self.operation(Kind.ALLGATHER, tensor.nbytes)
-        begun = self._begin_counted(operation, "allgather", tensor, effect, blocking=blocking)
+        begun = self._begin_counted(
+            operation, "allgather", tensor, effect, blocking=blocking
+        )
         return SimulatedGathering(self, begun, tensor, combine)
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        sent = sum(tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank)
-        begun = self._carry_out(self.operation(Kind.ALLTOALL, sent), "alltoallv", list(tensors))
-        return list(tensors) if begun.payloads is None else [row[self.rank] for row in begun.payloads]
+        sent = sum(
+            tensor.nbytes for to, tensor in enumerate(tensors) if to != self.rank
+        )
+        begun = self._carry_out(
+            self.operation(Kind.ALLTOALL, sent), "alltoallv", list(tensors)
+        )
+        return (
+            list(tensors)
+            if begun.payloads is None
+            else [row[self.rank] for row in begun.payloads]
+        )
 
     # --- point to point ---------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
-        message = Operation(Kind.SEND, tensor.nbytes, (self.members[self.place], self.members[to]))
+        message = Operation(
+            Kind.SEND, tensor.nbytes, (self.members[self.place], self.members[to])
+        )
         self._tally(0, tensor.nbytes)
         self.post(message, tensor, to, tag)
 
@@ -208,7 +288,9 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
     def count(self, nbytes: int, calls: int | None = None) -> None:
         self._tally(1, nbytes)
 
-    def carried(self, nbytes: int, among: int | None = None, calls: int | None = None) -> None:
+    def carried(
+        self, nbytes: int, among: int | None = None, calls: int | None = None
+    ) -> None:
         """Unsupported: only this communicator carries a simulated worker's bytes."""
         raise NotImplementedError
 
@@ -222,17 +304,31 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
             comm.bytes_sent += nbytes
             comm = comm._parent
 
-    def operation(self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False) -> Operation:
+    def operation(
+        self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False
+    ) -> Operation:
         """Return a collective of all members."""
         return Operation(kind, nbytes, self.members, root, linear)
 
-    def _carry_out(self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None) -> _Begun:
+    def _carry_out(
+        self,
+        operation: Operation,
+        what: str,
+        payload: Any,
+        effect: Effect = lambda _: None,
+    ) -> _Begun:
         begun = self._begin_counted(operation, what, payload, effect)
         self.end(begun)
         return begun
 
     def _begin_counted(
-        self, operation: Operation, what: str, payload: Any, effect: Effect, *, blocking: bool = True
+        self,
+        operation: Operation,
+        what: str,
+        payload: Any,
+        effect: Effect,
+        *,
+        blocking: bool = True,
     ) -> _Begun:
         """Count a synchronisation and begin it."""
         place = self.rank if operation.depends_on_place else self.place
@@ -274,7 +370,11 @@ class SimulatedGathering:
         comm.end(self._begun)
         comm.clock.charge(self._combine, comm.size)
         result: Tensor | None = self._begun.result
-        return comm.clock.execute(self._combine, [self._tensor]) if result is None else result
+        return (
+            comm.clock.execute(self._combine, [self._tensor])
+            if result is None
+            else result
+        )
 
 
 class SentRequest:
@@ -291,18 +391,23 @@ class SentRequest:
 
 
 def reduce_tensors(
-    tensors: Sequence[Tensor], op: str, weights: Sequence[float | None], wire: str | None = None
+    tensors: Sequence[Tensor],
+    op: str,
+    weights: Sequence[float | None],
+    wire: str | None = None,
 ) -> Tensor:
     """Return sum_i w_i x_i, sum_i w_i x_i / sum_i w_i (`mean`), elementwise `max` or `min`; weights default to 1.
 
-    With `wire` contributions and their sum are rounded to that dtype; sums and quotients have the tensors' dtype.
+    With `wire` contributions and their sum are rounded to that dtype; sums and
+    quotients have the tensors' dtype.
     """
     if op in _ELEMENTWISE:
         result = tensors[0].clone()
         for tensor in tensors[1:]:
             result = _ELEMENTWISE[op](result, tensor)
         return result
-    # Added in the order of the ranks, so that the sum does not depend on who came first.
+    # Added in the order of the ranks, so that the sum does not depend on who came
+    # first.
     result = _contribution(tensors[0], weights[0], wire).clone()
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         result.add_(_contribution(tensor, weight, wire))

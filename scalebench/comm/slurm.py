@@ -11,7 +11,16 @@ from functools import cache
 _LIMIT_S = 30.0
 _ANSWER_S = 10.0
 _PLUGIN = re.compile(r"\bpmix(?:_v\d+)?\b")
-_HAS_PROCESSES = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+_HAS_PROCESSES = {
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETING",
+    "CONFIGURING",
+    "STOPPED",
+    "SIGNALING",
+    "RESIZING",
+    "STAGE_OUT",
+}
 _SLOTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -29,7 +38,13 @@ def has_pmix() -> bool:
 @cache
 def _names_pmix(srun: str, _: str) -> bool:
     try:
-        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(
+            [srun, "--mpi=list"],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return bool(_PLUGIN.search(done.stdout + done.stderr))
@@ -45,15 +60,19 @@ def job_is_ending() -> bool:
 
 def this_start() -> tuple[str, int]:
     """Return the job of this process, empty outside of one, and how often Slurm has started it again."""
-    return os.environ.get("SLURM_JOB_ID", ""), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    return os.environ.get("SLURM_JOB_ID", ""), int(
+        os.environ.get("SLURM_RESTART_COUNT", 0)
+    )
 
 
 def has_ended(job: str, restarts: int) -> bool:
     """Return True if the start of `job` that followed on `restarts` others has no processes; False if unknown.
 
-    Slurm starts a job again, or lists it as ended, once its processes have ended or their node is down.
+    Slurm starts a job again, or lists it as ended, once its processes have ended or
+    their node is down.
     """
-    # A job that is this one, and was started again since, has lost the processes of that start.
+    # A job that is this one, and was started again since, has lost the processes of
+    # that start.
     here, restarts_here = this_start()
     if job == here:
         return restarts < restarts_here
@@ -68,7 +87,9 @@ def _states(job: str, *options: str) -> set[str] | None:
         return None
     command = [squeue, "--noheader", "--format=%T", f"--jobs={job}", *options]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     # That Slurm has forgotten a job is an answer: it has ended.

@@ -1,8 +1,8 @@
 """torch.distributed: gloo between CPUs, NCCL between GPUs; and the address by which a rank reaches rank 0.
 
-Address and network are tried, not taken from the resolution of names: Debian writes a host's own name into /etc/hosts
-as 127.0.1.1, compute nodes may not know one another's names, and a process group that is told such an address waits for
-ever.
+Address and network are tried, not taken from the resolution of names: Debian writes a
+host's own name into /etc/hosts as 127.0.1.1, compute nodes may not know one another's
+names, and a process group that is told such an address waits for ever.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ from scalebench.system.clock import WallClock
 if TYPE_CHECKING:
     from scalebench.comm.engines.base import Place
 
-_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
+_REDUCE_SCATTER: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)  # before torch 2.13
 STORE: Any = vars(dist)["TCPStore"]  # of which mypy does not know
-_BACKLOG = 4096  # connections that wait to be taken, as of thousands of ranks; the system may allow fewer
+# connections that wait to be taken, as of thousands of ranks; the system may allow
+# fewer
+_BACKLOG = 4096
 _OWN_REFERENCES = 3  # the caller's, the parameter's and that of the count itself
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 LOOPBACK = "127.0.0.1"
@@ -45,9 +49,14 @@ class TorchCommunicator(NativeCommunicator):
     """The ranks of a process group, by default of the whole initialised world."""
 
     def __init__(
-        self, clock: WallClock, group: dist.ProcessGroup | None = None, parent: NativeCommunicator | None = None
+        self,
+        clock: WallClock,
+        group: dist.ProcessGroup | None = None,
+        parent: NativeCommunicator | None = None,
     ) -> None:
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), clock, parent)
+        super().__init__(
+            dist.get_rank(group), dist.get_world_size(group), clock, parent
+        )
         self.group = group
         self.engine = dist.get_backend(group)
 
@@ -64,7 +73,9 @@ class TorchCommunicator(NativeCommunicator):
         many = tensor.nbytes > self.share_bytes * self.size and not tensor.is_cuda
         return tensor.view(-1).chunk(2) if many else (tensor,)
 
-    def _mean_of_pieces(self, pieces: Sequence[Tensor], weight: float | None, divisor: float) -> None:
+    def _mean_of_pieces(
+        self, pieces: Sequence[Tensor], weight: float | None, divisor: float
+    ) -> None:
         """Average pieces; each is weighted and divided while another is in transit."""
         pending = []
         for piece in pieces:
@@ -80,7 +91,8 @@ class TorchCommunicator(NativeCommunicator):
         return Pending(work.wait, work.is_completed)
 
     def _reduce(self, tensor: Tensor, root: int, op: str) -> None:
-        # A reduce leaves partial sums on intermediate ranks, which therefore use a copy.
+        # A reduce leaves partial sums on intermediate ranks, which therefore use a
+        # copy.
         target = tensor if self.rank == root else tensor.clone()
         dist.reduce(target, op=_OPS[op], group=self.group, group_dst=root)
 
@@ -115,8 +127,14 @@ class TorchCommunicator(NativeCommunicator):
         dist.barrier(self.group)
 
     def _split(self, color: int, ranks: list[int]) -> NativeCommunicator:
-        world = [dist.get_global_rank(self.group, rank) for rank in ranks] if self.group else ranks
-        group = dist.new_group(world, use_local_synchronization=True)  # by its members alone
+        world = (
+            [dist.get_global_rank(self.group, rank) for rank in ranks]
+            if self.group
+            else ranks
+        )
+        group = dist.new_group(
+            world, use_local_synchronization=True
+        )  # by its members alone
         return TorchCommunicator(self.clock, group, self)
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:
@@ -139,7 +157,9 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
         EngineError: none answers.
     """
     ranks, one_node = place.ranks, place.one_node
-    store: Any = listen(listening_address(one_node=one_node)) if ranks.rank == 0 else None
+    store: Any = (
+        listen(listening_address(one_node=one_node)) if ranks.rank == 0 else None
+    )
     port = ranks.bcast(store.port if store is not None else None)
     place.waits_for(0 if ranks.rank else None)
     address, interface = (LOOPBACK, "lo") if one_node else _find_route(ranks, port)
@@ -147,11 +167,14 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
         store = STORE(address, port)
     place.waits_for(None)
     with _environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
-        dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size)
+        dist.init_process_group(
+            backend, store=store, rank=ranks.rank, world_size=ranks.size
+        )
     try:
         yield TorchCommunicator(place.clock)
     except BaseException:
-        # With others, destroying the group would wait for them, and they wait for this rank.
+        # With others, destroying the group would wait for them, and they wait for this
+        # rank.
         if ranks.size == 1:
             dist.destroy_process_group()
         raise
@@ -161,10 +184,13 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
     _await_sole_owner(group)
 
 
-def listen(address: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout) -> Any:
+def listen(
+    address: str, port: int = 0, timeout: timedelta = dist.default_pg_timeout
+) -> Any:
     """Return a store that listens at `address` (empty: at all of this host's), where torch's own listens at all.
 
-    The operating system picks the port while rank 0 already listens on it: no other process can take it between.
+    The operating system picks the port while rank 0 already listens on it: no other
+    process can take it between.
     """
     listener = socket.create_server((address, port), backlog=_BACKLOG)
     port = listener.getsockname()[1]
@@ -181,8 +207,9 @@ def listen(address: str, port: int = 0, timeout: timedelta = dist.default_pg_tim
 def _await_sole_owner(group: Any) -> None:
     """Wait, a second at most, until only the caller refers to `group`.
 
-    A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own thread, some time after their
-    result is there. If that were the last reference the thread would join itself, and the process abort.
+    A communication hook's callbacks (PowerSGD under DDP) are let go by the group's own
+    thread, some time after their result is there. If that were the last reference the
+    thread would join itself, and the process abort.
     """
     if sys.getrefcount(group) > _OWN_REFERENCES:
         gc.collect()  # the model wrapped for DDP goes in a cycle
@@ -208,16 +235,21 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 def _find_route(ranks: ObjectGroup, port: int) -> tuple[str, str]:
     """The first of rank 0's addresses whose `port` answers this rank, and this host's interface that leads there.
 
-    The interface is empty if the user named one; rank 0's is the one that rank 1 reached.
+    The interface is empty if the user named one; rank 0's is the one that rank 1
+    reached.
 
     Raises:
         EngineError: none answered; says what was tried, and what to check.
     """
-    host, addresses = ranks.bcast((platform.node(), own_addresses()) if ranks.rank == 0 else None)
+    host, addresses = ranks.bcast(
+        (platform.node(), own_addresses()) if ranks.rank == 0 else None
+    )
     own = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if ranks.rank == 0:
         reached = ranks.gather(None)
-        address = next(each for each in (*(reached or ()), "127.0.0.1") if each is not None)
+        address = next(
+            each for each in (*(reached or ()), "127.0.0.1") if each is not None
+        )
         return "127.0.0.1", "" if own else _interface(address)
     try:
         address, source = first_answering(addresses, port, host)
@@ -251,7 +283,10 @@ def own_addresses() -> Sequence[str]:
     """This host's addresses on networks: what its name means first, then those of its other interfaces."""
     named: list[str] = []
     with suppress(OSError):
-        named = [str(entry[4][0]) for entry in socket.getaddrinfo(platform.node(), None, socket.AF_INET)]
+        named = [
+            str(entry[4][0])
+            for entry in socket.getaddrinfo(platform.node(), None, socket.AF_INET)
+        ]
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     bound = [
         address.address
@@ -260,15 +295,18 @@ def own_addresses() -> Sequence[str]:
         if name in up and address.family is socket.AF_INET
     ]
     return [
-        address for address in dict.fromkeys([*named, *bound]) if address in bound and not address.startswith("127.")
+        address
+        for address in dict.fromkeys([*named, *bound])
+        if address in bound and not address.startswith("127.")
     ]
 
 
 def listening_address(*, one_node: bool) -> str:
     """The address at which rank 0 listens: loopback where all ranks are on its node, else on the network that is named.
 
-    A network is named by MASTER_ADDR or GLOO_SOCKET_IFNAME. Empty, for all addresses, if none is: hosts may have
-    several networks, and only the other ranks know which of them they reach.
+    A network is named by MASTER_ADDR or GLOO_SOCKET_IFNAME. Empty, for all addresses,
+    if none is: hosts may have several networks, and only the other ranks know which of
+    them they reach.
     """
     if one_node:
         return LOOPBACK
@@ -278,10 +316,21 @@ def listening_address(*, one_node: bool) -> str:
         if stated in own or stated.startswith("127."):
             return stated
     named = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), [])
-    return next((each.address for each in named if each.family is socket.AF_INET and each.address in own), "")
+    return next(
+        (
+            each.address
+            for each in named
+            if each.family is socket.AF_INET and each.address in own
+        ),
+        "",
+    )
 
 
 def _interface(address: str) -> str:
     """The name of the interface that has `address`."""
-    known = {(each.family, each.address): name for name, all_of in psutil.net_if_addrs().items() for each in all_of}
+    known = {
+        (each.family, each.address): name
+        for name, all_of in psutil.net_if_addrs().items()
+        for each in all_of
+    }
     return known.get((socket.AF_INET, address), "")

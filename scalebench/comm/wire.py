@@ -15,13 +15,21 @@ _EXACT = (torch.float32, torch.float64)  # with exact inverses of powers of two
 _BYTES = 8  # of a weight in float64
 
 
-def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int = 0, place: int = 0) -> Tensor:
+def pack(
+    tensor: Tensor,
+    weight: float | None,
+    wire: str | None,
+    *,
+    places: int = 0,
+    place: int = 0,
+) -> Tensor:
     """Return `tensor` without weight and wire, else a copy times `weight` in the dtype `wire`.
 
-    With `places`, the ranks of a weighted mean, the result is flat and followed by the weight, so that one allreduce
-    sums both. Weights in float32 are exact up to 2^24 samples. In half precision every rank has a place of 8 numbers
-    for the bytes of its weight in float64, with zeros in the places of the others, as bytes are exact in float16 and
-    bfloat16.
+    With `places`, the ranks of a weighted mean, the result is flat and followed by the
+    weight, so that one allreduce sums both. Weights in float32 are exact up to 2^24
+    samples. In half precision every rank has a place of 8 numbers for the bytes of its
+    weight in float64, with zeros in the places of the others, as bytes are exact in
+    float16 and bfloat16.
 
     Raises:
         ValueError: unknown `wire`.
@@ -33,7 +41,8 @@ def pack(tensor: Tensor, weight: float | None, wire: str | None, *, places: int 
         return tensor.to(dtype)
     if not places:
         return (tensor * weight).to(dtype)
-    # A weight in half precision would be rounded: its bytes travel as small whole numbers, which are exact.
+    # A weight in half precision would be rounded: its bytes travel as small whole
+    # numbers, which are exact.
     behind = _BYTES * places if dtype in HALVES else 1
     message = tensor.new_zeros(tensor.numel() + behind, dtype=dtype)
     if dtype == tensor.dtype:
@@ -63,7 +72,8 @@ def unpack(packed: Tensor, target: Tensor, divisor: float | None) -> None:
 def divide_(tensor: Tensor, divisor: float) -> None:
     """Divide `tensor` in place; for powers of two multiply by the inverse, which is exact and takes half the time.
 
-    The factor is a cached tensor, as torch takes longer to convert a Python number than to multiply some 10,000.
+    The factor is a cached tensor, as torch takes longer to convert a Python number than
+    to multiply some 10,000.
     """
     if tensor.dtype in _EXACT and math.frexp(divisor)[0] == 0.5:
         tensor.mul_(_inverse(divisor, tensor.dtype))

@@ -1,8 +1,9 @@
 """Samples and batches of every worker in every epoch: a pure function of sizes, options and seed.
 
-Rows are partitioned into blocks; the block at visiting position p belongs to worker p mod K; a worker's epoch is the
-sequence of its blocks, split into S batches that differ by at most one sample. Every worker takes the same number of
-steps, S = ceil(max_i n_i / b), because uneven steps hang Horovod and DDP.
+Rows are partitioned into blocks; the block at visiting position p belongs to worker p
+mod K; a worker's epoch is the sequence of its blocks, split into S batches that differ
+by at most one sample. Every worker takes the same number of steps, S = ceil(max_i n_i /
+b), because uneven steps hang Horovod and DDP.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from scalebench.errors import DataError
 from scalebench.registry import Choice, Registry
 from scalebench.study.spec import Component, Training
 
-_DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(5)  # independent streams of random numbers
+_DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(
+    5
+)  # independent streams of random numbers
 _EPOCHS_KEPT = 4  # asynchronous workers may be a few epochs apart
 _IID = Component(name="iid")
 
@@ -46,15 +49,17 @@ class Batches(NamedTuple):
 class BatchPlan:
     """Samples and batches of every worker in every epoch.
 
-    `shuffle` is `none` (the order of the blocks), `in_block` (samples permuted inside each block), `rotate_blocks`
-    (blocks permuted over workers each epoch, and `in_block`), `pairwise` (random pairs of blocks mixed and split each
-    epoch) or `global` (a permutation of all rows over all workers each epoch); both keep block sizes. The order of a
-    worker's samples depends on (seed, epoch, worker) only.
+    `shuffle` is `none` (the order of the blocks), `in_block` (samples permuted inside
+    each block), `rotate_blocks` (blocks permuted over workers each epoch, and
+    `in_block`), `pairwise` (random pairs of blocks mixed and split each epoch) or
+    `global` (a permutation of all rows over all workers each epoch); both keep block
+    sizes. The order of a worker's samples depends on (seed, epoch, worker) only.
 
-    `batch_size` is the batch per worker in use (with a global batch, the largest), `notes` lists adjustments. `speeds`
-    are the workers' relative speeds, for partitions with `balance: speed`: shards and batches are proportional to
-    speed, and `batch_per_worker` is the mean batch. The steps, S = ceil(n / (K b)), and the samples of a step are
-    unchanged by it.
+    `batch_size` is the batch per worker in use (with a global batch, the largest),
+    `notes` lists adjustments. `speeds` are the workers' relative speeds, for partitions
+    with `balance: speed`: shards and batches are proportional to speed, and
+    `batch_per_worker` is the mean batch. The steps, S = ceil(n / (K b)), and the
+    samples of a step are unchanged by it.
 
     Raises:
         DataError: more workers or blocks than samples, fewer blocks than workers, a shard with fewer samples than
@@ -86,34 +91,60 @@ class BatchPlan:
         self._dealt = rule.deal(n, workers, self.blocks, labels, self._rng(_DEAL))
         if rule.by_speed:
             if shuffle == "rotate_blocks":
-                raise DataError("balance: speed sizes blocks for their workers; use shuffle: in_block, none or global")
-            self._dealt = DsTensor(self._dealt.array, sizes_by_speed(n, self.blocks, speeds or [1.0] * workers))
-        self._pairs = PairwiseRounds(self._dealt.array, self._dealt.block_sizes, lambda epoch: self._rng(_PAIRS, epoch))
-        # Caches of this plan alone: as decorators they would be shared by all plans, and keep them alive.
+                raise DataError(
+                    "balance: speed sizes blocks for their workers; use shuffle: in_block, none or global"
+                )
+            self._dealt = DsTensor(
+                self._dealt.array,
+                sizes_by_speed(n, self.blocks, speeds or [1.0] * workers),
+            )
+        self._pairs = PairwiseRounds(
+            self._dealt.array,
+            self._dealt.block_sizes,
+            lambda epoch: self._rng(_PAIRS, epoch),
+        )
+        # Caches of this plan alone: as decorators they would be shared by all plans,
+        # and keep them alive.
         self._layout = lru_cache(_EPOCHS_KEPT)(self._lay_out)
         self._sizes = lru_cache(_EPOCHS_KEPT)(self._shard_sizes)
         self._owners = lru_cache(_EPOCHS_KEPT)(self._find_owners)
         self._sizes_of_batches = lru_cache(_EPOCHS_KEPT)(self._cut_shards)
         self._batches = lru_cache(_EPOCHS_KEPT * workers)(self._cut_shard)
-        # Whether steps follow from the samples of all workers, or from those of the largest shard.
+        # Whether steps follow from the samples of all workers, or from those of the
+        # largest shard.
         self._in_all = batch_global is not None or rule.by_speed
         self._balanced = rule.by_speed
         self._batch = self._settle_batch(batch_per_worker, batch_global)
         self._check_steps()
         largest = self._shard_range()[1]
-        self.batch_size = -(-largest // self._steps_for(largest)) if self._in_all else int(self._batch)
+        self.batch_size = (
+            -(-largest // self._steps_for(largest))
+            if self._in_all
+            else int(self._batch)
+        )
         if rule.by_speed and workers > 1 and len(set(speeds or [1.0])) == 1:
-            self.notes.append("balance: speed has nothing to balance: virtual.slowdown names no slower worker")
+            self.notes.append(
+                "balance: speed has nothing to balance: virtual.slowdown names no slower worker"
+            )
 
     @classmethod
-    def of(cls, training: Training, workers: int, seed: int, dataset: Dataset, parts: int = 1) -> BatchPlan:
+    def of(
+        cls,
+        training: Training,
+        workers: int,
+        seed: int,
+        dataset: Dataset,
+        parts: int = 1,
+    ) -> BatchPlan:
         """Return the plan of one run, in which `parts` consecutive workers hold a replica and take its batches.
 
-        The workers of the plan are then the replicas, as fast as the slowest worker of each.
+        The workers of the plan are then the replicas, as fast as the slowest worker of
+        each.
         """
         slowdown = training.virtual.slowdown
         slowest = [
-            max(slowdown.get(rank, 1.0) for rank in range(first, first + parts)) for first in range(0, workers, parts)
+            max(slowdown.get(rank, 1.0) for rank in range(first, first + parts))
+            for first in range(0, workers, parts)
         ]
         return cls(
             dataset.n_train,
@@ -143,7 +174,8 @@ class BatchPlan:
         rows = np.concatenate([layout.rows.block(int(k)) for k in chain])
         if self.shuffle in ("in_block", "rotate_blocks"):
             position = np.repeat(np.arange(len(chain)), layout.rows.block_sizes[chain])
-            # A random number below 1 behind the place of the block: samples are permuted inside their block.
+            # A random number below 1 behind the place of the block: samples are
+            # permuted inside their block.
             key = position + self._rng(_IN_BLOCK, epoch, worker).random(len(rows))
             rows = rows[np.argsort(key, kind="stable")]
         return rows
@@ -177,14 +209,20 @@ class BatchPlan:
             return np.zeros((self.workers, self.workers), dtype=np.int64)
         # One number for each pair of workers, so that one count finds all moves.
         pairs = self.owners(epoch - 1) * self.workers + self.owners(epoch)
-        moved = np.bincount(pairs, minlength=self.workers**2).reshape(self.workers, self.workers)
+        moved = np.bincount(pairs, minlength=self.workers**2).reshape(
+            self.workers, self.workers
+        )
         np.fill_diagonal(moved, 0)
         return moved
 
     def all_batch_sizes(self, epochs: int) -> set[int]:
         """Return all batch sizes in `epochs` epochs."""
-        stages = range(epochs) if self.shuffle == "rotate_blocks" else range(min(epochs, 1))
-        return {int(size) for epoch in stages for size in np.unique(self.batch_sizes(epoch))}
+        stages = (
+            range(epochs) if self.shuffle == "rotate_blocks" else range(min(epochs, 1))
+        )
+        return {
+            int(size) for epoch in stages for size in np.unique(self.batch_sizes(epoch))
+        }
 
     def _stage(self, epoch: int) -> int:
         """Return the epoch that determines the placement of rows: 0 if rows stay with their worker."""
@@ -197,13 +235,21 @@ class BatchPlan:
         if self.shuffle not in ("pairwise", "global"):
             return _Layout(self._dealt, order)
         whole = self.shuffle == "global"
-        mixed = self._rng(_MIX, epoch).permutation(self._dealt.array) if whole else self._pairs.rows_after(epoch)
+        mixed = (
+            self._rng(_MIX, epoch).permutation(self._dealt.array)
+            if whole
+            else self._pairs.rows_after(epoch)
+        )
         return _Layout(DsTensor(mixed, self._dealt.block_sizes), order)
 
     def _shard_sizes(self, epoch: int) -> Ints:
         layout = self._layout(epoch)
         sizes = np.zeros(self.workers, dtype=np.int64)
-        np.add.at(sizes, np.arange(self.blocks) % self.workers, layout.rows.block_sizes[layout.order])
+        np.add.at(
+            sizes,
+            np.arange(self.blocks) % self.workers,
+            layout.rows.block_sizes[layout.order],
+        )
         sizes.flags.writeable = False
         return sizes
 
@@ -220,8 +266,12 @@ class BatchPlan:
         weights = sizes[worker] * self.workers / sizes.sum(axis=0)
         bounds = self.bounds(epoch, worker)
         # The batch in which a block starts.
-        firsts = np.searchsorted(bounds, self.block_starts(epoch, worker), side="right") - 1
-        return Batches(sizes[worker].tolist(), weights.tolist(), frozenset(firsts.tolist()))
+        firsts = (
+            np.searchsorted(bounds, self.block_starts(epoch, worker), side="right") - 1
+        )
+        return Batches(
+            sizes[worker].tolist(), weights.tolist(), frozenset(firsts.tolist())
+        )
 
     def _find_owners(self, epoch: int) -> Ints:
         layout = self._layout(epoch)
@@ -237,7 +287,9 @@ class BatchPlan:
 
     def _steps_for(self, largest_shard: int) -> int:
         """Return ceil(n_i / b); ceil(n / B) with a global batch, or with batches by speed, B = K b."""
-        samples = Fraction(self.n, self.workers) if self._in_all else Fraction(largest_shard)
+        samples = (
+            Fraction(self.n, self.workers) if self._in_all else Fraction(largest_shard)
+        )
         return math.ceil(samples / self._batch)
 
     def _shard_range(self) -> tuple[int, int]:
@@ -245,7 +297,8 @@ class BatchPlan:
         if self.shuffle != "rotate_blocks":
             sizes = self.shard_sizes(0)
             return int(sizes.min()), int(sizes.max())
-        # Bounds over all epochs: the smallest blocks may meet on one worker, and so may the largest.
+        # Bounds over all epochs: the smallest blocks may meet on one worker, and so may
+        # the largest.
         ascending = np.sort(self._dealt.block_sizes)
         fewest = self.blocks // self.workers
         most = -(-self.blocks // self.workers)
@@ -259,12 +312,16 @@ class BatchPlan:
             of = f"{self.n} samples"
         else:
             assert per_worker is not None, "a training has one of the two"
-            most = -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
+            most = (
+                -(-self.n // self.workers) if self._balanced else self._shard_range()[1]
+            )
             asked = per_worker
             name = "batch"
             of = f"shard of {most}"
         if asked > most:
-            self.notes.append(f"{name} {asked} is larger than the {of}: reduced to {most}")
+            self.notes.append(
+                f"{name} {asked} is larger than the {of}: reduced to {most}"
+            )
         return Fraction(min(asked, most), 1 if in_all is None else self.workers)
 
     def _check_steps(self) -> None:
@@ -290,22 +347,27 @@ class BatchPlan:
 
 def _check_counts(n: int, workers: int, blocks: int) -> None:
     if workers > n:
-        raise DataError(f"{workers} workers but {n} training samples; use at most {n} workers or a larger data set")
+        raise DataError(
+            f"{workers} workers but {n} training samples; use at most {n} workers or a larger data set"
+        )
     if blocks < workers:
         raise DataError(
             f"{blocks} blocks but {workers} workers; use blocks: {workers} or more, or at most {blocks} workers"
         )
     if blocks > n:
-        raise DataError(f"{blocks} blocks but {n} training samples; use blocks: {n} or fewer")
+        raise DataError(
+            f"{blocks} blocks but {n} training samples; use blocks: {n} or fewer"
+        )
 
 
 class Partition(Choice):
     """Rule that distributes rows; its fields are its options.
 
-    With the option `balance: speed` a worker's share of the rows is proportional to its speed (Besch and Pohl, PDP
-    1995, "flexible" data parallelism), and so are its batches: slower workers have fewer samples in a step, which takes
-    equal time as far as it is proportional to samples. A fixed cost of c seconds a step is not balanced: where steps
-    take c + n_i t, a worker that is f times slower needs f c + n_i f t.
+    With the option `balance: speed` a worker's share of the rows is proportional to its
+    speed (Besch and Pohl, PDP 1995, "flexible" data parallelism), and so are its
+    batches: slower workers have fewer samples in a step, which takes equal time as far
+    as it is proportional to samples. A fixed cost of c seconds a step is not balanced:
+    where steps take c + n_i t, a worker that is f times slower needs f c + n_i f t.
     """
 
     @property
@@ -314,7 +376,12 @@ class Partition(Choice):
         return getattr(self, "balance", "equal") == "speed"
 
     def deal(
-        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+        self,
+        n: int,
+        workers: int,
+        blocks: int,
+        labels: NDArray[Any] | None,
+        rng: np.random.Generator,
     ) -> DsTensor:
         """Return the row numbers 0..n-1, each once, in `blocks` blocks. Block k belongs to worker k mod workers."""
         raise NotImplementedError
@@ -322,9 +389,13 @@ class Partition(Choice):
 
 Balance = Annotated[
     Literal["equal", "speed"],
-    Field(description="speed: shards and batches in proportion to the workers' speeds, by virtual.slowdown"),
+    Field(
+        description="speed: shards and batches in proportion to the workers' speeds, by virtual.slowdown"
+    ),
 ]
-PARTITIONS: Registry[Partition] = Registry("partition", DataError, __name__, "scalebench.partitions")
+PARTITIONS: Registry[Partition] = Registry(
+    "partition", DataError, __name__, "scalebench.partitions"
+)
 
 
 @PARTITIONS.add
@@ -337,7 +408,12 @@ class _Iid(Partition):
     balance: Balance = "equal"
 
     def deal(
-        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+        self,
+        n: int,
+        workers: int,
+        blocks: int,
+        labels: NDArray[Any] | None,
+        rng: np.random.Generator,
     ) -> DsTensor:
         return DsTensor(rng.permutation(n), blocks)
 
@@ -352,7 +428,12 @@ class _ByOrder(Partition):
     balance: Balance = "equal"
 
     def deal(
-        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+        self,
+        n: int,
+        workers: int,
+        blocks: int,
+        labels: NDArray[Any] | None,
+        rng: np.random.Generator,
     ) -> DsTensor:
         return DsTensor(np.arange(n), blocks)
 
@@ -361,8 +442,9 @@ class _ByOrder(Partition):
 class Dirichlet(Partition):
     """Label skew: the rows of each class are split over workers in proportions drawn from Dirichlet(alpha, ..., alpha).
 
-    Hsu, Qi, Brown 2019 (arXiv 1909.06335). Small alpha: few classes per worker; large alpha: nearly iid. Shards differ
-    in size. A worker's rows are permuted and split into its blocks.
+    Hsu, Qi, Brown 2019 (arXiv 1909.06335). Small alpha: few classes per worker; large
+    alpha: nearly iid. Shards differ in size. A worker's rows are permuted and split
+    into its blocks.
     """
 
     name = "dirichlet"
@@ -371,10 +453,17 @@ class Dirichlet(Partition):
     alpha: PositiveFloat = 0.5
 
     def deal(
-        self, n: int, workers: int, blocks: int, labels: NDArray[Any] | None, rng: np.random.Generator
+        self,
+        n: int,
+        workers: int,
+        blocks: int,
+        labels: NDArray[Any] | None,
+        rng: np.random.Generator,
     ) -> DsTensor:
         if labels is None or labels.ndim != 1:
-            raise DataError("partition dirichlet needs class labels; use partition: iid for regression")
+            raise DataError(
+                "partition dirichlet needs class labels; use partition: iid for regression"
+            )
         shares: list[list[Ints]] = [[] for _ in range(workers)]
         for label in np.unique(labels):
             rows = rng.permutation(np.flatnonzero(labels == label))
@@ -384,7 +473,8 @@ class Dirichlet(Partition):
                 share.append(part)
         dealt: list[Ints] = [np.empty(0, np.int64)] * blocks
         for worker, share in enumerate(shares):
-            # Permuted once more: the rows of a class lie together, and would fill a block.
+            # Permuted once more: the rows of a class lie together, and would fill a
+            # block.
             own = rng.permutation(np.concatenate(share))
             mine = range(worker, blocks, workers)
             if len(own) < len(mine):
@@ -401,7 +491,8 @@ class Dirichlet(Partition):
 def sizes_by_speed(n: int, blocks: int, speeds: Sequence[float]) -> list[int]:
     """Return sizes of `blocks` blocks, block k of worker k mod K; worker i has n speed_i / sum_j speed_j rows.
 
-    Fractions of a row go to the largest remainders. Blocks of one worker differ by at most one row.
+    Fractions of a row go to the largest remainders. Blocks of one worker differ by at
+    most one row.
 
     Raises:
         DataError: a worker is so slow that its blocks would be empty.

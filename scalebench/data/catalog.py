@@ -15,8 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench import __version__
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, check, validation_split
-from scalebench.data.dataset import ARRAY_NAMES, FORMAT_VERSION, META, open_dataset, shapes_of
+from scalebench.data.builder import (
+    DATASETS,
+    Allocate,
+    Arrays,
+    DatasetBuilder,
+    check,
+    validation_split,
+)
+from scalebench.data.dataset import (
+    ARRAY_NAMES,
+    FORMAT_VERSION,
+    META,
+    open_dataset,
+    shapes_of,
+)
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
 from scalebench.system.atomic_write import cache_folder
@@ -29,8 +42,9 @@ Pinned = TypeVar("Pinned", bound=Training)
 def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> Path:
     """Return the folder with the arrays of `training.dataset`, built if missing.
 
-    Under weak scaling the data set has `workers` times as many training samples. The folder is renamed to its name when
-    it is complete, so that two processes may prepare the same data set at once.
+    Under weak scaling the data set has `workers` times as many training samples. The
+    folder is renamed to its name when it is complete, so that two processes may prepare
+    the same data set at once.
 
     Raises:
         DataError: an unknown data set or option, missing or corrupt files, invalid arrays, a data set that cannot grow
@@ -38,11 +52,20 @@ def prepare(training: Training, workers: int, cache_dir: Path | None = None) -> 
     """
     builder = _builder(training, workers)
     files = builder.files(training.data_dir)
-    return _cached(builder, _key(builder, files), lambda allocate: builder.build(files, allocate), cache_dir)
+    return _cached(
+        builder,
+        _key(builder, files),
+        lambda allocate: builder.build(files, allocate),
+        cache_dir,
+    )
 
 
 def prepare_validation(
-    training: Training, workers: int, share: float, seed: int, cache_dir: Path | None = None
+    training: Training,
+    workers: int,
+    share: float,
+    seed: int,
+    cache_dir: Path | None = None,
 ) -> Path:
     """Return the folder of `training.dataset` with `share` of its training samples, drawn by `seed`, as test part.
 
@@ -56,7 +79,9 @@ def prepare_validation(
     def split(allocate: Allocate) -> Arrays:
         return validation_split(whole, builder.copies, share, seed, allocate)
 
-    return _cached(builder, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir)
+    return _cached(
+        builder, f"{_key(builder, files)}-validation-{share:g}-{seed}", split, cache_dir
+    )
 
 
 def with_checksum(training: Pinned) -> Pinned:
@@ -92,7 +117,12 @@ def _builder(training: Training, workers: int) -> DatasetBuilder:
     return builder.grown(workers)
 
 
-def _cached(builder: DatasetBuilder, key: str, make: Callable[[Allocate], Arrays], cache_dir: Path | None) -> Path:
+def _cached(
+    builder: DatasetBuilder,
+    key: str,
+    make: Callable[[Allocate], Arrays],
+    cache_dir: Path | None,
+) -> Path:
     """Return the folder of these arrays, made if missing."""
     cache = cache_dir or cache_folder("datasets")
     folder = cache / f"{builder.name}-{key}"
@@ -122,8 +152,17 @@ def _key(builder: DatasetBuilder, files: list[Path]) -> str:
         state = path.stat()
         stats.append((str(path.resolve()), state.st_size, state.st_mtime_ns))
     # Another version may read the same files otherwise.
-    versions = [__version__, version("scikit-learn")]  # of the packages that make arrays
-    facts = [FORMAT_VERSION, builder.name, builder.model_dump(mode="json"), versions, stats]
+    versions = [
+        __version__,
+        version("scikit-learn"),
+    ]  # of the packages that make arrays
+    facts = [
+        FORMAT_VERSION,
+        builder.name,
+        builder.model_dump(mode="json"),
+        versions,
+        stats,
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -135,15 +174,21 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _build(builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: Path) -> None:
+def _build(
+    builder: DatasetBuilder, make: Callable[[Allocate], Arrays], folder: Path
+) -> None:
     def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        array: NDArray[Any] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        array: NDArray[Any] = np.lib.format.open_memmap(
+            folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape
+        )
         return array
 
     arrays = make(allocate)
     check(builder.name, arrays)
     digest = hashlib.sha256()
-    named: dict[str, NDArray[Any]] = {name: getattr(arrays, name) for name in ARRAY_NAMES}
+    named: dict[str, NDArray[Any]] = {
+        name: getattr(arrays, name) for name in ARRAY_NAMES
+    }
     for name, array in named.items():
         path = folder / f"{name}.npy"
         if path.exists():
@@ -183,4 +228,6 @@ def _publish(building: Path, folder: Path) -> None:
         if not _is_whole(folder):
             folder.rename(building.with_name(f"{building.name}-broken"))
             building.rename(folder)
-            shutil.rmtree(building.with_name(f"{building.name}-broken"), ignore_errors=True)
+            shutil.rmtree(
+                building.with_name(f"{building.name}-broken"), ignore_errors=True
+            )

@@ -22,9 +22,10 @@ META = "meta.json"
 class Dataset:
     """Training and held-out samples.
 
-    `x_*` are float32 (N, ...); `y_*` are int64 (N,) class numbers or float32 (N, outputs) values. `outputs` is the
-    number of classes or of regression columns. `sha256` covers the contents of all four arrays. `notes` are facts of
-    the input files that a user should know.
+    `x_*` are float32 (N, ...); `y_*` are int64 (N,) class numbers or float32 (N,
+    outputs) values. `outputs` is the number of classes or of regression columns.
+    `sha256` covers the contents of all four arrays. `notes` are facts of the input
+    files that a user should know.
     """
 
     name: str
@@ -74,7 +75,10 @@ def open_dataset(folder: Path) -> Dataset:
     try:
         meta = json.loads((folder / META).read_text())
         # Without pickled objects: no file in the cache can execute code.
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAY_NAMES}
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ARRAY_NAMES
+        }
         if (meta["format"], meta["arrays"]) != (FORMAT_VERSION, shapes_of(arrays)):
             raise ValueError(f"its format or arrays are not those of {META}")
         return Dataset(
@@ -87,9 +91,14 @@ def open_dataset(folder: Path) -> Dataset:
             notes=tuple(meta["notes"]),
         )
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: not a whole cached data set ({error}); delete it to rebuild it") from None
+        raise DataError(
+            f"{folder}: not a whole cached data set ({error}); delete it to rebuild it"
+        ) from None
 
 
 def shapes_of(arrays: dict[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
     """Return shape and dtype of each array."""
-    return {name: {"shape": list(array.shape), "dtype": array.dtype.name} for name, array in arrays.items()}
+    return {
+        name: {"shape": list(array.shape), "dtype": array.dtype.name}
+        for name, array in arrays.items()
+    }

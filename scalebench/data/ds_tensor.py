@@ -21,9 +21,9 @@ from scalebench.errors import DataError, nearest
 class DsTensor:
     """An array (N, ...) in blocks along the first axis.
 
-    `blocks` is their number (sizes then differ by at most one), a grid (rows, columns) of blocks in row-major order, or
-    a list of sizes; by default one, or one for each rank. Blocks are views: a memory-mapped array is read only where a
-    block is used.
+    `blocks` is their number (sizes then differ by at most one), a grid (rows, columns)
+    of blocks in row-major order, or a list of sizes; by default one, or one for each
+    rank. Blocks are views: a memory-mapped array is read only where a block is used.
 
     With `comm`, a communicator of scalebench (`MpiCommunicator(MPI.COMM_WORLD)`), every rank makes the same tensor and
     keeps its blocks rank, rank + K, rank + 2 K, ..., possibly none. Iteration, `block` and the function of `map` see
@@ -56,28 +56,45 @@ class DsTensor:
         def made() -> tuple[NDArray[Any], Ints, Grid]:
             source = array() if callable(array) else _as_array(array)
             if len(source.shape) == 0:
-                raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+                raise DataError(
+                    "a ds-tensor needs an array with a first axis, got a single number"
+                )
             sizes, grid = laid_out(source.shape[0], blocks, self._among.size)
             try:
                 return self._own(source, sizes), sizes, grid
             except OSError as error:
-                raise DataError(f"rows of a ds-tensor cannot be read: {error}") from None
+                raise DataError(
+                    f"rows of a ds-tensor cannot be read: {error}"
+                ) from None
 
         def described(it: tuple[NDArray[Any], Ints, Grid]) -> dict[str, Any]:
             array, sizes, grid = it
             shape = (int(sizes.sum()), *array.shape[1:])
-            return {"shape": shape, "dtype": self._among.written(array.dtype), "grid": grid, "blocks": sizes.tolist()}
+            return {
+                "shape": shape,
+                "dtype": self._among.written(array.dtype),
+                "grid": grid,
+                "blocks": sizes.tolist(),
+            }
 
-        # All ranks compare what they made, and fail together: none waits for one that gave up.
+        # All ranks compare what they made, and fail together: none waits for one that
+        # gave up.
         self._hold(*self._among.agreed(made, described))
 
     @classmethod
-    def from_array(cls, array: NDArray[Any], blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+    def from_array(
+        cls,
+        array: NDArray[Any],
+        blocks: Blocks | None = None,
+        comm: Peers | None = None,
+    ) -> DsTensor:
         """Wrap `array` without a copy; with `comm` and the whole array on each rank, copy the blocks of this rank."""
         return cls(array, blocks, comm)
 
     @classmethod
-    def from_npy(cls, path: Path, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+    def from_npy(
+        cls, path: Path, blocks: Blocks | None = None, comm: Peers | None = None
+    ) -> DsTensor:
         """Open the array in a .npy file, memory-mapped; with `comm`, each rank reads its blocks only.
 
         Raises DataError if it cannot be read.
@@ -85,7 +102,13 @@ class DsTensor:
         return cls(partial(open_npy, path), blocks, comm)
 
     @classmethod
-    def from_npz(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+    def from_npz(
+        cls,
+        path: Path,
+        key: str,
+        blocks: Blocks | None = None,
+        comm: Peers | None = None,
+    ) -> DsTensor:
         """Read the array `key` of an .npz file into memory; with `comm`, each rank then keeps its blocks only.
 
         Raises DataError if it cannot be read.
@@ -93,10 +116,17 @@ class DsTensor:
         return cls(partial(array_of_npz, path, key), blocks, comm)
 
     @classmethod
-    def from_hdf5(cls, path: Path, key: str, blocks: Blocks | None = None, comm: Peers | None = None) -> DsTensor:
+    def from_hdf5(
+        cls,
+        path: Path,
+        key: str,
+        blocks: Blocks | None = None,
+        comm: Peers | None = None,
+    ) -> DsTensor:
         """Open the data set `key` of an HDF5 file; memory-mapped if contiguous, else (chunked, packed) read.
 
-        With `comm`, each rank reads its blocks only. Raises DataError if it cannot be read, or without h5py.
+        With `comm`, each rank reads its blocks only. Raises DataError if it cannot be
+        read, or without h5py.
         """
         return cls(partial(open_hdf5, path, key), blocks, comm)
 
@@ -130,7 +160,9 @@ class DsTensor:
         """
         if column is not None:
             if not (0 <= k < self.grid[0] and 0 <= column < self.grid[1]):
-                raise IndexError(f"block ({k}, {column}) of a {self.grid[0]}x{self.grid[1]} grid")
+                raise IndexError(
+                    f"block ({k}, {column}) of a {self.grid[0]}x{self.grid[1]} grid"
+                )
             k = k * self.grid[1] + column
         if not 0 <= k < self.n_blocks:
             raise IndexError(f"block {k} of {self.n_blocks}")
@@ -151,7 +183,8 @@ class DsTensor:
     def __getitem__(self, index: Any) -> NDArray[Any]:
         """Index the whole array as numpy does: `t[3]`, `t[2:9]`, `t[mask]`, `t[5:, 0]`.
 
-        A slice is a view in one process and a copy over ranks; each rank may request other rows.
+        A slice is a view in one process and a copy over ranks; each rank may request
+        other rows.
         """
         if isinstance(self._among, SingleProcess):
             return np.asarray(self.array[index])
@@ -163,11 +196,15 @@ class DsTensor:
             """Return row and place in the row of each requested element."""
             numbers = np.arange(len(self)).reshape(-1, *(1 for _ in inner))
             places = np.arange(cells).reshape(1, *inner)
-            return np.broadcast_to(numbers, self.shape)[index], np.broadcast_to(places, self.shape)[index]
+            return np.broadcast_to(numbers, self.shape)[index], np.broadcast_to(
+                places, self.shape
+            )[index]
 
         (numbers, places), _ = self._among.together(requested, lambda found: None)
         needed = np.unique(numbers)
-        found = self._among.rows(self.array, self.block_sizes, needed).reshape(len(needed), cells)
+        found = self._among.rows(self.array, self.block_sizes, needed).reshape(
+            len(needed), cells
+        )
         return np.asarray(found[np.searchsorted(needed, numbers), places])
 
     def map(self, function: Callable[[NDArray[Any]], NDArray[Any]]) -> DsTensor:
@@ -181,64 +218,94 @@ class DsTensor:
             return [_with_rows(np.asarray(function(block))) for block in self]
 
         def described(results: list[NDArray[Any]]) -> list[tuple[tuple[int, ...], Any]]:
-            return [(result.shape, self._among.written(result.dtype)) for result in results]
+            return [
+                (result.shape, self._among.written(result.dtype)) for result in results
+            ]
 
         results, shapes = self._among.together(made, described)
         # Block k is on rank k mod K, where it is the (k // K)-th.
-        of_block = [shapes[k % self._among.size][k // self._among.size] for k in range(self.n_blocks)]
+        of_block = [
+            shapes[k % self._among.size][k // self._among.size]
+            for k in range(self.n_blocks)
+        ]
         shape = _one_shape(shape[1:] for shape, _ in of_block)
         dtypes = [self._among.read(text) for _, text in of_block]
         sizes = np.array([shape[0] for shape, _ in of_block], dtype=np.int64)
-        return self._like(np.concatenate([_joined(dtypes, shape), *results]), sizes, self.grid)
+        return self._like(
+            np.concatenate([_joined(dtypes, shape), *results]), sizes, self.grid
+        )
 
     def rechunk(self, blocks: Blocks) -> DsTensor:
         """Return the same rows in other blocks, without a copy in one process, by one alltoallv over ranks."""
         sizes, grid = self._among.agreed(
-            lambda: laid_out(len(self), blocks, self._among.size), lambda layout: (layout[0].tolist(), layout[1])
+            lambda: laid_out(len(self), blocks, self._among.size),
+            lambda layout: (layout[0].tolist(), layout[1]),
         )
-        return self._like(self._among.rearranged(self.array, [self.block_sizes], None, sizes), sizes, grid)
+        return self._like(
+            self._among.rearranged(self.array, [self.block_sizes], None, sizes),
+            sizes,
+            grid,
+        )
 
     def shuffle(self, how: str, seed: int) -> DsTensor:
         """Return a copy with permuted rows: `in_block`, `rotate_blocks`, `pairwise` or `global` (docs/data.md).
 
-        Grid and block sizes are kept; `rotate_blocks` moves sizes with their blocks. Over ranks, one alltoallv moves
-        rows.
+        Grid and block sizes are kept; `rotate_blocks` moves sizes with their blocks.
+        Over ranks, one alltoallv moves rows.
         """
 
         def drawn() -> tuple[Ints, Ints]:
             if how not in SHUFFLES:
                 raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
-            return shuffled(how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed))
+            return shuffled(
+                how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed)
+            )
 
         # A checksum of the order in place of the order, which is as long as the tensor.
-        order, sizes = self._among.agreed(drawn, lambda it: f"{how} with seed {seed} (CRC {crc32(it[0].tobytes())})")
-        return self._like(self._among.rearranged(self.array, [self.block_sizes], order, sizes), sizes, self.grid)
+        order, sizes = self._among.agreed(
+            drawn, lambda it: f"{how} with seed {seed} (CRC {crc32(it[0].tobytes())})"
+        )
+        return self._like(
+            self._among.rearranged(self.array, [self.block_sizes], order, sizes),
+            sizes,
+            self.grid,
+        )
 
     @staticmethod
     def concatenate(tensors: Sequence[DsTensor]) -> DsTensor:
         """Return rows and blocks of all `tensors` in sequence. Raises DataError if rows differ in shape.
 
-        Grids of the same number of columns are stacked; others become one column of blocks. Over ranks, blocks are
-        renumbered and moved by one alltoallv.
+        Grids of the same number of columns are stacked; others become one column of
+        blocks. Over ranks, blocks are renumbered and moved by one alltoallv.
         """
         shape = _one_shape(tensor.shape[1:] for tensor in tensors)
         first = tensors[0]
         if any(tensor.comm is not first.comm for tensor in tensors):
-            raise DataError("cannot join tensors of different communicators; expected one comm")
+            raise DataError(
+                "cannot join tensors of different communicators; expected one comm"
+            )
         before = [tensor.block_sizes for tensor in tensors]
-        sizes: Ints = first._among.agreed(lambda: np.concatenate(before), lambda sizes: sizes.tolist())
-        empty = _joined([tensor.dtype for tensor in tensors], shape)  # of the common dtype
+        sizes: Ints = first._among.agreed(
+            lambda: np.concatenate(before), lambda sizes: sizes.tolist()
+        )
+        empty = _joined(
+            [tensor.dtype for tensor in tensors], shape
+        )  # of the common dtype
         here = np.concatenate([empty, *(tensor.array for tensor in tensors)])
         columns = {tensor.grid[1] for tensor in tensors}
         if len(columns) == 1:
             grid = sum(tensor.grid[0] for tensor in tensors), columns.pop()
         else:
             grid = len(sizes), 1
-        return first._like(first._among.rearranged(here, before, None, sizes), sizes, grid)
+        return first._like(
+            first._among.rearranged(here, before, None, sizes), sizes, grid
+        )
 
     def rows(self, indices: Ints) -> NDArray[Any]:
         """Return a copy of the rows `indices` in that order; each rank may request others. Files are read in order."""
-        numbers, _ = self._among.together(lambda: np.arange(len(self))[indices], lambda numbers: None)
+        numbers, _ = self._among.together(
+            lambda: np.arange(len(self))[indices], lambda numbers: None
+        )
         return self._among.rows(self.array, self.block_sizes, numbers)
 
     def collect(self) -> NDArray[Any]:
@@ -284,13 +351,21 @@ def _among(comm: Peers | None) -> SingleProcess | Ranks:
 def _as_array(array: Any) -> NDArray[Any]:
     try:
         return np.asanyarray(array)
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, a tensor with gradients
-        raise DataError(f"a ds-tensor needs an array, got a {type(array).__name__}: {error}") from None
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # rows of different lengths, a tensor with gradients
+        raise DataError(
+            f"a ds-tensor needs an array, got a {type(array).__name__}: {error}"
+        ) from None
 
 
 def _with_rows(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 0:
-        raise DataError("a ds-tensor needs an array with a first axis, got a single number")
+        raise DataError(
+            "a ds-tensor needs an array with a first axis, got a single number"
+        )
     return array
 
 

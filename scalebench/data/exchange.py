@@ -1,7 +1,8 @@
 """Exchange of rows between holders: the workers of a run, or the ranks of a `DsTensor`.
 
-All holders know the owner of every row before and after, so that no row numbers are sent; `exchange` is the alltoallv
-of a communicator. torch is imported where rows travel, as a plan in one process needs none.
+All holders know the owner of every row before and after, so that no row numbers are
+sent; `exchange` is the alltoallv of a communicator. torch is imported where rows
+travel, as a plan in one process needs none.
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ def moved(
 ) -> list[Tensor]:
     """Return `parts`, whose rows (n_i, ...) have the numbers `rows`, with the rows `wanted` instead.
 
-    `owners` are the holder (n,) of every row before and after. `exchange` sends tensor i to holder i and returns the
-    tensors of all holders; it is called once for each part if any row moves, on all holders or on none. Rows are sent
-    in ascending number. Parts without a move are returned uncopied.
+    `owners` are the holder (n,) of every row before and after. `exchange` sends tensor
+    i to holder i and returns the tensors of all holders; it is called once for each
+    part if any row moves, on all holders or on none. Rows are sent in ascending number.
+    Parts without a move are returned uncopied.
     """
     import torch
 
     before, after = owners
-    # A plan returns the same array while no row moves, which is the case in most epochs.
+    # A plan returns the same array while no row moves, which is the case in most
+    # epochs.
     if before is not after and not np.array_equal(before, after):
         assert exchange is not None, "rows move: an exchange is needed"
         held = np.argsort(rows, kind="stable")
         departures = _by_holder(held, after[rows[held]], holders)
-        parts = [torch.cat(exchange([_pick(part, leaving) for leaving in departures])) for part in parts]
+        parts = [
+            torch.cat(exchange([_pick(part, leaving) for leaving in departures]))
+            for part in parts
+        ]
         # What arrived is in order of the senders, and of each in ascending row number.
         ascending = np.sort(wanted)
         rows = ascending[np.argsort(before[ascending], kind="stable")]
@@ -62,11 +68,18 @@ def reordered(parts: Sequence[Tensor], rows: Ints, wanted: Ints) -> list[Tensor]
     return [_pick(part, positions) for part in parts]
 
 
-def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, exchange: Exchange) -> Tensor:
+def fetched(
+    part: Tensor,
+    rows: Ints,
+    wanted: Ints,
+    owners: Ints,
+    holders: int,
+    exchange: Exchange,
+) -> Tensor:
     """Return copies of the rows `wanted` by this holder; they may repeat.
 
-    `rows` are the numbers of the rows of `part`, `owners` (n,) the holder of every row. Makes two exchanges: of row
-    numbers and of rows.
+    `rows` are the numbers of the rows of `part`, `owners` (n,) the holder of every row.
+    Makes two exchanges: of row numbers and of rows.
     """
     import torch
 
@@ -75,7 +88,9 @@ def fetched(part: Tensor, rows: Ints, wanted: Ints, owners: Ints, holders: int, 
     requests = _by_holder(needed, owners[needed], holders)
     asked = exchange([torch.from_numpy(request) for request in requests])
     replies = [reordered([part], rows, request.numpy())[0] for request in asked]
-    return reordered([torch.cat(exchange(replies))], np.concatenate(requests), wanted)[0]
+    return reordered([torch.cat(exchange(replies))], np.concatenate(requests), wanted)[
+        0
+    ]
 
 
 def _pick(tensor: Tensor, positions: Ints) -> Tensor:
@@ -100,11 +115,19 @@ class SingleProcess:
     def agreed(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> _T:
         return make()
 
-    def together(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> tuple[_T, list[Any]]:
+    def together(
+        self, make: Callable[[], _T], describe: Callable[[_T], Any]
+    ) -> tuple[_T, list[Any]]:
         made = make()
         return made, [describe(made)]
 
-    def rearranged(self, array: NDArray[Any], before: Sequence[Ints], order: Ints | None, sizes: Ints) -> NDArray[Any]:
+    def rearranged(
+        self,
+        array: NDArray[Any],
+        before: Sequence[Ints],
+        order: Ints | None,
+        sizes: Ints,
+    ) -> NDArray[Any]:
         return array if order is None else self.rows(array, sizes, order)
 
     def rows(self, array: NDArray[Any], sizes: Ints, wanted: Ints) -> NDArray[Any]:
@@ -140,8 +163,9 @@ class Peers(Protocol):
 class Ranks:
     """The ranks of a communicator, each with its own blocks. All ranks call every method in the same order.
 
-    Block k is on rank k mod K, as in a run. Rows are sent as bytes, so that any dtype of fixed size is supported.
-    `sizes` are the sizes of all blocks, `array` the rows of this rank in ascending row number.
+    Block k is on rank k mod K, as in a run. Rows are sent as bytes, so that any dtype
+    of fixed size is supported. `sizes` are the sizes of all blocks, `array` the rows of
+    this rank in ascending row number.
 
     Raises:
         DataError: `comm` is not a communicator of scalebench.
@@ -167,10 +191,14 @@ class Ranks:
         first = descriptions[0]
         for rank, other in enumerate(descriptions):
             if other != first:
-                raise DataError(f"the ranks do not ask for the same: rank 0 has {first}, rank {rank} has {other}")
+                raise DataError(
+                    f"the ranks do not ask for the same: rank 0 has {first}, rank {rank} has {other}"
+                )
         return made
 
-    def together(self, make: Callable[[], _T], describe: Callable[[_T], Any]) -> tuple[_T, list[Any]]:
+    def together(
+        self, make: Callable[[], _T], describe: Callable[[_T], Any]
+    ) -> tuple[_T, list[Any]]:
         """Return the result of `make` on this rank and the descriptions (Python literals) of all ranks' results.
 
         Raises:
@@ -184,7 +212,9 @@ class Ranks:
             made = make()
             # Literals in place of pickles: no rank executes what another sends.
             text = repr((describe(made), None))
-        except Exception as error:  # raised below, when the others know: they wait in the exchange
+        except (
+            Exception
+        ) as error:  # raised below, when the others know: they wait in the exchange
             failure = error
             text = repr((None, str(error) or type(error).__name__))
         message = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -197,11 +227,17 @@ class Ranks:
                 raise DataError(f"rank {rank}: {reason}")
         return made, [description for description, _ in results]
 
-    def rearranged(self, array: NDArray[Any], before: Sequence[Ints], order: Ints | None, sizes: Ints) -> NDArray[Any]:
+    def rearranged(
+        self,
+        array: NDArray[Any],
+        before: Sequence[Ints],
+        order: Ints | None,
+        sizes: Ints,
+    ) -> NDArray[Any]:
         """Return this rank's rows after bringing all rows into `order` (n,), by default unchanged, and into `sizes`.
 
-        `before` are the block sizes of each concatenated tensor; `array` has this rank's rows of each. One alltoallv if
-        any row moves; the result is a copy.
+        `before` are the block sizes of each concatenated tensor; `array` has this
+        rank's rows of each. One alltoallv if any row moves; the result is a copy.
         """
         now = np.concatenate([self._holders(each) for each in before])
         there = self._holders(sizes)
@@ -210,14 +246,21 @@ class Ranks:
         after[order] = there
         mine = order[there == self.rank]
         held = np.flatnonzero(now == self.rank)
-        (found,) = moved([_bytes(array)], held, mine, (now, after), self.size, self._comm.alltoallv)
+        (found,) = moved(
+            [_bytes(array)], held, mine, (now, after), self.size, self._comm.alltoallv
+        )
         return np.array(_rows(found, array))
 
     def rows(self, array: NDArray[Any], sizes: Ints, wanted: Ints) -> NDArray[Any]:
         """Return a copy of the rows `wanted` by this rank; exchanges row numbers, then rows."""
         owners = self._holders(sizes)
         held = np.flatnonzero(owners == self.rank)
-        return _rows(fetched(_bytes(array), held, wanted, owners, self.size, self._comm.alltoallv), array)
+        return _rows(
+            fetched(
+                _bytes(array), held, wanted, owners, self.size, self._comm.alltoallv
+            ),
+            array,
+        )
 
     def everything(self, array: NDArray[Any], sizes: Ints) -> NDArray[Any]:
         """Return all rows, on every rank."""
@@ -230,7 +273,9 @@ class Ranks:
     def written(self, dtype: np.dtype[Any]) -> Any:
         """Return `dtype` as a literal. Raises DataError for Python objects."""
         if dtype.hasobject:
-            raise DataError(f"rows of Python objects ({dtype}) cannot travel; use numbers, or text of fixed size")
+            raise DataError(
+                f"rows of Python objects ({dtype}) cannot travel; use numbers, or text of fixed size"
+            )
         return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
     def read(self, written: Any) -> np.dtype[Any]:

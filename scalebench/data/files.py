@@ -36,23 +36,33 @@ def need_folder(dataset: str, data_dir: Path | None, what: str, source: str) -> 
         )
     data_dir = data_dir.expanduser()
     if not data_dir.is_dir():
-        raise DataError(f"data set {dataset}: no folder {data_dir}; give --data-dir, a folder with {what}; {source}")
+        raise DataError(
+            f"data set {dataset}: no folder {data_dir}; give --data-dir, a folder with {what}; {source}"
+        )
     return data_dir
 
 
-def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], source: str) -> list[Path]:
+def find_files(
+    dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], source: str
+) -> list[Path]:
     """Return the files of the first complete set, in the order of its names.
 
     Raises:
         DataError: no set is complete; names the missing files, the searched folders and the source.
     """
-    what = ", or with ".join(", ".join(spellings[0] for spellings in one.names) for one in sets)
+    what = ", or with ".join(
+        ", ".join(spellings[0] for spellings in one.names) for one in sets
+    )
     folder = need_folder(dataset, data_dir, what, source)
     lacks = []
     for one in sets:
         found, missing = [], []
         for spellings in one.names:
-            places_of_it = (folder / place / spelling for place in one.folders for spelling in spellings)
+            places_of_it = (
+                folder / place / spelling
+                for place in one.folders
+                for spelling in spellings
+            )
             if path := next(filter(Path.is_file, places_of_it), None):
                 found.append(path)
             else:
@@ -64,7 +74,9 @@ def find_files(dataset: str, data_dir: Path | None, sets: tuple[FileSet, ...], s
     raise DataError(f"data set {dataset}: missing {'; or else '.join(lacks)}; {source}")
 
 
-def only_file(dataset: str, data_dir: Path | None, name: str | None, suffix: str) -> Path:
+def only_file(
+    dataset: str, data_dir: Path | None, name: str | None, suffix: str
+) -> Path:
     """Return the file `name` in `data_dir`, or without a name the only file that ends in `suffix`."""
     hint = f"put your own {suffix} file there"
     folder = need_folder(dataset, data_dir, name or f"one {suffix} file", hint)
@@ -92,9 +104,13 @@ def read_bytes(path: Path) -> bytes:
         else:
             content = bounded_read.read_bytes(path, _MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); it is corrupt or cut short: get it again") from None
+        raise DataError(
+            f"{path}: cannot be read ({error}); it is corrupt or cut short: get it again"
+        ) from None
     if len(content) > _MOST_BYTES:
-        raise DataError(f"{path}: larger than {_MOST_BYTES / MIB:,.0f} MiB when unpacked: get it again")
+        raise DataError(
+            f"{path}: larger than {_MOST_BYTES / MIB:,.0f} MiB when unpacked: get it again"
+        )
     return content
 
 
@@ -124,8 +140,17 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             require_fits(path, sum(entry.file_size for entry in archive.zip.infolist()))
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a readable .npz archive ({_cause(error)})") from None
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataError(
+            f"{path}: not a readable .npz archive ({_cause(error)})"
+        ) from None
 
 
 def open_npy(path: Path) -> Source:
@@ -133,10 +158,14 @@ def open_npy(path: Path) -> Source:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: not a readable .npy array ({_cause(error)})") from None
+        raise DataError(
+            f"{path}: not a readable .npy array ({_cause(error)})"
+        ) from None
     if not isinstance(found, np.ndarray):
         found.close()
-        raise DataError(f"{path}: not a readable .npy array (it is an archive; from_npz reads those)")
+        raise DataError(
+            f"{path}: not a readable .npy array (it is an archive; from_npz reads those)"
+        )
     return found
 
 
@@ -144,7 +173,9 @@ def array_of_npz(path: Path, key: str) -> Source:
     """Read the array `key` of an .npz file into memory."""
     arrays = read_npz(path)
     if key not in arrays:
-        raise DataError(f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}")
+        raise DataError(
+            f"{path}: no array {key!r}; it holds {', '.join(arrays) or 'nothing'}"
+        )
     return arrays[key]
 
 
@@ -153,18 +184,37 @@ def open_hdf5(path: Path, key: str) -> Source:
     try:
         import h5py
     except ImportError:
-        raise DataError(f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'") from None
+        raise DataError(
+            f"{path}: HDF5 files need h5py; install it with pip install 'scalebench[hdf5]'"
+        ) from None
     try:
         file = h5py.File(path, "r")  # open as long as its data set is referred to
         found = file.get(key)
         if not isinstance(found, h5py.Dataset):
             known: list[str] = []
-            file.visititems(lambda name, item: known.append(name) if isinstance(item, h5py.Dataset) else None)
-            raise DataError(f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}")
+            file.visititems(
+                lambda name, item: (
+                    known.append(name) if isinstance(item, h5py.Dataset) else None
+                )
+            )
+            raise DataError(
+                f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}"
+            )
         # A contiguous data set lies in the file as an array does, from its offset on.
         offset = found.id.get_offset()
-        plain = offset is not None and not found.external and found.dtype.kind in "biufc" and found.size
-        return np.memmap(path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape) if plain else found
+        plain = (
+            offset is not None
+            and not found.external
+            and found.dtype.kind in "biufc"
+            and found.size
+        )
+        return (
+            np.memmap(
+                path, dtype=found.dtype, mode="r", offset=offset, shape=found.shape
+            )
+            if plain
+            else found
+        )
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
 

@@ -45,11 +45,20 @@ def laid_out(length: int, blocks: Blocks | None, ranks: int) -> tuple[Ints, Grid
         sizes = np.asarray(blocks)
     except (ValueError, TypeError, RuntimeError):
         sizes = np.empty(0)
-    if isinstance(blocks, tuple) or sizes.ndim != 1 or len(sizes) == 0 or sizes.dtype.kind not in "iu":
+    if (
+        isinstance(blocks, tuple)
+        or sizes.ndim != 1
+        or len(sizes) == 0
+        or sizes.dtype.kind not in "iu"
+    ):
         got = " ".join(reprlib.repr(blocks).split())
-        raise DataError(f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}")
+        raise DataError(
+            f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
+        )
     if sizes.min() < 0 or sum(sizes.tolist()) != length:
-        raise DataError(f"sizes of blocks are 0 or more and add up to the {length} rows; got {reprlib.repr(blocks)}")
+        raise DataError(
+            f"sizes of blocks are 0 or more and add up to the {length} rows; got {reprlib.repr(blocks)}"
+        )
     return sizes.astype(np.int64), (len(sizes), 1)
 
 
@@ -60,7 +69,8 @@ def _is_count(value: Any) -> TypeGuard[int]:
 def _mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
     """Permute `rows` (n,) among the places of the same `group` (n,)."""
     mixed = np.empty_like(rows)
-    # By group, then by a random number: the places of a group get its rows in random order.
+    # By group, then by a random number: the places of a group get its rows in random
+    # order.
     places = np.argsort(group, kind="stable")
     mixed[places] = rows[np.lexsort((rng.random(len(rows)), group))]
     return mixed
@@ -69,14 +79,17 @@ def _mix_in_groups(rows: Ints, group: Ints, rng: np.random.Generator) -> Ints:
 def mix_pairs(rows: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
     """Concatenate, permute and split random pairs of blocks; an odd block is permuted alone.
 
-    `sizes` (blocks,) are kept. A round is dislib's total shuffle; Vazquez-Novoa et al., WACCPD 2025.
+    `sizes` (blocks,) are kept. A round is dislib's total shuffle; Vazquez-Novoa et al.,
+    WACCPD 2025.
     """
     pair = np.empty(len(sizes), dtype=np.int64)
     pair[rng.permutation(len(sizes))] = np.arange(len(sizes)) // 2
     return _mix_in_groups(rows, np.repeat(pair, sizes), rng)
 
 
-def shuffled(how: str, rows: Ints, sizes: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def shuffled(
+    how: str, rows: Ints, sizes: Ints, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
     """Apply the shuffle `how` to `rows` (n,) in blocks of `sizes` (blocks,); return rows and block sizes."""
     blocks = np.repeat(np.arange(len(sizes)), sizes)
     if how == "rotate_blocks":
@@ -95,10 +108,13 @@ def shuffled(how: str, rows: Ints, sizes: Ints, rng: np.random.Generator) -> tup
 class PairwiseRounds:
     """Rows after each of successive rounds of `mix_pairs`.
 
-    A pure function of the round: `rng` gives the generator of a round, and rounds that are not cached are recomputed.
+    A pure function of the round: `rng` gives the generator of a round, and rounds that
+    are not cached are recomputed.
     """
 
-    def __init__(self, rows: Ints, sizes: Ints, rng: Callable[[int], np.random.Generator]) -> None:
+    def __init__(
+        self, rows: Ints, sizes: Ints, rng: Callable[[int], np.random.Generator]
+    ) -> None:
         self._sizes, self._rng = sizes, rng
         self._kept: dict[int, Ints] = {-1: rows}
 

@@ -15,11 +15,13 @@ from scalebench.data.exchange import Exchange, Ints, moved
 from scalebench.errors import RunError
 
 
-def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[int, int]], set[int]]:
+def equal_batches(
+    starts: Ints, samples: int, batch: int
+) -> tuple[list[tuple[int, int]], set[int]]:
     """Return (begin, end) of batches inside blocks, and the indices of the first batches of blocks.
 
-    A block of m samples that begins at one of `starts` has c = ceil(m / batch) batches of floor(m / c) samples; its
-    last m mod c samples are dropped, as in dislib.
+    A block of m samples that begins at one of `starts` has c = ceil(m / batch) batches
+    of floor(m / c) samples; its last m mod c samples are dropped, as in dislib.
     """
     slices: list[tuple[int, int]] = []
     firsts: set[int] = set()
@@ -27,18 +29,26 @@ def equal_batches(starts: Ints, samples: int, batch: int) -> tuple[list[tuple[in
         firsts.add(len(slices))
         count = -(-(end - start) // batch)
         size = (end - start) // count
-        slices += [(start + size * place, start + size * (place + 1)) for place in range(count)]
+        slices += [
+            (start + size * place, start + size * (place + 1)) for place in range(count)
+        ]
     return slices, firsts
 
 
 class Shard:
     """Rows of `worker` by `plan`, as contiguous tensors on `device`.
 
-    Rows are read from the data set at the first epoch only; afterwards they are sent between workers.
+    Rows are read from the data set at the first epoch only; afterwards they are sent
+    between workers.
     """
 
     def __init__(
-        self, dataset: Dataset, plan: BatchPlan, worker: int, dtype: torch.dtype, device: torch.device
+        self,
+        dataset: Dataset,
+        plan: BatchPlan,
+        worker: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._x_all = DsTensor(dataset.x_train)
         self._y_all = DsTensor(dataset.y_train)
@@ -52,11 +62,14 @@ class Shard:
         self._x = self._y = torch.empty(0)
         self._versions = (0, 0)  # torch counts the changes of a tensor and of its views
 
-    def epoch(self, epoch: int, exchange: Exchange | None = None) -> tuple[Tensor, Tensor]:
+    def epoch(
+        self, epoch: int, exchange: Exchange | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return x (n_i, ...) in the run's dtype and y in visiting order of `epoch`; valid until the next call.
 
-        `exchange` sends tensor i to worker i and returns the tensors of all workers. It is called twice (x, then y) if
-        and only if rows move between the current epoch and `epoch`, on all workers or on none.
+        `exchange` sends tensor i to worker i and returns the tensors of all workers. It
+        is called twice (x, then y) if and only if rows move between the current epoch
+        and `epoch`, on all workers or on none.
         """
         self._require_unchanged()
         if epoch == self._epoch:
@@ -66,9 +79,17 @@ class Shard:
             self._x = self._load(self._x_all, rows, self._dtype)
             self._y = self._load(self._y_all, rows, self._y_dtype)
         else:
-            # From the second epoch on rows come from other workers, not from the data set.
+            # From the second epoch on rows come from other workers, not from the data
+            # set.
             owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
-            self._x, self._y = moved([self._x, self._y], self._rows, rows, owners, self._plan.workers, exchange)
+            self._x, self._y = moved(
+                [self._x, self._y],
+                self._rows,
+                rows,
+                owners,
+                self._plan.workers,
+                exchange,
+            )
         self._rows, self._epoch = rows, epoch
         self._versions = (self._x._version, self._y._version)
         return self._x, self._y
@@ -82,4 +103,8 @@ class Shard:
             )
 
     def _load(self, source: DsTensor, rows: Ints, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(source.rows(rows)).to(device=self._device, dtype=dtype).contiguous()
+        return (
+            torch.from_numpy(source.rows(rows))
+            .to(device=self._device, dtype=dtype)
+            .contiguous()
+        )

@@ -1,6 +1,7 @@
 """Records in the formats of other tools: JSON, Parquet, MLflow's file store, and Chrome's traces.
 
-JSON is strict (RFC 8259) and exact, one row per line; Parquet has meanings and units in its schema and needs pyarrow.
+JSON is strict (RFC 8259) and exact, one row per line; Parquet has meanings and units in
+its schema and needs pyarrow.
 
 MLflow's file store (`mlruns`) is written without MLflow:
 
@@ -10,13 +11,15 @@ MLflow's file store (`mlruns`) is written without MLflow:
     FOLDER/<experiment id>/<run id>/metrics/<name>          lines of "timestamp value step"
     FOLDER/<experiment id>/<run id>/tags/<name>             one value
 
-as `mlflow.store.tracking.file_store.FileStore` reads it. MLflow 2 opens it as it is; MLflow 3 wants
-MLFLOW_ALLOW_FILE_STORE=true, or `mlflow migrate-filestore`. Identifiers are hashes of the names of study and run, so
-that a repeated export replaces the earlier one.
+as `mlflow.store.tracking.file_store.FileStore` reads it. MLflow 2 opens it as it is;
+MLflow 3 wants MLFLOW_ALLOW_FILE_STORE=true, or `mlflow migrate-filestore`. Identifiers
+are hashes of the names of study and run, so that a repeated export replaces the earlier
+one.
 
-A trace opens in ui.perfetto.dev and chrome://tracing. Viewers count in whole nanoseconds and drop an event that
-overlaps the next one of its lane by one: times are rounded, and durations are differences of rounded times, so that
-adjacent laps stay adjacent. Shorter laps, as in Horovod's own timeline (microseconds), are left out.
+A trace opens in ui.perfetto.dev and chrome://tracing. Viewers count in whole
+nanoseconds and drop an event that overlaps the next one of its lane by one: times are
+rounded, and durations are differences of rounded times, so that adjacent laps stay
+adjacent. Shorter laps, as in Horovod's own timeline (microseconds), are left out.
 """
 
 from __future__ import annotations
@@ -49,25 +52,81 @@ _KINDS: dict[Any, set[type]] = {
     "float64": {float, np.float64},
 }
 FORMAT_VERSION = 1  # of the JSON file
-_ROWS_AT_ONCE = 10_000  # turned into text at a time, so that a large study does not lie in memory twice
+# turned into text at a time, so that a large study does not lie in memory twice
+_ROWS_AT_ONCE = 10_000
 ADD_PARQUET = "pip install 'scalebench[parquet]'"
 _OWN = {"label": Doc("the strategy with its options as written")}
 
-_STATUS = {"completed": 3, "failed": 4, "diverged": 4, "timeout": 4, "interrupted": 5}  # FINISHED, FAILED, KILLED
+_STATUS = {
+    "completed": 3,
+    "failed": 4,
+    "diverged": 4,
+    "timeout": 4,
+    "interrupted": 5,
+}  # FINISHED, FAILED, KILLED
 _KEYS = ("run_id", "attempt", "epoch")
 _LONGEST = 6000  # of a parameter; a tag may have 8000 characters
 # Measured columns; all other columns but _TAGS are parameters.
 _MEASURED = (
-    *("paced_overrun", "optimizer_steps", "syncs", "collective_calls", "bytes_sent_per_worker", "train_s"),
-    *("compute_s", "comm_s", "hidden_comm_s", "wait_s", "bubble_s", "straggler_factor", "data_s", "other_s", "eval_s"),
-    *("final_train_loss", "final_metric", "final_train_metric", "best_metric", "time_to_target_s", "epochs_to_target"),
+    *(
+        "paced_overrun",
+        "optimizer_steps",
+        "syncs",
+        "collective_calls",
+        "bytes_sent_per_worker",
+        "train_s",
+    ),
+    *(
+        "compute_s",
+        "comm_s",
+        "hidden_comm_s",
+        "wait_s",
+        "bubble_s",
+        "straggler_factor",
+        "data_s",
+        "other_s",
+        "eval_s",
+    ),
+    *(
+        "final_train_loss",
+        "final_metric",
+        "final_train_metric",
+        "best_metric",
+        "time_to_target_s",
+        "epochs_to_target",
+    ),
     *("peak_rss_mib", "peak_device_mib", "energy_j", "others_load", "reference_step_s"),
     *("train_s_no_jitter", "cost_core_hours", "cost_gpu_hours"),
 )
 _TAGS = (
-    *("study", "config_hash", "attempt", "status", "error", "execution", "engine", "oversubscribed", "warmup"),
-    *("worker_weights", "staleness_histogram", "lead_histogram", "started_utc", "host_hash", "git_commit"),
-    *("git_dirty", "packages_hash", "scheduler_job_id", "provenance", "energy_source", "schema_version", "run_id"),
+    *(
+        "study",
+        "config_hash",
+        "attempt",
+        "status",
+        "error",
+        "execution",
+        "engine",
+        "oversubscribed",
+        "warmup",
+    ),
+    *(
+        "worker_weights",
+        "staleness_histogram",
+        "lead_histogram",
+        "started_utc",
+        "host_hash",
+        "git_commit",
+    ),
+    *(
+        "git_dirty",
+        "packages_hash",
+        "scheduler_job_id",
+        "provenance",
+        "energy_source",
+        "schema_version",
+        "run_id",
+    ),
 )
 
 _PROCESS = 1  # 0 is the idle process of viewers
@@ -76,14 +135,21 @@ _PROCESS = 1  # 0 is the idle process of viewers
 def tables(results: Results) -> dict[str, pd.DataFrame]:
     """Return `runs`, `epochs` (latest attempts), `cells` (one row per cell) and `ratios` (one per cell and baseline).
 
-    Texts are of type str and flags nullable, so that the type of a column does not depend on its values. `cells` has a
-    column `target_reached` (true, false, missing without a target) beside `time_to_target_s`, as not every format holds
-    its infinity.
+    Texts are of type str and flags nullable, so that the type of a column does not
+    depend on its values. `cells` has a column `target_reached` (true, false, missing
+    without a target) beside `time_to_target_s`, as not every format holds its infinity.
     """
     summary = cells(results)
     time = summary["time_to_target_s"].astype("float64")
-    summary["target_reached"] = pd.Series(np.isfinite(time), dtype="boolean").mask(time.isna())
-    found = {"runs": results.runs, "epochs": results.epochs, "cells": summary, "ratios": ratios(results)}
+    summary["target_reached"] = pd.Series(np.isfinite(time), dtype="boolean").mask(
+        time.isna()
+    )
+    found = {
+        "runs": results.runs,
+        "epochs": results.epochs,
+        "cells": summary,
+        "ratios": ratios(results),
+    }
     return {name: _typed(table) for name, table in found.items()}
 
 
@@ -91,13 +157,20 @@ def columns_of(name: str) -> dict[str, Doc]:
     """Meaning and unit of the columns of `runs` or `epochs`; the other tables are described in docs/export.md."""
     row_types: dict[str, type[BaseModel]] = {"runs": RunRow, "epochs": EpochRow}
     fields = row_types[name].model_fields if name in row_types else {}
-    docs = {key: item for key, field in fields.items() for item in field.metadata if isinstance(item, Doc)}
+    docs = {
+        key: item
+        for key, field in fields.items()
+        for item in field.metadata
+        if isinstance(item, Doc)
+    }
     return docs | _OWN if name == "runs" else docs
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
     """Give columns of Python objects the type of their values; an empty one counts as text."""
-    objects = [name for name in table if pd.api.types.is_object_dtype(table[name].dtype)]
+    objects = [
+        name for name in table if pd.api.types.is_object_dtype(table[name].dtype)
+    ]
     return table.astype({name: _kind(table[name]) for name in objects})
 
 
@@ -112,10 +185,11 @@ def _kind(column: pd.Series) -> Any:
 def write_json(results: Results, file: Path) -> Path:
     """Write `results` to `file` atomically.
 
-    An object with `format` ("scalebench-results"), `format_version`, `schema_version` of the rows, `study`
-    (study.yaml), `notes`, `columns` (meaning and unit by table and column), then the tables `runs`, `epochs`, `cells`
-    and `ratios`, each a list of objects, one per row. Numbers round-trip exactly; missing and non-finite values
-    are null.
+    An object with `format` ("scalebench-results"), `format_version`, `schema_version`
+    of the rows, `study` (study.yaml), `notes`, `columns` (meaning and unit by table and
+    column), then the tables `runs`, `epochs`, `cells` and `ratios`, each a list of
+    objects, one per row. Numbers round-trip exactly; missing and non-finite values are
+    null.
 
     Raises:
         ResultsError: `file` cannot be written.
@@ -135,7 +209,9 @@ def json_text(results: Results) -> Iterator[str]:
         "schema_version": SCHEMA_VERSION,
         "study": results.study,
         "notes": results.notes,
-        "columns": {table: _described(columns) for table, columns in meanings.items() if columns},
+        "columns": {
+            table: _described(columns) for table, columns in meanings.items() if columns
+        },
     }
     yield "{\n"
     for key, value in head.items():
@@ -148,7 +224,10 @@ def json_text(results: Results) -> Iterator[str]:
 
 
 def _described(columns: dict[str, Doc]) -> dict[str, dict[str, str | None]]:
-    return {name: {"meaning": column.meaning, "unit": column.unit or None} for name, column in columns.items()}
+    return {
+        name: {"meaning": column.meaning, "unit": column.unit or None}
+        for name, column in columns.items()
+    }
 
 
 def _rows(table: pd.DataFrame) -> Iterator[str]:
@@ -173,8 +252,9 @@ def _dumps(value: object) -> str:
 def write_parquet(results: Results, folder: Path) -> list[Path]:
     """Write `folder`/runs.parquet, epochs.parquet, cells.parquet and ratios.parquet; each is replaced whole.
 
-    A column's field metadata has its `unit` and `meaning`; the schema's metadata has `scalebench`, a JSON object with
-    `schema_version` and `study`. Missing values are null; numbers are exact.
+    A column's field metadata has its `unit` and `meaning`; the schema's metadata has
+    `scalebench`, a JSON object with `schema_version` and `study`. Missing values are
+    null; numbers are exact.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -183,13 +263,19 @@ def write_parquet(results: Results, folder: Path) -> list[Path]:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise UsageError(f"Parquet files need pyarrow; add it with: {ADD_PARQUET}") from None
-    facts = json.dumps({"schema_version": SCHEMA_VERSION, "study": results.study}, default=str)
+        raise UsageError(
+            f"Parquet files need pyarrow; add it with: {ADD_PARQUET}"
+        ) from None
+    facts = json.dumps(
+        {"schema_version": SCHEMA_VERSION, "study": results.study}, default=str
+    )
     files = []
     for name, table in tables(results).items():
         file = folder / f"{name}.parquet"
         with writing(file, "name another place"), atomic_file(file) as stream:
-            pq.write_table(_arrow(name, table, facts), stream.buffer, compression="zstd")
+            pq.write_table(
+                _arrow(name, table, facts), stream.buffer, compression="zstd"
+            )
         files.append(file)
     return files
 
@@ -201,16 +287,24 @@ def _arrow(name: str, table: pd.DataFrame, facts: str) -> pa.Table:
     schema = made.schema
     for key, column in columns_of(name).items():
         at = schema.get_field_index(key)
-        schema = schema.set(at, schema.field(at).with_metadata({"meaning": column.meaning, "unit": column.unit}))
-    return made.cast(schema.with_metadata({**(schema.metadata or {}), b"scalebench": facts.encode()}))
+        schema = schema.set(
+            at,
+            schema.field(at).with_metadata(
+                {"meaning": column.meaning, "unit": column.unit}
+            ),
+        )
+    return made.cast(
+        schema.with_metadata({**(schema.metadata or {}), b"scalebench": facts.encode()})
+    )
 
 
 def write_mlflow(results: Results, folder: Path) -> Path:
     """Write the study as one experiment below `folder`, which may hold other experiments; return its folder.
 
-    A run's columns become parameters (settings), metrics (measurements; per epoch with step = epoch) and tags (status,
-    place). A metric of both tables (compute_s) has its total under its name and the epochs' values under `epoch/...`.
-    Missing values are left out. Metrics are stamped start + training time.
+    A run's columns become parameters (settings), metrics (measurements; per epoch with
+    step = epoch) and tags (status, place). A metric of both tables (compute_s) has its
+    total under its name and the epochs' values under `epoch/...`. Missing values are
+    left out. Metrics are stamped start + training time.
 
     Raises:
         ResultsError: `folder` cannot be written.
@@ -237,11 +331,15 @@ def write_mlflow(results: Results, folder: Path) -> Path:
             "name": name,
         }
         _write(experiment / "meta.yaml", yaml.safe_dump(facts))
-        _write(experiment / "tags" / "scalebench.source", "scalebench export --mlflow-dir")
+        _write(
+            experiment / "tags" / "scalebench.source", "scalebench export --mlflow-dir"
+        )
     return experiment
 
 
-def _write_run(experiment: Path, study: str, run: dict[Hashable, Any], epochs: pd.DataFrame) -> tuple[int, int]:
+def _write_run(
+    experiment: Path, study: str, run: dict[Hashable, Any], epochs: pd.DataFrame
+) -> tuple[int, int]:
     """Write one run; return its start and end in milliseconds since 1970."""
     identity = _digest(f"{study}\n{run['run_id']}")
     folder = experiment / identity
@@ -271,7 +369,11 @@ def _write_run(experiment: Path, study: str, run: dict[Hashable, Any], epochs: p
         _write(folder / "params" / key, _text(held[key]))
     for key in (key for key in _TAGS if key in held):
         _write(folder / "tags" / f"scalebench.{key}", _text(held[key]))
-    tags = {"mlflow.runName": run["run_id"], "mlflow.source.name": "scalebench", "mlflow.source.type": "LOCAL"}
+    tags = {
+        "mlflow.runName": run["run_id"],
+        "mlflow.source.name": "scalebench",
+        "mlflow.source.type": "LOCAL",
+    }
     if "git_commit" in held:
         tags["mlflow.source.git.commit"] = held["git_commit"]
     for key, value in tags.items():
@@ -283,16 +385,25 @@ def _write_run(experiment: Path, study: str, run: dict[Hashable, Any], epochs: p
 
 
 def _write_epochs(folder: Path, start: int, epochs: pd.DataFrame) -> None:
-    measured = [key for key, kind in kinds(EpochRow).items() if key not in _KEYS and kind != "text"]
+    measured = [
+        key
+        for key, kind in kinds(EpochRow).items()
+        if key not in _KEYS and kind != "text"
+    ]
     stamps = [start + _later(elapsed) for elapsed in epochs["elapsed_s"]]
     for key in measured:
         lines = [
             f"{stamp} {float(value)!r} {epoch}\n"
-            for stamp, value, epoch in zip(stamps, epochs[key], epochs["epoch"], strict=True)
+            for stamp, value, epoch in zip(
+                stamps, epochs[key], epochs["epoch"], strict=True
+            )
             if not pd.isna(value)
         ]
         if lines:
-            _write(folder / (f"epoch/{key}" if key in RunRow.model_fields else key), "".join(lines))
+            _write(
+                folder / (f"epoch/{key}" if key in RunRow.model_fields else key),
+                "".join(lines),
+            )
 
 
 def _write(file: Path, text: str) -> None:
@@ -328,7 +439,9 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
     events = [_event("M", "process_name", 1, args={"name": timeline.title})]
     for number, lane in enumerate(timeline.lanes, start=1):
         events.append(_event("M", "thread_name", number, args={"name": lane.name}))
-        events.append(_event("M", "thread_sort_index", number, args={"sort_index": number}))
+        events.append(
+            _event("M", "thread_sort_index", number, args={"sort_index": number})
+        )
         for lap in lane.laps:
             begin = _nanoseconds(lap.begin_s)
             end = _nanoseconds(lap.end_s)
@@ -336,8 +449,20 @@ def write_chrome(timeline: Timeline, path: Path) -> None:
                 times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
                 events.append(_event("X", lap.activity, number, cat=lap.group, **times))
         for epoch, end_s in enumerate(lane.epochs, start=1):
-            events.append(_event("i", f"end of epoch {epoch}", number, s="t", ts=_nanoseconds(end_s) / 1000))
-    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": timeline.about}}
+            events.append(
+                _event(
+                    "i",
+                    f"end of epoch {epoch}",
+                    number,
+                    s="t",
+                    ts=_nanoseconds(end_s) / 1000,
+                )
+            )
+    document = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"about": timeline.about},
+    }
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_own(path, "w") as file:

@@ -17,17 +17,40 @@ from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.series_style import MOST_SERIES, NEUTRAL, Look, group_name, name_series, width
+from scalebench.figures.drawing.series_style import (
+    MOST_SERIES,
+    NEUTRAL,
+    Look,
+    group_name,
+    name_series,
+    width,
+)
 from scalebench.study.cell import EXECUTIONS
 
 _PANELS = ("time", "core-hours", "memory")
-_LABELS = {"time": "training time (s)", "core-hours": "core-hours", "memory": "peak memory of a worker (MiB)"}
+_LABELS = {
+    "time": "training time (s)",
+    "core-hours": "core-hours",
+    "memory": "peak memory of a worker (MiB)",
+}
 _FRONT = "#777777"
 _FRONT_WORDS = "Pareto front (number: workers)"
-_FEW, _TOGETHER = 2, 10  # points of a series, up to which so many series stay legible in one panel
+_FEW, _TOGETHER = (
+    2,
+    10,
+)  # points of a series, up to which so many series stay legible in one panel
 _HEIGHT_IN = 2.4
 _AXES = 0.7  # share of a panel that its axes take
-_DIRECTIONS = ((-1, 1), (1, 1), (-1, -1), (1, -1), (0, 1), (0, -1), (-1, 0), (1, 0))  # of a label from its point
+_DIRECTIONS = (
+    (-1, 1),
+    (1, 1),
+    (-1, -1),
+    (1, -1),
+    (0, 1),
+    (0, -1),
+    (-1, 0),
+    (1, 0),
+)  # of a label from its point
 
 
 @FIGURES.add
@@ -39,13 +62,19 @@ class AccuracyCost(Figure):
 
     def absent(self, results: Results) -> str:
         trained = results.completed["final_metric"].notna().any()
-        return super().absent(results) or ("" if trained else "no run has a metric; modelled runs train nothing")
+        return super().absent(results) or (
+            "" if trained else "no run has a metric; modelled runs train nothing"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         everything = name_series(metric_by_cost(results))
         few = everything.groupby(["series", "execution"]).size().max() <= _FEW
-        table, look, groups = canvas.series_of(everything, _TOGETHER if few else MOST_SERIES, of=results)
-        known = table.groupby("execution")[list(COSTS.values())].count().gt(0).all()  # memory not where one is virtual
+        table, look, groups = canvas.series_of(
+            everything, _TOGETHER if few else MOST_SERIES, of=results
+        )
+        known = (
+            table.groupby("execution")[list(COSTS.values())].count().gt(0).all()
+        )  # memory not where one is virtual
         names = [name for name in canvas.wanted(_PANELS) if known[COSTS[name]]]
         if not names:
             raise EmptyFigureError("no run of the selection has a metric and a cost")
@@ -62,7 +91,10 @@ class AccuracyCost(Figure):
             own = table[(table["execution"] == execution) & table["series"].isin(group)]
             fronts = of_engines[of_engines["execution"] == execution]
             of = f"{name}, {execution}" if len(executions) > 1 else name
-            panel.title(f"{of}: {group_name(group)}" if len(groups) > 1 else of, name=f"{name}, {execution}")
+            panel.title(
+                f"{of}: {group_name(group)}" if len(groups) > 1 else of,
+                name=f"{name}, {execution}",
+            )
             _draw_fronts(panel, fronts, COSTS[name])
             others = fronts[~fronts["series"].isin(group)]
             panel.context(others, "metric", x=COSTS[name], connect=False)
@@ -71,21 +103,31 @@ class AccuracyCost(Figure):
             panel.seconds_axis("x", _LABELS[name])
         share_y(canvas.shown)
         for panel, (execution, _), name in drawn:
-            _label_fronts(panel, of_engines[of_engines["execution"] == execution], COSTS[name])
+            _label_fronts(
+                panel, of_engines[of_engines["execution"] == execution], COSTS[name]
+            )
 
         front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
         fronts_drawn = any(_FRONT_WORDS in panel.explained for panel in canvas.shown)
         canvas.legends(look, table, *[(front, _FRONT_WORDS)] * fronts_drawn, line=False)
-        modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
+        modelled = (
+            canvas.selection.of(results.completed)["execution"].eq("modelled").any()
+        )
         canvas.describe(
             results,
             table,
             "One point for each strategy and worker count: the metric of the final consensus model on held-out data"
             f"{with_interval(over_seeds(table))}.",
             "The front joins the points of an execution and engine that no other beats in both.",
-            "Modelled runs, which train nothing, have no metric and are left out." if modelled else "",
-            "Oversubscribed and disturbed points are on no front." if not is_representative(table).all() else "",
-            "Memory is the largest of a worker's process, or on its device." if "memory" in names else "",
+            "Modelled runs, which train nothing, have no metric and are left out."
+            if modelled
+            else "",
+            "Oversubscribed and disturbed points are on no front."
+            if not is_representative(table).all()
+            else "",
+            "Memory is the largest of a worker's process, or on its device."
+            if "memory" in names
+            else "",
             method=(
                 "Times are geometric means, core-hours these times the cores. The front is that of the whole study: "
                 "points that no other beats in metric or cost without being worse in the other; it disregards "
@@ -94,17 +136,41 @@ class AccuracyCost(Figure):
         )
 
 
-def _draw_cells(panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look]) -> None:
+def _draw_cells(
+    panel: Panel, own: pd.DataFrame, cost: str, look: dict[str, Look]
+) -> None:
     """Draw one point per cell, with its intervals of cost and metric."""
-    low, high = ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
+    low, high = (
+        ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
+    )
     known = own[own[cost].notna()]
-    panel.curve(known, "metric", look, x=cost, low="metric_low", high="metric_high", shift=False, connect=False)
+    panel.curve(
+        known,
+        "metric",
+        look,
+        x=cost,
+        low="metric_low",
+        high="metric_high",
+        shift=False,
+        connect=False,
+    )
     ends = zip(known[low], known[high], known["metric"], strict=True)
     sideways = [((left, y), (right, y)) for left, right, y in ends]
     points = list(known[[cost, "metric"]].itertuples(index=False, name=None))
     panel.intervals(sideways, [look[name].color for name in known["series"]], points)
     kept = known.rename(columns={low: "low", high: "high", cost: "y"})
-    kept = kept[["series", "execution", "engine", "workers", "oversubscribed", "y", "low", "high"]]
+    kept = kept[
+        [
+            "series",
+            "execution",
+            "engine",
+            "workers",
+            "oversubscribed",
+            "y",
+            "low",
+            "high",
+        ]
+    ]
     panel.keep(kept.to_dict("records"), quantity=cost)
     panel.metric_axis(str(own["metric_name"].iloc[0]))
 
@@ -119,22 +185,42 @@ def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     """Draw the front of each engine as steps: the best metric that a cost buys."""
     for engine, front in _fronts(table, cost):
         panel.explained.add(_FRONT_WORDS)
-        panel.ax.plot(front[cost], front["metric"], drawstyle="steps-post", color=_FRONT, linewidth=1.0, zorder=1)
-        kept = front.rename(columns={cost: "x", "metric": "y"})[["execution", "engine", "workers", "x", "y"]]
-        panel.keep(kept.to_dict("records"), series=f"Pareto front on {engine}", quantity="front")
+        panel.ax.plot(
+            front[cost],
+            front["metric"],
+            drawstyle="steps-post",
+            color=_FRONT,
+            linewidth=1.0,
+            zorder=1,
+        )
+        kept = front.rename(columns={cost: "x", "metric": "y"})[
+            ["execution", "engine", "workers", "x", "y"]
+        ]
+        panel.keep(
+            kept.to_dict("records"),
+            series=f"Pareto front on {engine}",
+            quantity="front",
+        )
 
 
 def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     """Write the worker counts beside the points of the fronts, where they cover no point and no other label.
 
-    Points whose labels would touch have one for all. A line leads from a label to its point where there is no room
-    beside it.
+    Points whose labels would touch have one for all. A line leads from a label to its
+    point where there is no room beside it.
     """
     to_axes = panel.ax.transScale + panel.ax.transLimits
-    size_pt = np.array([_AXES * 72 * panel.width_in, _AXES * 72 * _HEIGHT_IN * panel.style.height])
+    size_pt = np.array(
+        [_AXES * 72 * panel.width_in, _AXES * 72 * _HEIGHT_IN * panel.style.height]
+    )
     small = panel.style.small
-    mark = 0.7 * rcParams["lines.markersize"]  # half a mark, and what it is wider than that in some directions
-    places = to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float)) * size_pt
+    mark = (
+        0.7 * rcParams["lines.markersize"]
+    )  # half a mark, and what it is wider than that in some directions
+    places = (
+        to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
+        * size_pt
+    )
     taken = [(*place, mark, mark) for place in places if np.isfinite(place).all()]
     front = table[table[f"{cost}_front"]].sort_values(cost)
     points = to_axes.transform(front[[cost, "metric"]].to_numpy(dtype=float)) * size_pt
@@ -147,8 +233,19 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
             continue
         point, centre, beside = found
         taken.append((*centre, *half))
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": small, "color": NEUTRAL}
-        line = {"arrowstyle": "-", "color": _FRONT, "linewidth": 0.5, "shrinkA": 0, "shrinkB": mark}
+        style: dict[str, Any] = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": small,
+            "color": NEUTRAL,
+        }
+        line = {
+            "arrowstyle": "-",
+            "color": _FRONT,
+            "linewidth": 0.5,
+            "shrinkA": 0,
+            "shrinkB": mark,
+        }
         panel.ax.annotate(
             text,
             point / size_pt,
@@ -177,11 +274,16 @@ def _close_together(points: np.ndarray, small: float) -> list[list[int]]:
 
 
 def _free_place(
-    points: np.ndarray, half: np.ndarray, mark: float, taken: Sequence[tuple[float, ...]], size_pt: np.ndarray
+    points: np.ndarray,
+    half: np.ndarray,
+    mark: float,
+    taken: Sequence[tuple[float, ...]],
+    size_pt: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, bool] | None:
     """Return one of the `points`, the centre of a label that is free, and whether it is beside the point.
 
-    The label has half the size `half`; what is `taken` are boxes (x, y, half a width, half a height).
+    The label has half the size `half`; what is `taken` are boxes (x, y, half a width,
+    half a height).
     """
     for distance in (1.0, 1.6, 2.4, 3.4):
         for point in points:
@@ -189,10 +291,16 @@ def _free_place(
                 centre = point + distance * np.array(direction) * (half + 1.2 * mark)
                 inside = (half <= centre).all() and (centre <= size_pt - half).all()
                 if inside and not any(_overlap(centre, half, box) for box in taken):
-                    return point, centre, distance == 1.0  # nearest first: farther ones need a line
+                    return (
+                        point,
+                        centre,
+                        distance == 1.0,
+                    )  # nearest first: farther ones need a line
     return None
 
 
 def _overlap(centre: np.ndarray, half: np.ndarray, box: tuple[float, ...]) -> bool:
     x, y, across, up = box
-    return bool(abs(centre[0] - x) < half[0] + across and abs(centre[1] - y) < half[1] + up)
+    return bool(
+        abs(centre[0] - x) < half[0] + across and abs(centre[1] - y) < half[1] + up
+    )

@@ -20,7 +20,12 @@ from scalebench.figures.drawing.caption import (
     describe_study,
 )
 from scalebench.figures.drawing.panel import Panel
-from scalebench.figures.drawing.series_style import Look, looks, name_series, short_names
+from scalebench.figures.drawing.series_style import (
+    Look,
+    looks,
+    name_series,
+    short_names,
+)
 
 GOAL = 0.15
 
@@ -36,18 +41,24 @@ class Agreement(Figure):
             return reason
         if len(agreement(results)):
             return ""
-        if (jitter := supposed(results)) and {"native", "virtual"} <= set(results.completed["execution"]):
+        if (jitter := supposed(results)) and {"native", "virtual"} <= set(
+            results.completed["execution"]
+        ):
             return f"virtual times suppose {jitter}, which native ones do not have"
         return "no strategy ran both virtually and natively at one worker count"
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table = agreement(results).assign(execution="native", series=lambda frame: frame["label"])
+        table = agreement(results).assign(
+            execution="native", series=lambda frame: frame["label"]
+        )
         look = looks([*table["series"], *name_series(results.completed)["series"]])
         canvas.names = short_names(look)
         executions = canvas.selection.executions or ("native", "virtual")
         table = replace(canvas.selection, executions=()).of(table)
         if table.empty or not {"native", "virtual"} <= set(executions):
-            raise EmptyFigureError("the selection leaves no strategy that ran both virtually and natively")
+            raise EmptyFigureError(
+                "the selection leaves no strategy that ran both virtually and natively"
+            )
         wanted = canvas.wanted(self.panels)
         (panels,) = canvas.grids((len(wanted), canvas.fits(len(wanted)), 3.1))
         for panel, name in zip(panels, wanted, strict=True):
@@ -56,7 +67,11 @@ class Agreement(Figure):
         equal = (Line2D([], [], color="#888888", linestyle=":"), "equal")
         canvas.legends(look, table.assign(execution=""), equal, band)
         error = virtual_error(results)
-        off = "" if error is None else f"Virtual times are off by {error.words}, where native runs check them."
+        off = (
+            ""
+            if error is None
+            else f"Virtual times are off by {error.words}, where native runs check them."
+        )
         canvas.say(
             describe_label(results),
             describe_executions(results, bars=False),
@@ -80,7 +95,11 @@ def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> Non
     ]
     panel.reference(ends, ends, "equal")
     panel.ax.fill_between(
-        ends, [(1 - GOAL) * x for x in ends], [(1 + GOAL) * x for x in ends], color="#EEEEEE", zorder=0
+        ends,
+        [(1 - GOAL) * x for x in ends],
+        [(1 + GOAL) * x for x in ends],
+        color="#EEEEEE",
+        zorder=0,
     )
     panel.ax.set(xlim=ends, ylim=ends)
     panel.seconds_axis("x", "native training time (s)")

@@ -25,8 +25,12 @@ class Figure(Choice):
     """One figure of a study; a new figure is a new file in this package."""
 
     by_default: ClassVar[bool] = True  # False: drawn only if named
-    takes_added: ClassVar[bool] = False  # draws other studies and curves beside those of its study
-    panels: ClassVar[tuple[str, ...]] = ()  # names of panels that can be chosen; empty where each shows one series
+    takes_added: ClassVar[bool] = (
+        False  # draws other studies and curves beside those of its study
+    )
+    panels: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of panels that can be chosen; empty where each shows one series
 
     def absent(self, results: Results) -> str:
         """Return the reason why the figure cannot be drawn from `results`, empty if it can."""
@@ -57,13 +61,18 @@ class Declared(NamedTuple):
 def declared_figures() -> list[Declared]:
     """Return all figures by name.
 
-    Those of this package are read from their source: importing them takes matplotlib and pandas, and a second.
+    Those of this package are read from their source: importing them takes matplotlib
+    and pandas, and a second.
     """
     if entry_points(group=_GROUP):
         kinds = map(FIGURES.find, FIGURES.names())
         return [Declared(kind.name, kind.summary, kind.by_default) for kind in kinds]
     folder = Path(__file__).parent
-    files = [folder / f"{module.name}.py" for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg]
+    files = [
+        folder / f"{module.name}.py"
+        for module in pkgutil.iter_modules([str(folder)])
+        if not module.ispkg
+    ]
     found = (_declared_in(file.read_text(encoding="utf-8")) for file in files)
     return sorted(figure for own in found for figure in own)
 
@@ -72,8 +81,12 @@ def _declared_in(source: str) -> list[Declared]:
     """Return the figures whose classes a module adds to FIGURES."""
     if "@FIGURES.add" not in source:
         return []
-    classes = [part for part in ast.parse(source).body if isinstance(part, ast.ClassDef)]
-    added = [cls for cls in classes if "FIGURES.add" in map(ast.unparse, cls.decorator_list)]
+    classes = [
+        part for part in ast.parse(source).body if isinstance(part, ast.ClassDef)
+    ]
+    added = [
+        cls for cls in classes if "FIGURES.add" in map(ast.unparse, cls.decorator_list)
+    ]
     return [Declared(**_constants(cls)) for cls in added]
 
 
@@ -84,7 +97,11 @@ def _constants(cls: ast.ClassDef) -> dict[str, Any]:
         for part in cls.body
         if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name)
     }
-    return {name: ast.literal_eval(named[name]) for name in Declared._fields if name in named}
+    return {
+        name: ast.literal_eval(named[name])
+        for name in Declared._fields
+        if name in named
+    }
 
 
 def figure_names() -> list[str]:
@@ -99,6 +116,11 @@ def default_figures() -> list[str]:
 def describe_figures() -> list[tuple[str, str]]:
     """Return (name, summary) of every figure; the summary marks figures that are drawn only if named."""
     return [
-        (figure.name, figure.summary if figure.by_default else f"{figure.summary} (drawn when named)")
+        (
+            figure.name,
+            figure.summary
+            if figure.by_default
+            else f"{figure.summary} (drawn when named)",
+        )
         for figure in declared_figures()
     ]

@@ -17,7 +17,11 @@ from matplotlib.transforms import Affine2D
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.marks import counts_by_execution, draw_bars, executions_of_bars
+from scalebench.figures.drawing.marks import (
+    counts_by_execution,
+    draw_bars,
+    executions_of_bars,
+)
 from scalebench.figures.drawing.panel import Segment, hatch_of
 from scalebench.figures.drawing.series_style import (
     ENGINE_ALONE,
@@ -31,7 +35,11 @@ from scalebench.figures.style import Style
 from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, marks, seconds
 
 _COLUMNS = 3
-_HEIGHTS_IN = (2.6, 2.15, 3.0)  # in print, on screen, on slides, whose times above the bars are large
+_HEIGHTS_IN = (
+    2.6,
+    2.15,
+    3.0,
+)  # in print, on screen, on slides, whose times above the bars are large
 _SIGNS = {"oversubscribed": OVERSUBSCRIBED, "disturbed": DISTURBED}  # behind times
 _NAMES_IN = 0.2  # of executions, below the counts
 _ALONE = "engine, at one worker"
@@ -48,17 +56,37 @@ class Breakdown(Figure):
         table, look, _ = canvas.series_of(cells(results), of=results)
         names = [name for name in look if name in set(table["series"])]
         counts = counts_by_execution(table)
-        height = _HEIGHTS_IN[int(canvas.style.height >= 1) + int(canvas.style.height > 1)]
+        height = _HEIGHTS_IN[
+            int(canvas.style.height >= 1) + int(canvas.style.height > 1)
+        ]
         named = _NAMES_IN * (len(counts) > 1)
         top, small = _top(table, canvas.style, height), canvas.style.small
-        (panels,) = canvas.grids((len(names), canvas.fits(min(_COLUMNS, len(names)), narrow=True), height + named))
+        (panels,) = canvas.grids(
+            (
+                len(names),
+                canvas.fits(min(_COLUMNS, len(names)), narrow=True),
+                height + named,
+            )
+        )
         for panel, name in zip(panels, names, strict=True):
             panel.title(canvas.names[name], name)
             own = table[table["series"] == name]
-            single = own["workers"].nunique() == 1  # serial: one bar, without room for other counts
+            single = (
+                own["workers"].nunique() == 1
+            )  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
-            for at, cell in draw_bars(panel, own, shown, _segments, "share of training time", like=counts):
-                time = panel.ax.text(at, 103, _time_of(cell), rotation=90, ha="center", va="bottom", fontsize=small)
+            for at, cell in draw_bars(
+                panel, own, shown, _segments, "share of training time", like=counts
+            ):
+                time = panel.ax.text(
+                    at,
+                    103,
+                    _time_of(cell),
+                    rotation=90,
+                    ha="center",
+                    va="bottom",
+                    fontsize=small,
+                )
                 time.set_in_layout(False)
                 panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
             panel.ax.set_ylim(0, top)
@@ -66,13 +94,26 @@ class Breakdown(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel("share of time (%)")
         entries: list[Entry] = []
-        drawn = {segment.part: segment for cell in table.to_dict("records") for segment in _segments(cell)}
+        drawn = {
+            segment.part: segment
+            for cell in table.to_dict("records")
+            for segment in _segments(cell)
+        }
         for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
             color = drawn[part].color
             measured = drawn[part].measured
             hatch = hatch_of(drawn[part], canvas.style)
             edge = "white" if measured and canvas.style.patterns else color
-            entries.append((Patch(facecolor=color if measured else "white", edgecolor=edge, hatch=hatch), part))
+            entries.append(
+                (
+                    Patch(
+                        facecolor=color if measured else "white",
+                        edgecolor=edge,
+                        hatch=hatch,
+                    ),
+                    part,
+                )
+            )
         canvas.legend(entries)
         canvas.legend([*executions_of_bars(table), *_signs(table)])
         canvas.describe(
@@ -80,7 +121,9 @@ class Breakdown(Figure):
             table,
             "Shares of the training time, which stands above each bar; communication is what compute does not hide, "
             "without the waiting for the last worker. Pale bars are virtual.",
-            "DDP communicates inside backward, so a real run of it has no split." if _UNMEASURED in drawn else "",
+            "DDP communicates inside backward, so a real run of it has no split."
+            if _UNMEASURED in drawn
+            else "",
             method=(
                 "Shares are means over workers and repetitions; one worker communicates with nobody: the cost of its "
                 "engine is shown as that.",
@@ -92,7 +135,12 @@ class Breakdown(Figure):
 
 def _signs(table: pd.DataFrame) -> list[Entry]:
     """Return the entries of the signs behind times."""
-    look = {"linestyle": "", "color": NEUTRAL, "markersize": 1.5 * rcParams["lines.markersize"], "markeredgewidth": 0}
+    look = {
+        "linestyle": "",
+        "color": NEUTRAL,
+        "markersize": 1.5 * rcParams["lines.markersize"],
+        "markeredgewidth": 0,
+    }
     return [
         (Line2D([], [], marker=_as_marker(sign), **look), MARK_WORDS[mark])
         for mark, sign in _SIGNS.items()
@@ -104,7 +152,9 @@ def _as_marker(sign: str) -> Path:
     """Return the outline of a sign around the origin."""
     outline = TextPath((0, 0), sign)
     (left, bottom), (right, top) = outline.get_extents().get_points()
-    return outline.transformed(Affine2D().translate(-(left + right) / 2, -(bottom + top) / 2))
+    return outline.transformed(
+        Affine2D().translate(-(left + right) / 2, -(bottom + top) / 2)
+    )
 
 
 def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
@@ -112,7 +162,9 @@ def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
     wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
-    alone = cell["workers"] == 1 and cell["comm_s"] > 0  # the engine's cost at a single worker
+    alone = (
+        cell["workers"] == 1 and cell["comm_s"] > 0
+    )  # the engine's cost at a single worker
     seconds = {
         "compute": cell["compute_s"],
         _ALONE if alone else "communication": cell["comm_s"] - wait,

@@ -28,25 +28,43 @@ class Communication(Figure):
     def absent(self, results: Results) -> str:
         runs = results.completed
         known = ((runs["workers"] > 1) & runs["comm_s"].notna()).any()
-        return super().absent(results) or ("" if known else "no run on several workers has measured communication")
+        return super().absent(results) or (
+            "" if known else "no run on several workers has measured communication"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table, look, groups = canvas.series_of(communication_shares(results), of=results)
+        table, look, groups = canvas.series_of(
+            communication_shares(results), of=results
+        )
         if table.empty:
-            raise EmptyFigureError("no run of the selection on several workers has measured communication")
+            raise EmptyFigureError(
+                "no run of the selection on several workers has measured communication"
+            )
         bars = table["exposed_low"].notna()
         table = table.assign(interval=bars.map({True: CONFIDENCE, False: ""}))
-        names = [name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()]
+        names = [
+            name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()
+        ]
         nothing_hidden = "hidden" in names and not (table["hidden"] > 0).any()
         if nothing_hidden and not canvas.chosen:
             names.remove("hidden")
         if not names:
-            raise EmptyFigureError("waiting was not measured: real runs on several nodes have none")
-        columns = -(-len(names) // -(-len(names) // canvas.fits(len(names))))  # four as two by two
+            raise EmptyFigureError(
+                "waiting was not measured: real runs on several nodes have none"
+            )
+        columns = -(
+            -len(names) // -(-len(names) // canvas.fits(len(names)))
+        )  # four as two by two
         for panel, group, name in canvas.rows_of_groups(groups, names, columns):
-            panel.title(f"{_PANELS[name]}: {group_name(group)}" if len(groups) > 1 else _PANELS[name])
+            panel.title(
+                f"{_PANELS[name]}: {group_name(group)}"
+                if len(groups) > 1
+                else _PANELS[name]
+            )
             own = table[table["series"].isin(group)]
-            panel.curve(own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100)
+            panel.curve(
+                own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100
+            )
             panel.workers_axis(table["workers"])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of training time (%)")
@@ -64,7 +82,9 @@ class Communication(Figure):
             "of the last; transfer: the rest of it.",
             "No communication was hidden behind compute." if nothing_hidden else "",
             "Runs whose split was not measured are left out." if unknown else "",
-            f"Error bars: {CONFIDENCE} of measured shares over repetitions." if bars.any() else "",
+            f"Error bars: {CONFIDENCE} of measured shares over repetitions."
+            if bars.any()
+            else "",
             method=(
                 "Shares are means over workers and repetitions. Hidden: what else the messages cost, behind compute, "
                 "of virtual runs.",

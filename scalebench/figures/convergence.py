@@ -30,7 +30,9 @@ _KEY = [*PLACE, "strategy"]
 class Convergence(Figure):
     name = "convergence"
     panels = ("epochs", "time")
-    summary = "test metric of the consensus model against epochs and against training time"
+    summary = (
+        "test metric of the consensus model against epochs and against training time"
+    )
 
     def absent(self, results: Results) -> str:
         measured = results.epochs["test_metric"].notna().any()
@@ -39,14 +41,30 @@ class Convergence(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         table, look, groups = canvas.series_of(_by_epoch(results), of=results)
         axes = canvas.wanted(self.panels)
-        columns = canvas.fits(_COLUMNS, narrow=True) if len(groups) == 1 else max(1, canvas.fits(_COLUMNS) // len(axes))
-        counts = _spread([int(count) for count in sorted(table["workers"].unique())], columns)
+        columns = (
+            canvas.fits(_COLUMNS, narrow=True)
+            if len(groups) == 1
+            else max(1, canvas.fits(_COLUMNS) // len(axes))
+        )
+        counts = _spread(
+            [int(count) for count in sorted(table["workers"].unique())], columns
+        )
         table = table[table["workers"].isin(counts) | (table["strategy"] == "serial")]
         metric = str(results.completed["metric_name"].dropna().iloc[0])
-        # One group: a row for each x axis. Several: a row for each group, with both axes in it.
-        drawn = [(group, axis, count) for group in groups for axis in axes for count in counts]
-        per_row = len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
-        (panels,) = canvas.grids((len(drawn), per_row, 2.1), together=len(axes) * len(counts))
+        # One group: a row for each x axis. Several: a row for each group, with both
+        # axes in it.
+        drawn = [
+            (group, axis, count)
+            for group in groups
+            for axis in axes
+            for count in counts
+        ]
+        per_row = (
+            len(counts) if len(groups) == 1 else canvas.fits(len(axes) * len(counts))
+        )
+        (panels,) = canvas.grids(
+            (len(drawn), per_row, 2.1), together=len(axes) * len(counts)
+        )
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
             shown = own[own["series"].isin(group)]
@@ -56,7 +74,15 @@ class Convergence(Figure):
             panel.title(title, f"{words}, against {axis}")
             panel.context(own[~own["series"].isin(group)], "metric", x=x)
             panel.curve(
-                shown, "metric", look, x=x, low="low", high="high", shift=False, sparse=True, apart_pt=_APART_PT
+                shown,
+                "metric",
+                look,
+                x=x,
+                low="low",
+                high="high",
+                shift=False,
+                sparse=True,
+                apart_pt=_APART_PT,
             )
             panel.metric_axis(metric)
             if not panel.leftmost:
@@ -64,21 +90,37 @@ class Convergence(Figure):
                 panel.ax.tick_params(labelleft=False)
             if axis == "epochs":
                 panel.ax.set_xlabel("epochs")
-                panel.ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+                panel.ax.xaxis.set_major_locator(
+                    MaxNLocator(5, integer=True, steps=[1, 2, 5, 10])
+                )
         share_y(panels)
-        _share_times([panel for panel, (_, axis, _) in zip(panels, drawn, strict=True) if axis == "time"])
+        _share_times(
+            [
+                panel
+                for panel, (_, axis, _) in zip(panels, drawn, strict=True)
+                if axis == "time"
+            ]
+        )
         targets = list(results.completed["target_metric"].dropna().unique())
         for panel in panels:
             for target in targets:
                 panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
         line = Line2D([], [], color="#888888", linestyle=":")
-        canvas.legends(look, table, *([(line, f"target: {targets[0]:g}")] if len(targets) == 1 else []))
-        interval = with_interval(table["interval"]).replace("seeds", "seeds (drawn at the last epoch)")
+        canvas.legends(
+            look,
+            table,
+            *([(line, f"target: {targets[0]:g}")] if len(targets) == 1 else []),
+        )
+        interval = with_interval(table["interval"]).replace(
+            "seeds", "seeds (drawn at the last epoch)"
+        )
         canvas.describe(
             results,
             table,
             f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
-            "Serial (one worker) is drawn in every panel." if (table["strategy"] == "serial").any() else "",
+            "Serial (one worker) is drawn in every panel."
+            if (table["strategy"] == "serial").any()
+            else "",
             method=(
                 "Time is training time without evaluation, its arithmetic mean (tables: geometric). Equal lines are "
                 "set a little apart upwards, so that both are seen.",
@@ -104,9 +146,15 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     facts = runs[[*_KEY, "oversubscribed", "disturbed"]].groupby(point)
     marks = facts[["oversubscribed", "disturbed"]].any()
     run = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
-    measured = epochs[["epoch", "elapsed_s", "test_metric"]].astype({"epoch": int}).assign(point=point[run])
+    measured = (
+        epochs[["epoch", "elapsed_s", "test_metric"]]
+        .astype({"epoch": int})
+        .assign(point=point[run])
+    )
     measured = measured[(run >= 0) & epochs["test_metric"].notna()]
-    measured = measured.sort_values(["point", "epoch"], kind="stable")  # the repetitions of an epoch lie side by side
+    measured = measured.sort_values(
+        ["point", "epoch"], kind="stable"
+    )  # the repetitions of an epoch lie side by side
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
     metrics = measured["test_metric"].to_numpy(dtype=float)
@@ -116,7 +164,11 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     for n in numbers.unique():  # epochs with equally many repetitions at once
         rows = begins[numbers == n].to_numpy()[:, None] + np.arange(n)
         metric = metric_interval(metrics[rows], name)
-        columns = {"elapsed_s": times[rows].mean(axis=1), **metric.named("metric", "low", "high"), "n": n}
+        columns = {
+            "elapsed_s": times[rows].mean(axis=1),
+            **metric.named("metric", "low", "high"),
+            "n": n,
+        }
         parts.append(pd.DataFrame(columns, index=numbers.index[numbers == n]))
     table = pd.concat(parts).sort_index().reset_index()
     bounds = zip(table["low"], table["high"], strict=True)
@@ -136,4 +188,6 @@ def _spread(counts: list[int], most: int) -> list[int]:
     counts = [count for count in counts if count > 1] or counts
     if len(counts) <= most:
         return counts
-    return [counts[round((step + 1) * (len(counts) - 1) / most)] for step in range(most)]
+    return [
+        counts[round((step + 1) * (len(counts) - 1) / most)] for step in range(most)
+    ]

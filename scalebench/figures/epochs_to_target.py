@@ -16,7 +16,12 @@ from scalebench.analysis.critical_batch import SeriesLaw, critical_batches
 from scalebench.analysis.target import times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.marks import legend_of_unreached, mark_unreached, never, target_in_words
+from scalebench.figures.drawing.marks import (
+    legend_of_unreached,
+    mark_unreached,
+    never,
+    target_in_words,
+)
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.formatting import digits
@@ -34,18 +39,30 @@ class EpochsToTarget(Figure):
 
     def absent(self, results: Results) -> str:
         aimed = results.completed["target_metric"].notna().any()
-        return super().absent(results) or ("" if aimed else "the study states no target_metric")
+        return super().absent(results) or (
+            "" if aimed else "the study states no target_metric"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table = times_to_target(results)
-        table, look, _ = canvas.series_of(table[table["batch_global"].notna()], of=results)
+        table, look, _ = canvas.series_of(
+            table[table["batch_global"].notna()], of=results
+        )
         if table.empty:
-            raise EmptyFigureError("no run of the selection has a target and a global batch")
+            raise EmptyFigureError(
+                "no run of the selection has a target and a global batch"
+            )
         table = table.assign(
             n=table["n_reached"], oversubscribed=False, disturbed=False
         )  # a busy machine takes no more
-        names = {key: str(own["series"].iloc[0]) for key, own in table.groupby(["execution", "engine", "label"])}
-        keyed = [((law.execution, law.engine, law.label), law) for law in critical_batches(results)]
+        names = {
+            key: str(own["series"].iloc[0])
+            for key, own in table.groupby(["execution", "engine", "label"])
+        }
+        keyed = [
+            ((law.execution, law.engine, law.label), law)
+            for law in critical_batches(results)
+        ]
         found = [(names[key], law) for key, law in keyed if key in names]
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())
@@ -60,12 +77,22 @@ class EpochsToTarget(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
-        critical = any(law.least <= law.law.critical_batch <= law.most for _, law in found)
-        marks: list[Entry] = [(Line2D([], [], color=NEUTRAL), "fitted law, with 95 % interval")] * bool(found)
-        marks += [(Line2D([], [], **_CRITICAL), "critical batch: twice the epochs of batch 0")] * bool(critical)
-        canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs), line=False)
+        critical = any(
+            law.least <= law.law.critical_batch <= law.most for _, law in found
+        )
+        marks: list[Entry] = [
+            (Line2D([], [], color=NEUTRAL), "fitted law, with 95 % interval")
+        ] * bool(found)
+        marks += [
+            (Line2D([], [], **_CRITICAL), "critical batch: twice the epochs of batch 0")
+        ] * bool(critical)
+        canvas.legends(
+            look, table, *legend_of_unreached(canvas.shown, epochs), line=False
+        )
         canvas.legend(marks)
-        laws = sorted(found, key=lambda item: (series.index(item[0]), item[1].execution))
+        laws = sorted(
+            found, key=lambda item: (series.index(item[0]), item[1].execution)
+        )
         fitted = "; ".join(_in_words(name, law) for name, law in laws)
         canvas.describe(
             results,
@@ -88,26 +115,67 @@ class EpochsToTarget(Figure):
 
 
 def _draw(
-    panel: Panel, name: str, own: pd.DataFrame, laws: list[SeriesLaw], look: dict[str, Look], epochs: int
+    panel: Panel,
+    name: str,
+    own: pd.DataFrame,
+    laws: list[SeriesLaw],
+    look: dict[str, Look],
+    epochs: int,
 ) -> None:
     """Draw the points of a series, and each fitted law with its interval over the batches it was fitted to."""
-    shown = own.assign(epochs_to_target=own["epochs_to_target"].where(own["epochs_to_target"] < math.inf))
-    panel.curve(shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False)
-    mark_unreached(panel, shown, "epochs_to_target", look, epochs=epochs, above=1.1 * epochs, x="batch_global")
+    shown = own.assign(
+        epochs_to_target=own["epochs_to_target"].where(
+            own["epochs_to_target"] < math.inf
+        )
+    )
+    panel.curve(
+        shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False
+    )
+    mark_unreached(
+        panel,
+        shown,
+        "epochs_to_target",
+        look,
+        epochs=epochs,
+        above=1.1 * epochs,
+        x="batch_global",
+    )
     for fitted in laws:
         batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
         line = {**look[name].line(fitted.execution), "marker": "", "linestyle": "-"}
         epochs_at = fitted.law.epochs(batches)
         panel.ax.plot(batches, epochs_at.value, zorder=2, **line)
         panel.ax.fill_between(
-            batches, epochs_at.low, epochs_at.high, color=look[name].color, alpha=0.12, linewidth=0, zorder=1
+            batches,
+            epochs_at.low,
+            epochs_at.high,
+            color=look[name].color,
+            alpha=0.12,
+            linewidth=0,
+            zorder=1,
         )
         critical, least, most = fitted.law.critical[:3]
-        key: dict[Hashable, object] = {"series": name, "execution": fitted.execution, "engine": fitted.engine}
-        panel.keep([{**key, "quantity": "critical batch", "y": critical, "low": least, "high": most}])
+        key: dict[Hashable, object] = {
+            "series": name,
+            "execution": fitted.execution,
+            "engine": fitted.engine,
+        }
+        panel.keep(
+            [
+                {
+                    **key,
+                    "quantity": "critical batch",
+                    "y": critical,
+                    "low": least,
+                    "high": most,
+                }
+            ]
+        )
         if fitted.least <= critical <= fitted.most:
             panel.ax.axvline(critical, zorder=1, **_CRITICAL)
-        panel.keep([{**key, "quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero}])
+        panel.keep(
+            [{**key, "quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero}]
+        )
     panel.ax.set_ylim(0, 1.2 * epochs)
     panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 

@@ -20,7 +20,13 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalebench.errors import ResultsError, UsageError, nearest, writing
-from scalebench.figures.base import FIGURES, EmptyFigureError, Figure, default_figures, figure_names
+from scalebench.figures.base import (
+    FIGURES,
+    EmptyFigureError,
+    Figure,
+    default_figures,
+    figure_names,
+)
 from scalebench.figures.selection import EVERYTHING, Added, Selection
 from scalebench.figures.style import REPORT, Style
 from scalebench.records.append_only import to_cell, to_text
@@ -34,7 +40,13 @@ if TYPE_CHECKING:
     from scalebench.figures.drawing.canvas import Canvas
 
 FORMATS = ("pdf", "svg", "png")
-_SLOWEST = ("scaling-laws", "breakdown", "convergence", "time-to-target", "reduction-parts")
+_SLOWEST = (
+    "scaling-laws",
+    "breakdown",
+    "convergence",
+    "time-to-target",
+    "reduction-parts",
+)
 _MOST_JOBS = 4  # each holds some 150 MiB
 
 _MARK = ".records"  # file with a hash of the path of the records
@@ -76,8 +88,14 @@ class PlotRequest:
         kept = [kind for kind in found if self._has_panels(kind)]
         if not kept:
             known = [name for kind in found for name in kind.panels]
-            having = f"{nearest(self.panels[0], known)}" if known else "its panels are chosen with --strategy"
-            raise UsageError(f"--panel: {', '.join(kind.name for kind in found)} has no {self.panels[0]!r}; {having}")
+            having = (
+                f"{nearest(self.panels[0], known)}"
+                if known
+                else "its panels are chosen with --strategy"
+            )
+            raise UsageError(
+                f"--panel: {', '.join(kind.name for kind in found)} has no {self.panels[0]!r}; {having}"
+            )
         return [kind.name for kind in kept]
 
     def panels_of(self, kind: type[Figure] | Figure) -> list[str]:
@@ -88,15 +106,24 @@ class PlotRequest:
     def _takes_added(self, kind: type[Figure]) -> bool:
         if self.names and not kind.takes_added:
             able = [name for name in figure_names() if FIGURES.find(name).takes_added]
-            raise UsageError(f"--add: {kind.name} shows one study; added curves are drawn in {', '.join(able)}")
+            raise UsageError(
+                f"--add: {kind.name} shows one study; added curves are drawn in {', '.join(able)}"
+            )
         return kind.takes_added
 
     def _has_panels(self, kind: type[Figure]) -> bool:
         letters = ascii_lowercase[: len(kind.panels)]
-        return all(panel in kind.panels or panel in tuple(letters) for panel in self.panels)
+        return all(
+            panel in kind.panels or panel in tuple(letters) for panel in self.panels
+        )
 
 
-def plot(results: Results, output: Path, names: Sequence[str] = (), formats: Sequence[str] = ()) -> list[Drawn]:
+def plot(
+    results: Results,
+    output: Path,
+    names: Sequence[str] = (),
+    formats: Sequence[str] = (),
+) -> list[Drawn]:
     """Write those of the figures `names` that can be drawn to `output/<study>/`; default: the `default_figures`.
 
     Raises:
@@ -117,7 +144,8 @@ def plot_folder(
 ) -> list[Drawn]:
     """Write figures of the records in `folder` as `plot` does, in `jobs` processes.
 
-    `place` overrides the folder `output`/<study>. Each figure's `notes` are those of the results.
+    `place` overrides the folder `output`/<study>. Each figure's `notes` are those of
+    the results.
 
     Raises:
         UsageError: an unknown figure or panel, or a selected name or count without a completed run.
@@ -154,8 +182,9 @@ def slowest_first(names: Sequence[str]) -> list[str]:
 def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
     """Return `jobs` processes that draw figures of their `shared_results`, which are `results`.
 
-    They are copies of this process, which has imported and computed what all of them need. Threads are not copied, so
-    that this process must have none of its own; those of numpy and Arrow prepare for a copy.
+    They are copies of this process, which has imported and computed what all of them
+    need. Threads are not copied, so that this process must have none of its own; those
+    of numpy and Arrow prepare for a copy.
     """
     from scalebench.analysis import cells
     from scalebench.figures.drawing import canvas, saving  # noqa: F401 - imported for all processes
@@ -163,7 +192,9 @@ def drawing_processes(jobs: int, results: Results) -> ProcessPoolExecutor:
     FIGURES.names()  # imports the figures
     if len(results.completed):
         cells(results)
-    return ProcessPoolExecutor(jobs, get_context("fork"), initializer=_begin, initargs=(results,))
+    return ProcessPoolExecutor(
+        jobs, get_context("fork"), initializer=_begin, initargs=(results,)
+    )
 
 
 _shared: list[Results] = []  # of a process that draws
@@ -191,7 +222,13 @@ def _some_drawn(drawn: list[Drawn], folder: Path) -> list[Drawn]:
     return drawn
 
 
-def _draw(results: Results, name: str, output: Path, request: PlotRequest, place: Path | None = None) -> Drawn:
+def _draw(
+    results: Results,
+    name: str,
+    output: Path,
+    request: PlotRequest,
+    place: Path | None = None,
+) -> Drawn:
     kind = FIGURES.create(name, {})
     absent = kind.absent(results)
     if absent:
@@ -202,7 +239,9 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = _write(kind, results, stem, request)
         pages = sum(file.suffix == files[0].suffix for file in files)
-        return Drawn(name, files, "", tuple(results.notes), pages)  # more notes are known after drawing
+        return Drawn(
+            name, files, "", tuple(results.notes), pages
+        )  # more notes are known after drawing
     except EmptyFigureError as error:
         return Drawn(name, [], str(error), tuple(results.notes))
     except OSError as error:
@@ -211,10 +250,17 @@ def _draw(results: Results, name: str, output: Path, request: PlotRequest, place
         ) from None
 
 
-def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> list[Path]:
+def _write(
+    kind: Figure, results: Results, stem: Path, request: PlotRequest
+) -> list[Path]:
     """Write pictures, caption and, as the last file, the drawn data."""
-    pictures = [stem.with_suffix(f".{suffix}") for suffix in request.formats or request.style.formats]
-    with drawing(pictures, kind.name, request.style, request.selection, request.panels_of(kind)) as canvas:
+    pictures = [
+        stem.with_suffix(f".{suffix}")
+        for suffix in request.formats or request.style.formats
+    ]
+    with drawing(
+        pictures, kind.name, request.style, request.selection, request.panels_of(kind)
+    ) as canvas:
         canvas.added = request.added
         kind.draw(results, canvas)
     captions = canvas.captions()
@@ -227,8 +273,12 @@ def _write(kind: Figure, results: Results, stem: Path, request: PlotRequest) -> 
     data = stem.with_suffix(".csv")
     table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
-    for name in texts:  # escaped: a spreadsheet would compute a text that begins with an equals sign
-        table[name] = [to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]]
+    for name in (
+        texts
+    ):  # escaped: a spreadsheet would compute a text that begins with an equals sign
+        table[name] = [
+            to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]
+        ]
     with open_own(data, "w") as file:
         table.to_csv(file, index=False, lineterminator="\n")
     return [*files, data]
@@ -282,8 +332,12 @@ def house_style(style: Style = REPORT) -> Iterator[None]:
     """Apply scalebench's style sheet and `style` to matplotlib's defaults, independently of the user's matplotlibrc."""
     import matplotlib as mpl
 
-    sheet = mpl.rc_params_from_file(Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False)
-    with mpl.rc_context():  # whatever the user's own file says, equal records give equal pictures
+    sheet = mpl.rc_params_from_file(
+        Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False
+    )
+    with (
+        mpl.rc_context()
+    ):  # whatever the user's own file says, equal records give equal pictures
         mpl.rcdefaults()
         mpl.rcParams.update(sheet)
         mpl.rcParams.update(mpl.RcParams(style.parameters()))
@@ -300,7 +354,9 @@ def place_for(records: Path, output: Path) -> Path:
     """
     attempts = Attempts(records / RUNS)
     if not len(attempts):
-        raise ResultsError(f"{records / RUNS} holds no runs yet; `scalebench run` fills it")
+        raise ResultsError(
+            f"{records / RUNS} holds no runs yet; `scalebench run` fills it"
+        )
     study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
     mark = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:12]
     for number in count(1):

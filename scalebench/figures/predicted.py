@@ -48,9 +48,19 @@ COLORS = {
 
 _NAME = "prediction-error"
 _GREY = "#B4B4B4"
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#332288", "#882255", "#999933")
+_COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#332288",
+    "#882255",
+    "#999933",
+)
 _MARKERS = "osD^v<>h"
-# Ticks of times as multiples of linear scaling: the first of these with few enough of them in the panel.
+# Ticks of times as multiples of linear scaling: the first of these with few enough of
+# them in the panel.
 _LADDERS = (
     (0.5, 0.7, 0.8, 0.9, 1, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 2, 3, 5, 10, 20),
     (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 5, 10, 20),
@@ -60,7 +70,9 @@ _MOST_TICKS = 8
 _OF_RUNS = re.compile(r"(?P<study>.+): (?P<execution>\w+), (?P<engine>\w+)")
 
 
-def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
+def draw_prediction(
+    path: Path, grid: Grid, held: Sequence[Held], what: str, of_all: bool
+) -> None:
     """Write the figure of `grid` to `path`, with what is `held` at each of its points.
 
     `what` says what was priced, and `of_all` that batches are those of all workers.
@@ -72,7 +84,9 @@ def draw_prediction(path: Path, grid: Grid, held: Sequence[Held], what: str, of_
         fill_prediction(canvas, grid, held, what, of_all)
 
 
-def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str, of_all: bool) -> None:
+def fill_prediction(
+    canvas: Canvas, grid: Grid, held: Sequence[Held], what: str, of_all: bool
+) -> None:
     """Draw the panels of `draw_prediction` on `canvas`."""
     each = f"of {'all workers' if of_all else 'a worker'}"
     table = pd.DataFrame(
@@ -81,11 +95,15 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
             "engine": "virtual",
             "series": [str(point.strategy) for point in grid.points],
             "workers": [point.workers for point in grid.points],
-            "oversubscribed": [point.marked for point in grid.points],  # crossed, like those
+            "oversubscribed": [
+                point.marked for point in grid.points
+            ],  # crossed, like those
             "speedup": [point.speedup for point in grid.points],
             "efficiency": [point.efficiency for point in grid.points],
             "batch": [float("nan") if one.batch is None else one.batch for one in held],
-            "interval": [float("nan") if one.interval is None else one.interval for one in held],
+            "interval": [
+                float("nan") if one.interval is None else one.interval for one in held
+            ],
         }
     )
     look = looks(list(table["series"]))
@@ -102,9 +120,23 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
     for panel, name in zip(grids, shown, strict=True):
         title, label = panels[name]
         panel.title(title)
-        own = table.assign(oversubscribed=[one.outside for one in held]) if name == "batch" else table
-        equal = name in ("batch", "interval")  # powers of two, which are the same for many points
-        panel.curve(own, name, look, scale=100 if name == "efficiency" else 1, shift=False, apart_pt=_APART_PT * equal)
+        own = (
+            table.assign(oversubscribed=[one.outside for one in held])
+            if name == "batch"
+            else table
+        )
+        equal = name in (
+            "batch",
+            "interval",
+        )  # powers of two, which are the same for many points
+        panel.curve(
+            own,
+            name,
+            look,
+            scale=100 if name == "efficiency" else 1,
+            shift=False,
+            apart_pt=_APART_PT * equal,
+        )
         if name == "speedup":
             ends = [min(table["workers"]), max(table["workers"])]
             panel.reference(ends, ends, "ideal")
@@ -114,13 +146,21 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
         elif name == "speedup":
             panel.seconds_axis(label=label)
         else:
-            powers = [2**power for power in range(1 + int(math.log2(table[name].max())))]
+            powers = [
+                2**power for power in range(1 + int(math.log2(table[name].max())))
+            ]
             panel.ax.set_yscale("log", base=2)
             panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
             panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
         panel.workers_axis(table["workers"])
-    crossed = [point.marked or one.outside for point, one in zip(grid.points, held, strict=True)]
-    dotted = (Line2D([], [], color="#888888", linestyle=":"), f"ideal speedup, and {kept}")
+    crossed = [
+        point.marked or one.outside
+        for point, one in zip(grid.points, held, strict=True)
+    ]
+    dotted = (
+        Line2D([], [], color="#888888", linestyle=":"),
+        f"ideal speedup, and {kept}",
+    )
     canvas.legends(look, table.assign(oversubscribed=crossed), dotted, crossed=OUTSIDE)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
@@ -133,43 +173,73 @@ def fill_prediction(canvas: Canvas, grid: Grid, held: Sequence[Held], what: str,
 def draw_what_if(path: Path, planes: Mapping[str, Plane], what: str) -> None:
     """Write the figure of the `planes` of one or more strategies, all over the same axes; `what` says what was priced.
 
-    Strategies share the panel of one axis, and each has its own over two axes, in one scale of greys.
+    Strategies share the panel of one axis, and each has its own over two axes, in one
+    scale of greys.
 
     Raises:
         ResultsError: the file cannot be written, or its ending is not that of a figure.
     """
     (first, *_), look = planes.values(), looks(planes)
-    bound = dict.fromkeys(plane.components[place] for plane in planes.values() for place in np.unique(plane.bound))
-    entries: list[Entry] = [(Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in bound]
+    bound = dict.fromkeys(
+        plane.components[place]
+        for plane in planes.values()
+        for place in np.unique(plane.bound)
+    )
+    entries: list[Entry] = [
+        (Patch(color=COLORS[name], alpha=0.6), f"bound by {name}") for name in bound
+    ]
     with picture(path, "what-if") as canvas:
         lines = len(first.axes) == 1
-        [panels] = canvas.grids((1, 1, 3.6) if lines else (len(planes), canvas.fits(2), 3.6))
+        [panels] = canvas.grids(
+            (1, 1, 3.6) if lines else (len(planes), canvas.fits(2), 3.6)
+        )
         if lines:
             [panel] = panels
-            for place, (name, plane) in enumerate((name, planes[name]) for name in look):
-                beside = _BESIDE * (place - (len(planes) - 1) / 2) * (plane.low is not None)
-                _draw_line(panel, plane, look[name] if len(planes) > 1 else None, beside)
+            for place, (name, plane) in enumerate(
+                (name, planes[name]) for name in look
+            ):
+                beside = (
+                    _BESIDE * (place - (len(planes) - 1) / 2) * (plane.low is not None)
+                )
+                _draw_line(
+                    panel, plane, look[name] if len(planes) > 1 else None, beside
+                )
             panel.seconds_axis(label="training time (s)")
             _label(panel, "x", first.axes[0].title, first.axes[0].values)
-            canvas.legend([(look[name].sample(), name) for name in look] if len(planes) > 1 else [])
+            canvas.legend(
+                [(look[name].sample(), name) for name in look]
+                if len(planes) > 1
+                else []
+            )
         else:
-            everything = np.concatenate([plane.train_s.ravel() for plane in planes.values()])
+            everything = np.concatenate(
+                [plane.train_s.ravel() for plane in planes.values()]
+            )
             scale = LogNorm(everything.min(), everything.max())
             for panel, (name, plane) in zip(panels, planes.items(), strict=True):
                 panel.title(name)
                 _draw_map(panel, plane, scale)
         if any(plane.marked.any() for plane in planes.values()):
-            mark = Line2D([], [], **cross()) if lines else Patch(facecolor="none", hatch=_HATCH)
+            mark = (
+                Line2D([], [], **cross())
+                if lines
+                else Patch(facecolor="none", hatch=_HATCH)
+            )
             entries.append((mark, OUTSIDE))
         canvas.legend(entries)
-        bars = "Bars: the interval of the prediction." if lines and first.low is not None else ""
+        bars = (
+            "Bars: the interval of the prediction."
+            if lines and first.low is not None
+            else ""
+        )
         canvas.say(f"Modelled: {what}.", bars)
 
 
 def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> None:
     """Draw the times along one axis, each mark in the colour of what binds; the line is grey for a lone strategy.
 
-    All is shifted by `beside`, a share of the axis, so that bars at the same value do not cover each other.
+    All is shifted by `beside`, a share of the axis, so that bars at the same value do
+    not cover each other.
     """
     (axis,) = plane.axes
     x = np.asarray(axis.values)
@@ -181,11 +251,15 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
     style = look.line("modelled") if look else Look(NEUTRAL, "o", 0).line("modelled")
     panel.ax.plot(x, y, **style | {"marker": ""})
     if plane.low is not None and plane.high is not None:
-        panel.ax.vlines(x, plane.low[:, 0], plane.high[:, 0], colors=style["color"], linewidths=0.8)
+        panel.ax.vlines(
+            x, plane.low[:, 0], plane.high[:, 0], colors=style["color"], linewidths=0.8
+        )
     for place in np.unique(plane.bound):
         here = plane.bound[:, 0] == place
         color = COLORS[plane.components[place]]
-        panel.ax.scatter(x[here], y[here], s=14, marker=style["marker"], color=color, zorder=3)
+        panel.ax.scatter(
+            x[here], y[here], s=14, marker=style["marker"], color=color, zorder=3
+        )
     marked = plane.marked[:, 0]
     panel.ax.plot(x[marked], y[marked], **cross(), zorder=4)
 
@@ -196,16 +270,54 @@ def _draw_map(panel: Panel, plane: Plane, scale: LogNorm) -> None:
     y = np.asarray(rows.values)
     ax = panel.ax
     top = len(plane.components) - 0.5
-    mesh = ax.pcolormesh(x, y, plane.train_s, norm=scale, cmap="Greys", shading="nearest", rasterized=True)
+    mesh = ax.pcolormesh(
+        x,
+        y,
+        plane.train_s,
+        norm=scale,
+        cmap="Greys",
+        shading="nearest",
+        rasterized=True,
+    )
     ticks = LogLocator(subs=(1.0, 2.0, 5.0))
-    ax.figure.colorbar(mesh, ax=ax, label="training time (s)", ticks=ticks, format=lambda value, _: f"{value:,.10g}")
+    ax.figure.colorbar(
+        mesh,
+        ax=ax,
+        label="training time (s)",
+        ticks=ticks,
+        format=lambda value, _: f"{value:,.10g}",
+    )
     colors = ListedColormap([COLORS[name] for name in plane.components])
-    ax.pcolormesh(x, y, plane.bound, cmap=colors, alpha=0.35, shading="nearest", rasterized=True, vmin=-0.5, vmax=top)
+    ax.pcolormesh(
+        x,
+        y,
+        plane.bound,
+        cmap=colors,
+        alpha=0.35,
+        shading="nearest",
+        rasterized=True,
+        vmin=-0.5,
+        vmax=top,
+    )
     used = np.unique(plane.bound)
     for place in used if len(used) > 1 else ():
-        ax.contour(x, y, (plane.bound == place).astype(float), levels=[0.5], colors="black", linewidths=0.8)
+        ax.contour(
+            x,
+            y,
+            (plane.bound == place).astype(float),
+            levels=[0.5],
+            colors="black",
+            linewidths=0.8,
+        )
     if plane.marked.any():
-        ax.contourf(x, y, plane.marked.astype(float), levels=[0.5, 1.5], colors="none", hatches=[_HATCH])
+        ax.contourf(
+            x,
+            y,
+            plane.marked.astype(float),
+            levels=[0.5, 1.5],
+            colors="none",
+            hatches=[_HATCH],
+        )
     ax.grid(visible=False)
     _label(panel, "x", columns.title, columns.values)
     _label(panel, "y", rows.title, rows.values)
@@ -230,7 +342,9 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
         ResultsError: a file cannot be written, or no measurement is at more workers than its base.
     """
     if errors["linear_s"].isna().all():
-        raise ResultsError("nothing to draw: each measurement is at the fewest workers of its strategy")
+        raise ResultsError(
+            "nothing to draw: each measurement is at the fewest workers of its strategy"
+        )
     files = [output / f"{_NAME}.{suffix}" for suffix in (*FORMATS, "csv")]
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -251,7 +365,9 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     most = float(max(slower.max(), predicted.max()))
     ends = [0.9 * least, 1.1 * most]
     against.title("time, as a multiple of linear scaling")
-    against.ax.plot(slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1)
+    against.ax.plot(
+        slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1
+    )
     against.reference(ends, ends, "equal")
     sources = sorted(errors["source"].unique())
     names = _names(sources)
@@ -265,13 +381,20 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
         own = errors["source"] == source
         against.ax.plot(slower[own], predicted[own], linestyle="", alpha=0.75, **style)
         spread = errors.loc[own, "doublings"] + 0.08 * (number - (len(sources) - 1) / 2)
-        apart.ax.plot(spread, errors.loc[own, "error"], linestyle="", alpha=0.75, **style)
+        apart.ax.plot(
+            spread, errors.loc[own, "error"], linestyle="", alpha=0.75, **style
+        )
         handles.append((Line2D([], [], linestyle="", **style), names[source]))
     plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for axis, which in ((against.ax.xaxis, "measured"), (against.ax.yaxis, "predicted")):
+    for axis, which in (
+        (against.ax.xaxis, "measured"),
+        (against.ax.yaxis, "predicted"),
+    ):
         axis.set_label_text(f"{which} / linear scaling")
     against.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    inside = [[tick for tick in ladder if ends[0] <= tick <= ends[1]] for ladder in _LADDERS]
+    inside = [
+        [tick for tick in ladder if ends[0] <= tick <= ends[1]] for ladder in _LADDERS
+    ]
     ticks = next((own for own in inside if len(own) <= _MOST_TICKS), inside[-1])
     for axis in (against.ax.xaxis, against.ax.yaxis):
         axis.set_ticks(ticks, minor=False)
@@ -279,19 +402,31 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
         axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     apart.title("error by distance from the calibration")
     shift = errors["doublings"] - 0.3
-    apart.ax.plot(shift, errors["linear_error"], linestyle="", marker="_", color=_GREY, zorder=1)
+    apart.ax.plot(
+        shift, errors["linear_error"], linestyle="", marker="_", color=_GREY, zorder=1
+    )
     apart.ax.axhline(0, color="#444444", linewidth=0.8)
     apart.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    apart.ax.set_xlim(float(errors["doublings"].min()) - 0.6, float(errors["doublings"].max()) + 0.6)
+    apart.ax.set_xlim(
+        float(errors["doublings"].min()) - 0.6, float(errors["doublings"].max()) + 0.6
+    )
     apart.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    apart.ax.set(xlabel="doublings from the calibration", ylabel="predicted / measured - 1")
-    handles.append((Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"))
+    apart.ax.set(
+        xlabel="doublings from the calibration", ylabel="predicted / measured - 1"
+    )
+    handles.append(
+        (Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling")
+    )
     handles.append((Line2D([], [], linestyle=":", color="#888888"), "equal"))
     canvas.legend(handles)
     mape = errors["error"].abs().mean()
     linear = errors["linear_error"].abs().mean()
     held = errors["held"].mean()
-    coverage = f"; {held:.0%} lie in the 95 % interval of their prediction" if not math.isnan(held) else ""
+    coverage = (
+        f"; {held:.0%} lie in the 95 % interval of their prediction"
+        if not math.isnan(held)
+        else ""
+    )
     canvas.say(
         f"{len(errors)} {' and '.join(sorted(set(errors['execution'])))} measurements, and predictions (modelled) by a "
         f"calibration that has not seen them: mean error {mape:.1%}, of linear scaling from the same base row "

@@ -36,23 +36,40 @@ class StrongScaling(Figure):
     def absent(self, results: Results) -> str:
         own, other = ("weak", "strong") if self.weak else ("strong", "weak")
         scales_so = (results.completed["scaling"] == own).any()
-        return super().absent(results) or ("" if scales_so else f"the study scales {other}ly; see {other}-scaling")
+        return super().absent(results) or (
+            "" if scales_so else f"the study scales {other}ly; see {other}-scaling"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table = with_added(_with_efficiency(results), canvas.added, _with_efficiency)
         self._fill_efficiency(table)
         table, look, groups = canvas.series_of(table, of=results)
-        names = [name for name in canvas.wanted(self.panels) if table[_QUANTITIES[name][0]].notna().any()]
+        names = [
+            name
+            for name in canvas.wanted(self.panels)
+            if table[_QUANTITIES[name][0]].notna().any()
+        ]
         if not names:
-            raise EmptyFigureError(f"nothing was measured for the panel {canvas.chosen[0]}")
+            raise EmptyFigureError(
+                f"nothing was measured for the panel {canvas.chosen[0]}"
+            )
         for panel, group, name in canvas.rows_of_groups(groups, names):
             inside = table["series"].isin(group)
             panel.context(table[~inside], _QUANTITIES[name][0])
-            self._draw_panel(panel, name, table[inside], table, look, group_name(group) if len(groups) > 1 else "")
+            self._draw_panel(
+                panel,
+                name,
+                table[inside],
+                table,
+                look,
+                group_name(group) if len(groups) > 1 else "",
+            )
             panel.workers_axis(table["workers"])
         canvas.share_y_in_columns(len(names))
 
-        ideal = "efficiency" in names or ("time" in names and not self.weak and _serial(table).any())
+        ideal = "efficiency" in names or (
+            "time" in names and not self.weak and _serial(table).any()
+        )
         line = Line2D([], [], color="#888888", linestyle=":")
         canvas.legends(look, table, *([(line, "ideal")] if ideal else []))
         formula = "T(serial, 1) / T(N)" if self.weak else "T(serial, 1) / (N T(N))"
@@ -72,21 +89,33 @@ class StrongScaling(Figure):
 
     def _fill_efficiency(self, table: pd.DataFrame) -> None:
         """Add the efficiency of curves from files that have times, the one of a single worker among them."""
-        for _, own in table[(table["execution"] == EXECUTION) & table["efficiency"].isna()].groupby("label"):
+        for _, own in table[
+            (table["execution"] == EXECUTION) & table["efficiency"].isna()
+        ].groupby("label"):
             alone = own.loc[own["workers"] == 1, "train_s"]
             if len(alone):
                 ideal = alone.iloc[0] / (1 if self.weak else own["workers"])
                 table.loc[own.index, "efficiency"] = ideal / own["train_s"]
 
     def _draw_panel(
-        self, panel: Panel, name: str, own: pd.DataFrame, table: pd.DataFrame, look: dict[str, Look], group: str
+        self,
+        panel: Panel,
+        name: str,
+        own: pd.DataFrame,
+        table: pd.DataFrame,
+        look: dict[str, Look],
+        group: str,
     ) -> None:
         quantity, low, high = _QUANTITIES[name]
         metric = str(table["metric_name"].dropna().iloc[0]) if name == "metric" else ""
-        title = {"time": "training time", "efficiency": "efficiency"}.get(name) or metric_label(metric)
+        title = {"time": "training time", "efficiency": "efficiency"}.get(
+            name
+        ) or metric_label(metric)
         panel.title(f"{title}: {group}" if group else title)
         shown = own.assign(interval=over_seeds(own)) if name == "metric" else own
-        falls = name == "time" and not self.weak  # a point set aside would stand on the line of a faster series
+        falls = (
+            name == "time" and not self.weak
+        )  # a point set aside would stand on the line of a faster series
         panel.curve(shown, quantity, look, low=low, high=high, shift=not falls)
         if name == "metric":
             panel.metric_axis(metric)

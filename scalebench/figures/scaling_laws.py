@@ -11,7 +11,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scalebench.analysis import Results, cells
-from scalebench.analysis.laws import Scaling, band_name, curve, no_band, scaling_laws, series_of
+from scalebench.analysis.laws import (
+    Scaling,
+    band_name,
+    curve,
+    no_band,
+    scaling_laws,
+    series_of,
+)
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Panel
@@ -23,8 +30,11 @@ from scalebench.study.spec import SIMULATED
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
-_LINE = 0.015  # share of a panel's height that a line of text takes, for each point of its size
-_WORDS = 24  # times the size of letters: width in which law and weight fit into one line
+# share of a panel's height that a line of text takes, for each point of its size
+_LINE = 0.015
+_WORDS = (
+    24  # times the size of letters: width in which law and weight fit into one line
+)
 
 
 @FIGURES.add
@@ -48,26 +58,48 @@ class ScalingLaws(Figure):
         if not found:
             raise EmptyFigureError("no law was fitted to the selected series")
         fitted = pd.concat([own for _, own in found])
-        (panels,) = canvas.grids((len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5))
+        (panels,) = canvas.grids(
+            (len(found), canvas.fits(min(_COLUMNS, len(found)), narrow=True), 2.5)
+        )
         for panel, (one, own) in zip(panels, found, strict=True):
             name = str(own["series"].iloc[0])
-            execution = one.series.execution if fitted["execution"].nunique() > 1 else ""
-            of = "".join(f", {word}" for word in (execution, one.series.at_batch) if word)
+            execution = (
+                one.series.execution if fitted["execution"].nunique() > 1 else ""
+            )
+            of = "".join(
+                f", {word}" for word in (execution, one.series.at_batch) if word
+            )
             panel.title(canvas.names[name] + of, name + of)
             _draw(panel, one, own, look)
         laws = [one for one, _ in found]
         drawn = [panel.data() for panel in panels]
         knees = (pd.concat(drawn)["quantity"] == "knee").any()
-        beyond = any(data["x"].max() > one.series.counts[-1] for data, one in zip(drawn, laws, strict=True))
-        names = sorted({band_name(one.series) for one in laws if not no_band(one.series)})
+        beyond = any(
+            data["x"].max() > one.series.counts[-1]
+            for data, one in zip(drawn, laws, strict=True)
+        )
+        names = sorted(
+            {band_name(one.series) for one in laws if not no_band(one.series)}
+        )
         marks = {
             "law": Line2D([], [], color=NEUTRAL),
-            "beyond the measured": Line2D([], [], color=NEUTRAL, linestyle="--") if beyond else None,
-            "95 % band": Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0) if names else None,
+            "beyond the measured": Line2D([], [], color=NEUTRAL, linestyle="--")
+            if beyond
+            else None,
+            "95 % band": Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0)
+            if names
+            else None,
             "knee": Line2D([], [], **knee_mark()) if knees else None,
         }
-        canvas.legends(look, fitted, *((mark, name) for name, mark in marks.items() if mark is not None))
-        alone = any(one.series.execution in SIMULATED and one.series.error is None for one in laws)
+        canvas.legends(
+            look,
+            fitted,
+            *((mark, name) for name, mark in marks.items() if mark is not None),
+        )
+        alone = any(
+            one.series.execution in SIMULATED and one.series.error is None
+            for one in laws
+        )
         unchecked = ", without the virtual-native error" if alone else ""
         canvas.describe(
             results,
@@ -75,11 +107,15 @@ class ScalingLaws(Figure):
             "In each panel: the law of the lowest AICc with its weight among all laws, and its error at the largest "
             "worker count when that is left out of the fit.",
             f"Bands: {' or '.join(names)}{unchecked}." if names else "",
-            "Knee: the worker count of the largest efficiency times speedup." if knees else "",
+            "Knee: the worker count of the largest efficiency times speedup."
+            if knees
+            else "",
             method=(
                 "Laws are fitted to the logs of all runs that were neither oversubscribed nor disturbed, each series "
                 "by itself; weights are Akaike's, and bands are pointwise over all laws by their weights.",
-                "Beyond the knee, a worker costs more efficiency than it brings speed." if knees else "",
+                "Beyond the knee, a worker costs more efficiency than it brings speed."
+                if knees
+                else "",
             ),
         )
 
@@ -104,18 +140,31 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     end = max(last, min(_BEYOND * last, one.advice.limit))
     octaves = math.log2(end)
     grid = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
-    at = np.unique(np.append(grid, last))  # with the last measured count, where the line becomes dashed
+    at = np.unique(
+        np.append(grid, last)
+    )  # with the last measured count, where the line becomes dashed
     at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.curve(own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False)
+    panel.curve(
+        own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False
+    )
     band = curve(one.candidates, series, at)
     inside = at <= last
     outside = at >= last
     panel.ax.plot(at[inside], band.value[inside], color=color, linewidth=1.3, zorder=2)
-    panel.ax.plot(at[outside], band.value[outside], color=color, linewidth=1.3, linestyle="--", zorder=2)
+    panel.ax.plot(
+        at[outside],
+        band.value[outside],
+        color=color,
+        linewidth=1.3,
+        linestyle="--",
+        zorder=2,
+    )
     panel.ax.set_yscale("log")
     if sure:
         low, high = panel.ax.get_ylim()
-        panel.ax.fill_between(at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1)
+        panel.ax.fill_between(
+            at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1
+        )
         # A wide band does not shrink the points to a line.
         lowest = max(low / 2, min(low, np.nanmin(band.low)))
         highest = min(high * 2, max(high, np.nanmax(band.high)))
@@ -123,7 +172,9 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
         seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
         panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
-        panel.keep([{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.name)
+        panel.keep(
+            [{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.name
+        )
     apart = "\n" if panel.width_in * 72 < _WORDS * panel.style.small else ", "
     words = (
         f"{best.fit.law.name}{apart}weight {100 * best.weight:.0f} %\n"
@@ -144,9 +195,18 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         fontsize=panel.style.small,
         color="#444444",
     )
-    identity = {"execution": series.execution, "engine": series.engine, "series": series.name}
+    identity = {
+        "execution": series.execution,
+        "engine": series.engine,
+        "series": series.name,
+    }
     rows: list[dict[Hashable, object]] = [
-        {"quantity": f"law: {best.fit.law.name}", "x": x, "y": y, **({"low": a, "high": b} if sure else {})}
+        {
+            "quantity": f"law: {best.fit.law.name}",
+            "x": x,
+            "y": y,
+            **({"low": a, "high": b} if sure else {}),
+        }
         for x, y, a, b in zip(at, band.value, band.low, band.high, strict=True)
     ]
     panel.keep(rows, **identity)

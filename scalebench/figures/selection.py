@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from scalebench.analysis import Results
 
 EXECUTION = "added"  # of the rows of a file, whose times are of an unknown kind
-# Columns of a file, and their names in the tables of the analysis; all but the workers may be missing.
+# Columns of a file, and their names in the tables of the analysis; all but the workers
+# may be missing.
 _COLUMNS = {
     "workers": "workers",
     "time_s": "train_s",
@@ -49,8 +50,14 @@ class Selection:
         """Return the selected rows of a table with the columns of a cell and `strategy`."""
         kept = table["strategy"].notna()
         if self.strategies:
-            kept &= table["strategy"].isin(self.strategies) | table["label"].isin(self.strategies)
-        for column, chosen in (("workers", self.workers), ("execution", self.executions), ("engine", self.engines)):
+            kept &= table["strategy"].isin(self.strategies) | table["label"].isin(
+                self.strategies
+            )
+        for column, chosen in (
+            ("workers", self.workers),
+            ("execution", self.executions),
+            ("engine", self.engines),
+        ):
             if chosen:
                 kept &= table[column].isin(chosen)
         return table[kept]
@@ -64,7 +71,10 @@ class Selection:
         """
         runs = results.completed
         present = {
-            "strategy": (self.strategies, {*runs["strategy"].unique(), *runs["label"].unique()}),
+            "strategy": (
+                self.strategies,
+                {*runs["strategy"].unique(), *runs["label"].unique()},
+            ),
             "workers": (self.workers, set(runs["workers"].unique())),
             "execution": (self.executions, set(runs["execution"].unique())),
             "engine": (self.engines, set(runs["engine"].unique())),
@@ -76,9 +86,13 @@ class Selection:
                 if name not in known:
                     has = f"the study has {', '.join(map(str, sorted(known)))}"
                     has = nearest(name, known) if isinstance(name, str) else has
-                    raise UsageError(f"--{flag}: no completed run of {name!r} in {results.folder}; {has}")
+                    raise UsageError(
+                        f"--{flag}: no completed run of {name!r} in {results.folder}; {has}"
+                    )
         if len(runs) and self.of(runs).empty:
-            raise ResultsError(f"{results.folder}: no completed run has all that was selected; select less")
+            raise ResultsError(
+                f"{results.folder}: no completed run has all that was selected; select less"
+            )
 
 
 EVERYTHING = Selection()
@@ -117,7 +131,9 @@ class Added:
         try:
             table = pd.read_csv(io.BytesIO(read_bytes(self.path)))
         except (OSError, ValueError) as error:
-            raise UsageError(f"--add {self.path}: cannot be read as CSV: {error}") from None
+            raise UsageError(
+                f"--add {self.path}: cannot be read as CSV: {error}"
+            ) from None
         known = [name for name in _COLUMNS if name in table]
         if "workers" not in known or not set(_VALUES) & set(known):
             has = ", ".join(map(str, table.columns))
@@ -126,7 +142,11 @@ class Added:
             )
         for name in known:
             numbers = pd.to_numeric(table[name], errors="coerce")
-            wrong = numbers.isna() & table[name].notna() if name != "workers" else ~(numbers >= 1)
+            wrong = (
+                numbers.isna() & table[name].notna()
+                if name != "workers"
+                else ~(numbers >= 1)
+            )
             if wrong.any():
                 raise UsageError(
                     f"--add {self.path}: {name} {str(table.loc[wrong, name].iloc[0])!r} is no number that fits"
@@ -151,14 +171,21 @@ def parse_added(text: str) -> Added:
     """
     path, _, label = text.partition(":")
     if not Path(path).exists():
-        raise UsageError(f"--add {text}: no file or folder {path}; expected FILE.csv:LABEL or RESULTS:LABEL")
+        raise UsageError(
+            f"--add {text}: no file or folder {path}; expected FILE.csv:LABEL or RESULTS:LABEL"
+        )
     return Added(Path(path), label.strip() or Path(path).stem)
 
 
-def with_added(table: pd.DataFrame, added: Sequence[Added], compute: Callable[[Results], pd.DataFrame]) -> pd.DataFrame:
+def with_added(
+    table: pd.DataFrame,
+    added: Sequence[Added],
+    compute: Callable[[Results], pd.DataFrame],
+) -> pd.DataFrame:
     """Return `table` with the rows that `compute` gives for added studies, and with those of added files.
 
-    The label of an added study is appended to those of its strategies: `epoch_average in LABEL`.
+    The label of an added study is appended to those of its strategies: `epoch_average
+    in LABEL`.
 
     Raises:
         UsageError: an added study has another metric or scaling mode, or a file is not as expected.
@@ -172,9 +199,13 @@ def with_added(table: pd.DataFrame, added: Sequence[Added], compute: Callable[[R
             tables.append(one.curve())
             continue
         own = compute(one.results())
-        # A curve beside those of the study has to mean the same: strong beside weak scaling does not.
+        # A curve beside those of the study has to mean the same: strong beside weak
+        # scaling does not.
         for column, what in (("scaling", "scaling"), ("metric_name", "metric")):
-            here, there = (set(part[column].dropna()) if column in part else set() for part in (table, own))
+            here, there = (
+                set(part[column].dropna()) if column in part else set()
+                for part in (table, own)
+            )
             if here and there and here != there:
                 raise UsageError(
                     f"--add {one.path}: its {what} is {', '.join(there)}, that of the study {', '.join(here)}"

@@ -19,10 +19,11 @@ _WIDTHS_IN = (1.5, 40.0)
 class Style:
     """Width (inches) and typography (points) of a figure at its final size.
 
-    `font` is the name of a font, `small` the size of the smallest text, `height` the factor of the heights of panels,
-    and `page_in` the height of a page's text, which no figure exceeds. A `caption` is written beside the figure
-    (`file`), in the picture as well (`below`), or not at all. `formats` are those of the files: PDF for print, PNG for
-    a screen.
+    `font` is the name of a font, `small` the size of the smallest text, `height` the
+    factor of the heights of panels, and `page_in` the height of a page's text, which no
+    figure exceeds. A `caption` is written beside the figure (`file`), in the picture as
+    well (`below`), or not at all. `formats` are those of the files: PDF for print, PNG
+    for a screen.
     """
 
     name: str
@@ -77,16 +78,49 @@ class Style:
 
 
 _SCREEN = ("png",)
-REPORT = Style("report", 9.6, size=_BASE_PT, height=1.0, dpi=150, caption="below", patterns=False, formats=_SCREEN)
-# One and two columns. IEEE: Times; ACM: Libertine, to which STIX is the nearest that matplotlib brings along; Springer:
-# a font without serifs, 84 and 174 mm. Slides: half and the whole of 16:9.
+REPORT = Style(
+    "report",
+    9.6,
+    size=_BASE_PT,
+    height=1.0,
+    dpi=150,
+    caption="below",
+    patterns=False,
+    formats=_SCREEN,
+)
+# One and two columns. IEEE: Times; ACM: Libertine, to which STIX is the nearest that
+# matplotlib brings along; Springer: a font without serifs, 84 and 174 mm. Slides: half
+# and the whole of 16:9.
 _STYLES: dict[str, tuple[Style, Style]] = {
     "ieee": (Style("ieee", 3.5, "STIXGeneral"), Style("ieee", 7.16, "STIXGeneral")),
     "acm": (Style("acm", 3.33, "STIXGeneral"), Style("acm", 7.0, "STIXGeneral")),
-    "springer": (Style("springer", 84 / 25.4, size=7.5), Style("springer", 174 / 25.4, size=7.5)),
+    "springer": (
+        Style("springer", 84 / 25.4, size=7.5),
+        Style("springer", 174 / 25.4, size=7.5),
+    ),
     "slides": (
-        Style("slides", 6.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none", formats=_SCREEN),
-        Style("slides", 12.0, size=16, small=14, height=1.4, page_in=6.75, dpi=150, caption="none", formats=_SCREEN),
+        Style(
+            "slides",
+            6.0,
+            size=16,
+            small=14,
+            height=1.4,
+            page_in=6.75,
+            dpi=150,
+            caption="none",
+            formats=_SCREEN,
+        ),
+        Style(
+            "slides",
+            12.0,
+            size=16,
+            small=14,
+            height=1.4,
+            page_in=6.75,
+            dpi=150,
+            caption="none",
+            formats=_SCREEN,
+        ),
     ),
     "report": (replace(REPORT, width_in=4.8), REPORT),
 }
@@ -112,7 +146,9 @@ def choose_style(
     if columns not in (None, 1, 2):
         raise UsageError(f"--columns: expected 1 or 2, got {columns!r}")
     one, two = _STYLES[name]
-    style = {1: one, 2: two, None: two if name in ("slides", "report") else one}[columns]
+    style = {1: one, 2: two, None: two if name in ("slides", "report") else one}[
+        columns
+    ]
     return replace(
         style,
         width_in=width_in or style.width_in,
@@ -131,7 +167,9 @@ def parse_width(text: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(in|cm|mm|pt)\s*", text)
     width = float(match[1]) * _UNITS_IN[match[2]] if match else 0.0
     if not _WIDTHS_IN[0] <= width <= _WIDTHS_IN[1]:
-        raise ValueError(f"expected a width such as 3.5in, 84mm or 252pt, from 1.5 to 40 inches, got {text!r}")
+        raise ValueError(
+            f"expected a width such as 3.5in, 84mm or 252pt, from 1.5 to 40 inches, got {text!r}"
+        )
     return width
 
 
@@ -140,8 +178,12 @@ def _embeddable(font: str) -> str:
 
     known = get_font_names()
     if font not in known:
-        raise UsageError(f"--font: no font {font!r} on this machine; {nearest(font, known)}")
+        raise UsageError(
+            f"--font: no font {font!r} on this machine; {nearest(font, known)}"
+        )
     file = findfont(font)
     if not file.endswith(".ttf"):
-        raise UsageError(f"--font: {font!r} ({file}) is no TrueType font, and only those are embedded as Type 42")
+        raise UsageError(
+            f"--font: {font!r} ({file}) is no TrueType font, and only those are embedded as Type 42"
+        )
     return font

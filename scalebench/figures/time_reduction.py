@@ -1,7 +1,7 @@
 """The time-reduction figure, and that of its parts: time saved at the same worker count by frequency and by engine.
 
-A panel stands for each per-batch baseline. The reduction-parts figure divides each reduction into what the baseline's
-engine and what the frequency contribute.
+A panel stands for each per-batch baseline. The reduction-parts figure divides each
+reduction into what the baseline's engine and what the frequency contribute.
 """
 
 from __future__ import annotations
@@ -19,22 +19,43 @@ from scalebench.analysis import Results, ratios
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.marks import counts_by_execution, draw_bars, executions_of_bars
+from scalebench.figures.drawing.marks import (
+    counts_by_execution,
+    draw_bars,
+    executions_of_bars,
+)
 from scalebench.figures.drawing.panel import Panel, Segment, share_y
-from scalebench.figures.drawing.series_style import ENGINE_ALONE, ENGINE_ALONE_PATTERN, NEUTRAL, Look
+from scalebench.figures.drawing.series_style import (
+    ENGINE_ALONE,
+    ENGINE_ALONE_PATTERN,
+    NEUTRAL,
+    Look,
+)
 from scalebench.figures.selection import with_added
 from scalebench.formatting import is_interval
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES, PER_BATCH
 
 _MOST_SERIES = 8  # in one panel: it has no baselines
-_SHARED_FROM = -100.0  # per cent; a panel that reaches further down has an axis of its own
+_SHARED_FROM = (
+    -100.0
+)  # per cent; a panel that reaches further down has an axis of its own
 
 _COLUMNS = 3
 _WORDS = {  # of the legend, by part
     "engine": "saved by plain allreduce instead of the baseline's engine",
     "frequency": "saved by synchronising less often (in the strategy's colour)",
 }
-_KEPT = ("series", "execution", "engine", "workers", "oversubscribed", "interval", "n", "baseline_s", "saved_s")
+_KEPT = (
+    "series",
+    "execution",
+    "engine",
+    "workers",
+    "oversubscribed",
+    "interval",
+    "n",
+    "baseline_s",
+    "saved_s",
+)
 
 
 @FIGURES.add
@@ -52,14 +73,24 @@ class TimeReduction(Figure):
         return "" if known.any() else _no_reduction(compared)
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        table = with_added(_reductions(results), [one for one in canvas.added if one.is_study], _reductions)
+        table = with_added(
+            _reductions(results),
+            [one for one in canvas.added if one.is_study],
+            _reductions,
+        )
         compared, look, groups = canvas.series_of(table, _MOST_SERIES, results)
         known = compared[compared["reduction"].notna()]
-        names = [name for name in canvas.wanted(BASELINES) if (known["baseline"] == name).any()]
+        names = [
+            name
+            for name in canvas.wanted(BASELINES)
+            if (known["baseline"] == name).any()
+        ]
         if not names:
             raise EmptyFigureError(_no_reduction(compared))
         shown = known[known["baseline"].isin(names)]
-        for panel, group, name in canvas.rows_of_groups(groups, names, heights=(2.5, 2.1)):
+        for panel, group, name in canvas.rows_of_groups(
+            groups, names, heights=(2.5, 2.1)
+        ):
             _draw(panel, name, group, shown[shown["baseline"] == name], look)
         for place in range(len(names)):
             share_y(canvas.shown[place :: len(names)], least=_SHARED_FROM)
@@ -90,7 +121,9 @@ def _no_reduction(compared: pd.DataFrame) -> str:
     if compared.empty:
         return "no strategy synchronises less often than every batch"
     crowded = [note for note in sorted(set(compared["note"])) if NO_BASELINE in note]
-    return crowded[0] if crowded else f"no baseline ({', '.join(BASELINES)}) ran beside it"
+    return (
+        crowded[0] if crowded else f"no baseline ({', '.join(BASELINES)}) ran beside it"
+    )
 
 
 def _missing(compared: pd.DataFrame, results: Results) -> str:
@@ -104,7 +137,13 @@ def _missing(compared: pd.DataFrame, results: Results) -> str:
     return f"Not shown: {'; '.join(shown)}." if shown else ""
 
 
-def _draw(panel: Panel, name: str, group: Sequence[str], table: pd.DataFrame, look: dict[str, Look]) -> None:
+def _draw(
+    panel: Panel,
+    name: str,
+    group: Sequence[str],
+    table: pd.DataFrame,
+    look: dict[str, Look],
+) -> None:
     """Draw the reductions of the series of `group` against the baseline `name`, over those of all others."""
     inside = table["series"].isin(group)
     own = table[inside]
@@ -113,7 +152,9 @@ def _draw(panel: Panel, name: str, group: Sequence[str], table: pd.DataFrame, lo
     low = min(100 * own["reduction"].min(), 0.0)
     high = max(100 * own["reduction"].max(), 0.0)
     edge = 0.06 * max(high - low, 1.0)
-    panel.ax.set_ylim(low - edge, high + edge)  # whatever the series of other panels are
+    panel.ax.set_ylim(
+        low - edge, high + edge
+    )  # whatever the series of other panels are
     panel.workers_axis(table["workers"])
 
 
@@ -155,12 +196,26 @@ class ReductionParts(Figure):
         several = len(number) > 1
         for panel, (baseline, name) in zip(panels, wanted, strict=True):
             short = canvas.names[name]
-            panel.title(f"{short} against {baseline}" if several else short, f"{name} against {baseline}")
-            _draw_parts(panel, shown[(shown["baseline"] == baseline) & (shown["series"] == name)], counts, look[name])
+            panel.title(
+                f"{short} against {baseline}" if several else short,
+                f"{name} against {baseline}",
+            )
+            _draw_parts(
+                panel,
+                shown[(shown["baseline"] == baseline) & (shown["series"] == name)],
+                counts,
+                look[name],
+            )
             if panel.leftmost:
-                panel.ax.set_ylabel("time saved (%)" if several else f"time saved (% of {baseline})")
+                panel.ax.set_ylabel(
+                    "time saved (%)" if several else f"time saved (% of {baseline})"
+                )
         share_y(panels, least=_SHARED_FROM)
-        canvas.legend(_legend(panels, shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None))
+        canvas.legend(
+            _legend(
+                panels, shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None
+            )
+        )
         canvas.legend(executions_of_bars(shown))
         canvas.describe(
             results,
@@ -176,39 +231,66 @@ class ReductionParts(Figure):
 
 def _split(compared: pd.DataFrame) -> pd.Series[bool]:
     """Mark reductions whose two parts are known."""
-    return compared["baseline"].isin(LIBRARY_BASELINES) & compared[["reduction", "engine_part"]].notna().all(axis=1)
+    return compared["baseline"].isin(LIBRARY_BASELINES) & compared[
+        ["reduction", "engine_part"]
+    ].notna().all(axis=1)
 
 
-def _draw_parts(panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: Look) -> None:
+def _draw_parts(
+    panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: Look
+) -> None:
     """Draw a bar of two parts for each worker count, and the total with its interval."""
 
     def parts(cell: dict[Hashable, Any]) -> list[Segment]:
         return [
-            Segment("engine", 100 * cell["engine_part"], ENGINE_ALONE, ENGINE_ALONE_PATTERN),
+            Segment(
+                "engine", 100 * cell["engine_part"], ENGINE_ALONE, ENGINE_ALONE_PATTERN
+            ),
             Segment("frequency", 100 * cell["frequency_part"], look.color),
         ]
 
     for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
-        total, low, high = (100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high"))
+        total, low, high = (
+            100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high")
+        )
         size = 0.6 * rcParams["lines.markersize"]
         panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
         panel.intervals([((at, low), (at, high))], [NEUTRAL], [(at, total)])
-        kept: dict[Hashable, object] = {"quantity": "reduction: total", "y": total, "low": low, "high": high}
+        kept: dict[Hashable, object] = {
+            "quantity": "reduction: total",
+            "y": total,
+            "low": low,
+            "high": high,
+        }
         panel.keep([kept], **{key: cell[key] for key in _KEPT})
-    panel.explained |= {words for part, words in _WORDS.items() if part in panel.explained}
+    panel.explained |= {
+        words for part, words in _WORDS.items() if part in panel.explained
+    }
     panel.ax.axhline(0, color="#555555", linewidth=0.8)
 
 
-def _legend(panels: Sequence[Panel], shown: pd.DataFrame, hatch: str | None) -> list[Entry]:
+def _legend(
+    panels: Sequence[Panel], shown: pd.DataFrame, hatch: str | None
+) -> list[Entry]:
     """Return the entries of the parts that have bars, and of their sum."""
     size = 0.8 * rcParams["lines.markersize"]
     bounds = zip(shown["reduction_low"], shown["reduction_high"], strict=True)
-    total = "both, with interval" if any(is_interval(low, high) for low, high in bounds) else "both"
+    total = (
+        "both, with interval"
+        if any(is_interval(low, high) for low, high in bounds)
+        else "both"
+    )
     samples = {
-        "engine": Patch(facecolor=ENGINE_ALONE, edgecolor="white" if hatch else ENGINE_ALONE, hatch=hatch),
+        "engine": Patch(
+            facecolor=ENGINE_ALONE,
+            edgecolor="white" if hatch else ENGINE_ALONE,
+            hatch=hatch,
+        ),
         "frequency": Patch(facecolor="white", edgecolor=NEUTRAL),
     }
     drawn = set.union(*(panel.explained for panel in panels))
-    entries: list[Entry] = [(samples[part], words) for part, words in _WORDS.items() if words in drawn]
+    entries: list[Entry] = [
+        (samples[part], words) for part, words in _WORDS.items() if words in drawn
+    ]
     mark = Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle="")
     return [*entries, (mark, total)]

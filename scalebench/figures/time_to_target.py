@@ -13,9 +13,20 @@ from scalebench.analysis.grouping import costs_to_target
 from scalebench.analysis.target import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.marks import legend_of_unreached, mark_unreached, never, target_in_words, torn
+from scalebench.figures.drawing.marks import (
+    legend_of_unreached,
+    mark_unreached,
+    never,
+    target_in_words,
+    torn,
+)
 from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.series_style import Look, group_name, grouped, name_series
+from scalebench.figures.drawing.series_style import (
+    Look,
+    group_name,
+    grouped,
+    name_series,
+)
 from scalebench.formatting import listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
@@ -35,33 +46,53 @@ class TimeToTarget(Figure):
 
     def absent(self, results: Results) -> str:
         aimed = results.completed["target_metric"].notna().any()
-        return super().absent(results) or ("" if aimed else "the study states no target_metric")
+        return super().absent(results) or (
+            "" if aimed else "the study states no target_metric"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table, look, groups = canvas.series_of(costs_to_target(results), of=results)
         if not look:
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
-        baseline, compared = _against(canvas.selection.of(name_series(target_ratios(results))))
+        baseline, compared = _against(
+            canvas.selection.of(name_series(target_ratios(results)))
+        )
         target = float(table["target_metric"].iloc[0])
         epochs = int(results.completed["epochs"].max())
-        shown = {name for name, (value, *_) in _QUANTITIES.items() if table[value].notna().any()}
-        names = [name for name in canvas.wanted(self.panels) if name in shown or (name == "reduction" and baseline)]
+        shown = {
+            name
+            for name, (value, *_) in _QUANTITIES.items()
+            if table[value].notna().any()
+        }
+        names = [
+            name
+            for name in canvas.wanted(self.panels)
+            if name in shown or (name == "reduction" and baseline)
+        ]
         if not names:
             raise EmptyFigureError("no run of the selection has what these panels show")
-        across = canvas.fits(len(names)) if len(names) <= 3 else canvas.fits(-(-len(names) // 2), narrow=True)
-        # Baselines are not compared with themselves: their group has no panel of time saved.
+        across = (
+            canvas.fits(len(names))
+            if len(names) <= 3
+            else canvas.fits(-(-len(names) // 2), narrow=True)
+        )
+        # Baselines are not compared with themselves: their group has no panel of time
+        # saved.
         saving = grouped([name for name in look if name in set(compared["series"])])
         wanted = [("reduction", group) for group in saving if "reduction" in names]
         wanted += [
             (name, group)
             for name in names
             for group in groups
-            if name != "reduction" and _reached(table[table["series"].isin(group)], name)
+            if name != "reduction"
+            and _reached(table[table["series"].isin(group)], name)
         ]
         wanted.sort(key=lambda item: names.index(item[0]))
         if not wanted:
-            raise EmptyFigureError(f"no run of the selection reached {target_in_words(table)} within {epochs} epochs")
+            raise EmptyFigureError(
+                f"no run of the selection reached {target_in_words(table)} within {epochs} epochs"
+            )
         several = len(groups) > 1
         (panels,) = canvas.grids((len(wanted), across, 2.1 if several else 2.75))
         for panel, (name, group) in zip(panels, wanted, strict=True):
@@ -69,27 +100,43 @@ class TimeToTarget(Figure):
             if name == "reduction":
                 inside = compared["series"].isin(group)
                 panel.title(f"time saved against {baseline}{of}", "time saved")
-                panel.reductions(compared[inside], compared[~inside], look, table["workers"])
+                panel.reductions(
+                    compared[inside], compared[~inside], look, table["workers"]
+                )
             else:
                 panel.title(f"{name} to {target:g}{of}")
                 _draw_quantity(panel, name, table, group, look, epochs)
             panel.workers_axis(table["workers"])
         for name in names:
-            share_y([panel for panel, (own, _) in zip(panels, wanted, strict=True) if own == name])
+            share_y(
+                [
+                    panel
+                    for panel, (own, _) in zip(panels, wanted, strict=True)
+                    if own == name
+                ]
+            )
 
         canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs))
         canvas.describe(
             results,
             table,
             f"Target: {target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
-            "Triangles, which have no time: at most half of the runs reached it." if never(table).any() else "",
-            "Stars: more than half of the runs reached it, but not all." if torn(table).any() else "",
-            f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target." if "reduction" in names else "",
+            "Triangles, which have no time: at most half of the runs reached it."
+            if never(table).any()
+            else "",
+            "Stars: more than half of the runs reached it, but not all."
+            if torn(table).any()
+            else "",
+            f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target."
+            if "reduction" in names
+            else "",
             _nowhere(table, epochs),
             method=(
                 "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier "
                 "curve, in which runs that did not count as longer; epochs are such medians.",
-                "Energy is the time to the target at the mean power of the training." if "energy" in names else "",
+                "Energy is the time to the target at the mean power of the training."
+                if "energy" in names
+                else "",
             ),
         )
 
@@ -101,13 +148,21 @@ def _reached(own: pd.DataFrame, name: str) -> bool:
 
 def _nowhere(table: pd.DataFrame, epochs: int) -> str:
     """Return a sentence with the series that reached the target at no worker count."""
-    found = [name for name, own in table.groupby("series", sort=False) if never(own).all()]
-    return f"Not within {epochs} epochs at any worker count: {listed(found)}." if found else ""
+    found = [
+        name for name, own in table.groupby("series", sort=False) if never(own).all()
+    ]
+    return (
+        f"Not within {epochs} epochs at any worker count: {listed(found)}."
+        if found
+        else ""
+    )
 
 
 def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """The first baseline that reached the target, and the reductions against it of the strategies that are none."""
-    known = compared[compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)]
+    known = compared[
+        compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)
+    ]
     for baseline in (*BASELINES, "serial"):
         if len(own := known[known["baseline"] == baseline]):
             return baseline, own
@@ -115,16 +170,32 @@ def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
 
 
 def _draw_quantity(
-    panel: Panel, name: str, table: pd.DataFrame, group: Sequence[str], look: dict[str, Look], epochs: int
+    panel: Panel,
+    name: str,
+    table: pd.DataFrame,
+    group: Sequence[str],
+    look: dict[str, Look],
+    epochs: int,
 ) -> None:
     """Draw the series of `group` over all others of `table` in grey."""
     quantity, low, high, label = _QUANTITIES[name]
     in_group = table["series"].isin(group)
-    own = table[in_group & table[quantity].notna()]  # a cost that is not known is no cost that was not reached
+    own = table[
+        in_group & table[quantity].notna()
+    ]  # a cost that is not known is no cost that was not reached
     reached = own[quantity].where(own[quantity] < math.inf)
     panel.context(table[~in_group & (table[quantity] < math.inf)], quantity)
-    shift = name != "time"  # times fall with workers: a point set aside would stand on the line of a faster series
-    panel.curve(own.assign(**{quantity: reached}), quantity, look, low=low, high=high, shift=shift)
+    shift = (
+        name != "time"
+    )  # times fall with workers: a point set aside would stand on the line of a faster series
+    panel.curve(
+        own.assign(**{quantity: reached}),
+        quantity,
+        look,
+        low=low,
+        high=high,
+        shift=shift,
+    )
     above = 2 * reached.max() if reached.notna().any() else 1.0
     place = 1.1 * epochs if name == "epochs" else above
     mark_unreached(panel, own, quantity, look, epochs=epochs, above=place)

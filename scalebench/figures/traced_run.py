@@ -23,7 +23,9 @@ from scalebench.system.atomic_write import open_own
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from scalebench.pricing.task_graph import TaskNode  # imports torch, which no other figure needs
+    from scalebench.pricing.task_graph import (
+        TaskNode,
+    )  # imports torch, which no other figure needs
     from scalebench.training.outcome import Lane, Timeline
 
 _NOTES_ON_REAL_RUNS = (
@@ -34,7 +36,11 @@ _LANE_IN = 0.3
 _MOST_LANES = 40
 _EDGES_UP_TO = 600  # bars: white edges hide more of them
 
-_COLORS = {"train": TASKS["compute"], "average": TASKS["communication"], "merge": TASKS["other"]}
+_COLORS = {
+    "train": TASKS["compute"],
+    "average": TASKS["communication"],
+    "merge": TASKS["other"],
+}
 _HALF = 0.32  # of a task's width and height, in workers
 
 
@@ -60,22 +66,35 @@ def draw_timeline(
         ResultsError: no activity lies in the window, or the files cannot be written.
     """
     begin, end = window or (0.0, math.inf)
-    lanes = [(lane, list(_bars_of(lane, begin, end))) for lane in timeline.lanes[:_MOST_LANES]]
+    lanes = [
+        (lane, list(_bars_of(lane, begin, end)))
+        for lane in timeline.lanes[:_MOST_LANES]
+    ]
     if not any(bars for _, bars in lanes):
-        raise ResultsError(f"{timeline.title}: nothing happened between {begin:g} and {end:g} s")
+        raise ResultsError(
+            f"{timeline.title}: nothing happened between {begin:g} and {end:g} s"
+        )
     files = [stem.with_suffix(f".{suffix}") for suffix in (*formats, "csv")]
     with writing(stem.parent):
         stem.parent.mkdir(parents=True, exist_ok=True)
         with drawing(files[:-1], stem.name) as canvas:
             _draw(timeline, lanes, canvas, begin, end)
-        rows = [f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}" for lane, bars in lanes for bar in bars]
+        rows = [
+            f"{lane.name},{bar.group},{bar.begin_s!r},{bar.end_s!r}"
+            for lane, bars in lanes
+            for bar in bars
+        ]
         with open_own(files[-1], "w") as file:
             file.write("\n".join(["lane,activity,begin_s,end_s", *rows]) + "\n")
     return files
 
 
 def _draw(
-    timeline: Timeline, lanes: list[tuple[Lane, list[Bar]]], canvas: Canvas, window_begin: float, window_end: float
+    timeline: Timeline,
+    lanes: list[tuple[Lane, list[Bar]]],
+    canvas: Canvas,
+    window_begin: float,
+    window_end: float,
 ) -> None:
     colors = TASKS | {"serving": SERVING}
     ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * len(lanes)))
@@ -87,11 +106,21 @@ def _draw(
     for place, (lane, bars) in enumerate(lanes):
         for group, color in colors.items():
             own = [bar for bar in bars if bar.group == group]
-            spans = [(bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in own]
-            edge = {"edgecolor": "white", "linewidth": 0.35} if edged and group == "compute" else {"linewidth": 0}
-            ax.broken_barh(spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge)
+            spans = [
+                (bar.begin_s * scale, (bar.end_s - bar.begin_s) * scale) for bar in own
+            ]
+            edge = (
+                {"edgecolor": "white", "linewidth": 0.35}
+                if edged and group == "compute"
+                else {"linewidth": 0}
+            )
+            ax.broken_barh(
+                spans, (place - 0.38, 0.76), facecolor=color, zorder=2, **edge
+            )
         inside = [at * scale for at in lane.epochs if window_begin <= at <= window_end]
-        ax.vlines(inside, place - 0.47, place + 0.47, color="#222222", linewidth=0.9, zorder=3)
+        ax.vlines(
+            inside, place - 0.47, place + 0.47, color="#222222", linewidth=0.9, zorder=3
+        )
     ax.set_yticks(range(len(lanes)), [_short(lane.name) for lane, _ in lanes])
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ax.set_xlim(window_begin * scale, min(end, window_end) * scale)
@@ -99,13 +128,21 @@ def _draw(
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
     shown = {bar.group for _, bars in lanes for bar in bars}
-    canvas.legend([(Patch(facecolor=color), group) for group, color in colors.items() if group in shown])
+    canvas.legend(
+        [
+            (Patch(facecolor=color), group)
+            for group, color in colors.items()
+            if group in shown
+        ]
+    )
     left_out = len(timeline.lanes) - len(lanes)
     canvas.say(
         f"{timeline.about[:1].upper()}{timeline.about[1:]}.",
         "Communication is what compute does not hide, without the waiting for others, which is shown separately. A "
         "black line ends an epoch.",
-        "A server's lane shows from when it takes a request up to its last reply to it." if "serving" in shown else "",
+        "A server's lane shows from when it takes a request up to its last reply to it."
+        if "serving" in shown
+        else "",
         _NOTES_ON_REAL_RUNS if timeline.execution != "virtual" else "",
         f"{left_out} more lanes are in the trace file." if left_out else "",
     )
@@ -119,7 +156,12 @@ def _bars_of(lane: Lane, low: float, high: float) -> Iterator[Bar]:
         end = min(lap.end_s, high)
         if end <= begin:
             continue
-        if last and last.group == lap.group and begin - last.end_s < 1e-9 and lap.activity != "forward":
+        if (
+            last
+            and last.group == lap.group
+            and begin - last.end_s < 1e-9
+            and lap.activity != "forward"
+        ):
             last = last._replace(end_s=end)
             continue
         if last:
@@ -134,7 +176,10 @@ def _short(name: str) -> str:
 
 
 def draw_task_graph(
-    nodes: Sequence[TaskNode], title: str, stem: Path, formats: Sequence[str] = REPORT.formats
+    nodes: Sequence[TaskNode],
+    title: str,
+    stem: Path,
+    formats: Sequence[str] = REPORT.formats,
 ) -> list[Path]:
     """Write `stem` in `formats`, and the .csv of the tasks with those that each one waits for.
 
@@ -157,7 +202,11 @@ def draw_task_graph(
                 low = min(node.workers) - _HALF
                 high = max(node.workers) + _HALF
                 box = FancyBboxPatch(
-                    (node.depth - _HALF, low), 2 * _HALF, high - low, boxstyle="round,pad=0.02", linewidth=0
+                    (node.depth - _HALF, low),
+                    2 * _HALF,
+                    high - low,
+                    boxstyle="round,pad=0.02",
+                    linewidth=0,
                 )
                 box.set_facecolor(_COLORS[node.kind])
                 box.set_zorder(2)
@@ -169,12 +218,23 @@ def draw_task_graph(
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(visible=False)
             shown = {node.kind for node in nodes}
-            canvas.legend([(Patch(facecolor=color), kind) for kind, color in _COLORS.items() if kind in shown])
+            canvas.legend(
+                [
+                    (Patch(facecolor=color), kind)
+                    for kind, color in _COLORS.items()
+                    if kind in shown
+                ]
+            )
             canvas.say(
                 "A task begins when all tasks that a line comes from have ended.",
-                "Merges of different workers come in any order." if "merge" in shown else "",
+                "Merges of different workers come in any order."
+                if "merge" in shown
+                else "",
             )
-        rows = [f"{each.name},{each.kind},{each.epoch},{_listed(each.workers)},{_listed(each.after)}" for each in nodes]
+        rows = [
+            f"{each.name},{each.kind},{each.epoch},{_listed(each.workers)},{_listed(each.after)}"
+            for each in nodes
+        ]
         with open_own(files[-1], "w") as file:
             file.write("\n".join(["task,kind,epoch,workers,after", *rows]) + "\n")
     return files
@@ -183,7 +243,13 @@ def draw_task_graph(
 def _draw_edge(ax: Axes, before: TaskNode, node: TaskNode) -> None:
     """Draw a line between two tasks at the height of the worker that both have."""
     (height, *_) = sorted(set(before.workers) & set(node.workers)) or node.workers
-    ax.plot([before.depth, node.depth], [height, height], color="#666666", linewidth=0.8, zorder=1)
+    ax.plot(
+        [before.depth, node.depth],
+        [height, height],
+        color="#666666",
+        linewidth=0.8,
+        zorder=1,
+    )
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -6,7 +6,12 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.tuning_trials import best_so_far, metric_of, tuned_cells, tuning_in_words
+from scalebench.analysis.tuning_trials import (
+    best_so_far,
+    metric_of,
+    tuned_cells,
+    tuning_in_words,
+)
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_label, describe_study
@@ -16,7 +21,8 @@ from scalebench.formatting import metric_word
 
 _PANELS = ("trials", "values")
 _COLUMNS, _HEIGHT_IN = 3, 2.1
-_ASIDE = 1.5  # trials, times the shift of a series: marks of equal lines are seen side by side
+# trials, times the shift of a series: marks of equal lines are seen side by side
+_ASIDE = 1.5
 
 
 @FIGURES.add
@@ -27,7 +33,9 @@ class Tuning(Figure):
     summary = "best trial so far against the number of trials, and the tuned values against workers"
 
     def absent(self, results: Results) -> str:
-        return super().absent(results) or ("" if len(results.trials) else "the study was not tuned")
+        return super().absent(results) or (
+            "" if len(results.trials) else "the study was not tuned"
+        )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         course, best = (
@@ -41,9 +49,17 @@ class Tuning(Figure):
         by_time = metric_of(results) == "time_to_target"
         metric = metric_word(str(results.trials["metric_name"].dropna().iloc[0]))
         target = results.trials["target_metric"].dropna()
-        name = f"time to {metric} {target.iloc[0]:g} (s)" if by_time else f"validation {metric}"
+        name = (
+            f"time to {metric} {target.iloc[0]:g} (s)"
+            if by_time
+            else f"validation {metric}"
+        )
         wanted = canvas.wanted(_PANELS)
-        counts = sorted(int(count) for count in course["workers"].unique()) if "trials" in wanted else []
+        counts = (
+            sorted(int(count) for count in course["workers"].unique())
+            if "trials" in wanted
+            else []
+        )
         keys = _numeric(best["tuned"]) if "values" in wanted else []
         grids = [
             (number, canvas.fits(min(_COLUMNS, number), narrow=True), _HEIGHT_IN)
@@ -56,12 +72,23 @@ class Tuning(Figure):
         trials = int(course["trial"].max())
         for panel, workers in zip(panels, counts, strict=False):
             panel.title(f"{workers} worker{'s' * (workers > 1)}")
-            panel.curve(course[course["workers"] == workers], "best", look, x="trial", shift=False, aside=_ASIDE)
+            panel.curve(
+                course[course["workers"] == workers],
+                "best",
+                look,
+                x="trial",
+                shift=False,
+                aside=_ASIDE,
+            )
             panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             panel.ax.set_xlabel("trials")
-            panel.ax.set_xlim(0.5, trials + 0.5)  # also where the first trials did not reach the target
+            panel.ax.set_xlim(
+                0.5, trials + 0.5
+            )  # also where the first trials did not reach the target
             panel.ax.set_yscale("log" if by_time else "linear")
-            low, high = panel.ax.get_ylim()  # room for the marks at the ends, in panels that share the axis
+            low, high = (
+                panel.ax.get_ylim()
+            )  # room for the marks at the ends, in panels that share the axis
             panel.ax.set_ylim(*((low / 1.25, high * 1.25) if by_time else (low, high)))
         share_y(panels[: len(counts)])
         for panel in panels[: len(counts)]:
@@ -70,7 +97,9 @@ class Tuning(Figure):
             panel.ax.set_ylabel(name if panel.leftmost else "")
         for panel, key in zip(panels[len(counts) :], keys, strict=True):
             panel.title(f"chosen {key}")
-            values = pd.to_numeric(best["tuned"].map(lambda tuned, key=key: tuned.get(key)))
+            values = pd.to_numeric(
+                best["tuned"].map(lambda tuned, key=key: tuned.get(key))
+            )
             panel.curve(best.assign(**{key: values}), key, look)
             panel.workers_axis(best["workers"])
             panel.seconds_axis("y", key)
@@ -80,7 +109,9 @@ class Tuning(Figure):
         canvas.say(
             describe_label(results),
             f"{words[:1].upper()}{words[1:]}.",
-            "A line begins at the first trial that reached the target." if by_time else "",
+            "A line begins at the first trial that reached the target."
+            if by_time
+            else "",
         )
         canvas.method(
             describe_study(results),
@@ -95,4 +126,8 @@ def _numeric(tuned: pd.Series[dict[str, object]]) -> list[str]:  # type: ignore[
     for chosen in tuned:
         for key, value in chosen.items():
             values.setdefault(key, []).append(value)
-    return [key for key, own in values.items() if all(isinstance(v, int | float) and v > 0 for v in own)]
+    return [
+        key
+        for key, own in values.items()
+        if all(isinstance(v, int | float) and v > 0 for v in own)
+    ]

@@ -27,10 +27,16 @@ from scalebench.launch.hosts import reachable
 from scalebench.records import machine_facts
 from scalebench.system.hardware import cores, memory_mib, usable_memory_mib
 
-RING = {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}
+RING = {
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    "OMPI_MCA_coll_tuned_allreduce_algorithm": "4",
+}
 _SECONDS = 60  # to import Horovod
-_LIMIT_S = 10.0  # of the examination, after which a comparison that was not asked for is left out
-_COMPARING_S = 0.5  # seconds for each of the two allreduces, without starting their ranks
+# of the examination, after which a comparison that was not asked for is left out
+_LIMIT_S = 10.0
+_COMPARING_S = (
+    0.5  # seconds for each of the two allreduces, without starting their ranks
+)
 _COMPARING_LIMIT_S = 120.0  # for both, with starting, if asked for
 _MOST_RANKS = 4  # on each node: an allocation may have hundreds of slots there
 _SLOWER = 1.25  # slowdown relative to a ring above noise
@@ -49,25 +55,45 @@ class MachinePart:
 def examine(*, network: bool = False) -> list[MachinePart]:
     """Return all parts that determine the available executions and engines.
 
-    In an allocation of several nodes, or on this node if `network`, MPI's allreduce is compared with a ring. All takes
-    ten seconds at most there, unless `network`.
+    In an allocation of several nodes, or on this node if `network`, MPI's allreduce is
+    compared with a ring. All takes ten seconds at most there, unless `network`.
     """
     over = time.monotonic() + (_COMPARING_LIMIT_S if network else _LIMIT_S)
-    looks = (_python, _cores, _memory, _gpus, _compiler, _torch, _mpirun, _mpi4py, _launcher, _horovod)
+    looks = (
+        _python,
+        _cores,
+        _memory,
+        _gpus,
+        _compiler,
+        _torch,
+        _mpirun,
+        _mpi4py,
+        _launcher,
+        _horovod,
+    )
     found = [look() for look in looks]
-    found += [_of_torch("gloo", None if find_spec("torch") else "needs PyTorch"), _of_torch("NCCL", available("nccl"))]
+    found += [
+        _of_torch("gloo", None if find_spec("torch") else "needs PyTorch"),
+        _of_torch("NCCL", available("nccl")),
+    ]
     found.append(_slurm())
     compares = network or _several_nodes()
-    return [*found, _allreduce(over)] if compares and available("mpi") is None else found
+    return (
+        [*found, _allreduce(over)] if compares and available("mpi") is None else found
+    )
 
 
 def _python() -> MachinePart:
-    return MachinePart("Python", True, f"{platform.python_version()} at {sys.executable}")
+    return MachinePart(
+        "Python", True, f"{platform.python_version()} at {sys.executable}"
+    )
 
 
 def _cores() -> MachinePart:
     usable, there = cores(), os.cpu_count() or 1
-    return MachinePart("cores", True, f"{usable} usable" + (f" of {there}" if there != usable else ""))
+    return MachinePart(
+        "cores", True, f"{usable} usable" + (f" of {there}" if there != usable else "")
+    )
 
 
 def _memory() -> MachinePart:
@@ -78,17 +104,26 @@ def _memory() -> MachinePart:
 
 def _gpus() -> MachinePart:
     if found := machine_facts.gpus():
-        return MachinePart("GPUs", True, "; ".join(f"{gpu['name']}, {gpu['memory']}" for gpu in found))
+        return MachinePart(
+            "GPUs", True, "; ".join(f"{gpu['name']}, {gpu['memory']}" for gpu in found)
+        )
     return MachinePart("GPUs", False, "no NVIDIA GPU; workers train on CPU cores")
 
 
 def _compiler() -> MachinePart:
     command = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if command is None:
-        return MachinePart("C++ compiler", False, "none; needed to build Horovod", "apt-get install g++")
+        return MachinePart(
+            "C++ compiler",
+            False,
+            "none; needed to build Horovod",
+            "apt-get install g++",
+        )
     output = machine_facts.output_of(command, "--version")
     return MachinePart(
-        "C++ compiler", bool(output), f"{command}: {output.splitlines()[0] if output else 'does not run'}"
+        "C++ compiler",
+        bool(output),
+        f"{command}: {output.splitlines()[0] if output else 'does not run'}",
     )
 
 
@@ -101,11 +136,15 @@ def _torch() -> MachinePart:
 def _mpirun() -> MachinePart:
     mpirun = find_mpirun()
     if mpirun is None:
-        return MachinePart("MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI)
+        return MachinePart(
+            "MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI
+        )
     output = machine_facts.output_of(str(mpirun), "--version")
     found = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", output)
     name = found[0] if found else "does not run"
-    return MachinePart("MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI)
+    return MachinePart(
+        "MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI
+    )
 
 
 def _several_nodes() -> bool:
@@ -131,7 +170,9 @@ def _allreduce(over: float) -> MachinePart:
         return MachinePart(part, True, detail)
     forcing = " ".join(f"{name}={value}" for name, value in RING.items())
     return MachinePart(
-        part, False, f"{detail}, {chosen / forced:.1f} times as long; force the ring with: export {forcing}"
+        part,
+        False,
+        f"{detail}, {chosen / forced:.1f} times as long; force the ring with: export {forcing}",
     )
 
 
@@ -155,7 +196,11 @@ def _mpi4py() -> MachinePart:
     if not chosen().without_mpi and mpirun is not None and (reason := mismatch(mpirun)):
         return MachinePart("mpi4py", False, f"{number}: {reason}", REBUILD)
     named = library().partition(",")[0]
-    return MachinePart("mpi4py", True, f"{number} with {named}" if named else f"{number}, which finds no MPI library")
+    return MachinePart(
+        "mpi4py",
+        True,
+        f"{number} with {named}" if named else f"{number}, which finds no MPI library",
+    )
 
 
 def _launcher() -> MachinePart:
@@ -171,7 +216,9 @@ def _horovod() -> MachinePart:
     reason = available("horovod")
     if reason is None:
         return _loaded_horovod()
-    return MachinePart("Horovod", False, reason.partition("; add it with")[0], ADD_HOROVOD)
+    return MachinePart(
+        "Horovod", False, reason.partition("; add it with")[0], ADD_HOROVOD
+    )
 
 
 def _loaded_horovod() -> MachinePart:
@@ -184,13 +231,22 @@ def _loaded_horovod() -> MachinePart:
         " ', '.join(name for name, there in zip(names, built) if there))"
     )
     try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
     except subprocess.TimeoutExpired:
-        return MachinePart("Horovod", False, "does not answer", f"{ADD_HOROVOD} --force")
+        return MachinePart(
+            "Horovod", False, "does not answer", f"{ADD_HOROVOD} --force"
+        )
     if done.returncode == 0:
         return MachinePart("Horovod", True, done.stdout.strip())
     last = " ".join(done.stderr.strip().splitlines()[-1:])
-    return MachinePart("Horovod", False, f"does not load: {last}", f"{ADD_HOROVOD} --force")
+    return MachinePart(
+        "Horovod", False, f"does not load: {last}", f"{ADD_HOROVOD} --force"
+    )
 
 
 def _of_torch(part: str, reason: str | None) -> MachinePart:
@@ -202,5 +258,7 @@ def _slurm() -> MachinePart:
     if output:
         job = os.environ.get("SLURM_JOB_ID")
         pmix = "with PMIx" if slurm.has_pmix() else "without PMIx"
-        return MachinePart("Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else ""))
+        return MachinePart(
+            "Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else "")
+        )
     return MachinePart("Slurm", False, "not here; runs start on this machine alone")

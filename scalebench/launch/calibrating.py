@@ -27,9 +27,20 @@ def request_of(plan: StudyPlan, runs: Sequence[Run]) -> Request:
         data=next(iter(plan.prepared.datasets.values())),
         folders=plan.prepared.folders,
         sizes=lambda: plan.batch_sizes({run.workers for run in runs}),
-        largest=max((plan.prepared.plan_of(run).batch_size for run in runs if run.trial is None), default=1),
+        largest=max(
+            (
+                plan.prepared.plan_of(run).batch_size
+                for run in runs
+                if run.trial is None
+            ),
+            default=1,
+        ),
         beside_real=len(plan.sweep.runs) > len(plan.sweep.simulated),
-        placing=Placing(ranks_on_this_host, ranks_on_all_nodes, partial(measure_tasks, plan.study.tasks)),
+        placing=Placing(
+            ranks_on_this_host,
+            ranks_on_all_nodes,
+            partial(measure_tasks, plan.study.tasks),
+        ),
     )
 
 
@@ -66,15 +77,27 @@ def ranks_on_all_nodes() -> Ranks | None:
         return None
     count = max(hosts.slots, len(hosts.hosts))
     command, binding = launch_command(count)
-    return Ranks(count, len(hosts.hosts), binding, command, environment(1, oversubscribed=binding == "none"))
+    return Ranks(
+        count,
+        len(hosts.hosts),
+        binding,
+        command,
+        environment(1, oversubscribed=binding == "none"),
+    )
 
 
 def measure_allreduce(
-    nbytes: int, settings: Mapping[str, str], *, seconds: float, most_on_node: int, limit_s: float
+    nbytes: int,
+    settings: Mapping[str, str],
+    *,
+    seconds: float,
+    most_on_node: int,
+    limit_s: float,
 ) -> tuple[int, float]:
     """Measure MPI's allreduce of `nbytes` with `settings` in the environment; return the ranks and the time.
 
-    At most `most_on_node` ranks lie on each node, no more than it has cores; on a single node, three ranks share it.
+    At most `most_on_node` ranks lie on each node, no more than it has cores; on a
+    single node, three ranks share it.
 
     Raises:
         EngineError: measuring failed, or took longer than `limit_s` from the start of the ranks.
@@ -86,5 +109,7 @@ def measure_allreduce(
     variables = environment(1, oversubscribed=binding == "none") | dict(settings)
     ranks = Ranks(count, len(hosts.hosts), binding, command, variables)
     spec = {"nbytes": nbytes, "seconds": seconds, "mark": MARK}
-    found = json.loads(ranks.printed("allreduce_probe", spec, "MPI's allreduce", limit_s))
+    found = json.loads(
+        ranks.printed("allreduce_probe", spec, "MPI's allreduce", limit_s)
+    )
     return found["ranks"], found["seconds"]

@@ -1,6 +1,7 @@
 """Elastic runs of a study, `run --elastic`: a worker that dies costs an interruption, not the run.
 
-Their time holds interruptions, so that they have a table of their own, and no row among runs that are compared.
+Their time holds interruptions, so that they have a table of their own, and no row among
+runs that are compared.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def elastic_runs(plan: StudyPlan) -> list[Run]:
             has no native runs.
     """
     if plan.trials:
-        raise StudyError("--elastic makes runs, not trials: leave tune out of the study, and state the values")
+        raise StudyError(
+            "--elastic makes runs, not trials: leave tune out of the study, and state the values"
+        )
     runs = [run for run in plan.sweep.runs if run.execution == "native"]
     if not runs:
         raise StudyError(
@@ -69,8 +72,14 @@ def _require_elastic(run: Run) -> None:
             f"--elastic: strategy {run.strategy} on engine {run.engine} cannot go on without a rank that died; use "
             f"--engine {' or '.join(able)}"
         )
-    if not registry.create(run.strategy.name, run.strategy.options, run.engine).traits.resumes:
-        others = [name for name in registry.names() if registry.create(name, {}).traits.resumes]
+    if not registry.create(
+        run.strategy.name, run.strategy.options, run.engine
+    ).traits.resumes:
+        others = [
+            name
+            for name in registry.names()
+            if registry.create(name, {}).traits.resumes
+        ]
         raise StudyError(
             f"--elastic: strategy {run.strategy} cannot go on from the weights and the optimizer at the end of an "
             f"epoch alone; use {', '.join(others)}"
@@ -79,14 +88,26 @@ def _require_elastic(run: Run) -> None:
 
 def _require_launcher(name: str, of_study: str) -> None:
     """Refuse another launcher than the elastic one called `name`, or that one where it is missing."""
-    for where, stated in ((f"{VARIABLE} or --launcher", os.environ.get(VARIABLE)), ("the study's launcher", of_study)):
+    for where, stated in (
+        (f"{VARIABLE} or --launcher", os.environ.get(VARIABLE)),
+        ("the study's launcher", of_study),
+    ):
         if stated not in (None, "", AUTO, name):
-            raise EngineError(f"--elastic starts these runs by {name}, and {where} is {stated}; leave that out")
+            raise EngineError(
+                f"--elastic starts these runs by {name}, and {where} is {stated}; leave that out"
+            )
     if reason := named(name).lacks(by_mpi=False):
         raise EngineError(f"--elastic: {reason}")
 
 
-def run_elastic(plan: StudyPlan, output: Path, reporter: Reporter, *, restarts: int, fail_fast: bool = False) -> Tally:
+def run_elastic(
+    plan: StudyPlan,
+    output: Path,
+    reporter: Reporter,
+    *,
+    restarts: int,
+    fail_fast: bool = False,
+) -> Tally:
     """Make the native runs of `plan`, elastic, that `output`/<study> lacks, and keep their rows in its elastic.csv.
 
     Signals end it early as they do `run_study`.
@@ -100,8 +121,14 @@ def run_elastic(plan: StudyPlan, output: Path, reporter: Reporter, *, restarts: 
     with folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
         keep_study(folder, plan.study)
         with ElasticTable(folder) as table:
-            left = [run for run in runs if (run.run_id, run.config_hash) not in table.completed]
-            tally = Tally(folder, done_before=len(runs) - len(left), remaining=len(left))
+            left = [
+                run
+                for run in runs
+                if (run.run_id, run.config_hash) not in table.completed
+            ]
+            tally = Tally(
+                folder, done_before=len(runs) - len(left), remaining=len(left)
+            )
             for note in plan.notes:
                 reporter.note(note)
             if left:
@@ -115,8 +142,20 @@ def run_elastic(plan: StudyPlan, output: Path, reporter: Reporter, *, restarts: 
 class _ElasticStudy:
     """The elastic runs that one command makes, one after another."""
 
-    def __init__(self, plan: StudyPlan, table: ElasticTable, reporter: Reporter, tally: Tally, restarts: int) -> None:
-        self._plan, self._table, self._reporter, self._tally = plan, table, reporter, tally
+    def __init__(
+        self,
+        plan: StudyPlan,
+        table: ElasticTable,
+        reporter: Reporter,
+        tally: Tally,
+        restarts: int,
+    ) -> None:
+        self._plan, self._table, self._reporter, self._tally = (
+            plan,
+            table,
+            reporter,
+            tally,
+        )
         self._restarts = restarts
         facts = collect()
         self._provenance: dict[str, Any] = {
@@ -124,7 +163,9 @@ class _ElasticStudy:
             "provenance": keep(tally.folder, facts),
         }
 
-    def make(self, runs: Sequence[Run], interruption: Interruption, fail_fast: bool) -> None:
+    def make(
+        self, runs: Sequence[Run], interruption: Interruption, fail_fast: bool
+    ) -> None:
         """Make `runs` until all have ended, or a signal or a failure asks to stop."""
         self._reporter.phase("elastic processes", len(runs))
         for run in runs:
@@ -143,10 +184,15 @@ class _ElasticStudy:
         """Make one run; its logs stay if it failed."""
         logs, failed = new_logs(self._tally.folder), False
         weights = self._tally.folder / "weights" / "elastic"
-        data, patience_s = self._plan.prepared.folders[run.workers], self._plan.study.patience
+        data, patience_s = (
+            self._plan.prepared.folders[run.workers],
+            self._plan.study.patience,
+        )
         try:
             with using(engines.named(run.engine).elastic_launcher):
-                ended = ElasticLaunch(run, data, logs, weights, self._restarts, patience_s).execute()
+                ended = ElasticLaunch(
+                    run, data, logs, weights, self._restarts, patience_s
+                ).execute()
             failed = ended.outcome.status != "completed"
             return ended
         finally:
@@ -166,7 +212,11 @@ class _ElasticStudy:
             started_utc=started_utc,
             **self._provenance,
         )
-        texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := vars(row)[name])}
+        texts = {
+            name: redact(text, names=False)
+            for name in _MAY_HOLD_PATHS
+            if (text := vars(row)[name])
+        }
         self._table.append(row.model_copy(update=texts))
         if ended.deaths:
             self._reporter.note(

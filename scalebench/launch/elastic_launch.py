@@ -38,8 +38,17 @@ class ElasticLaunch:
     `data` is its prepared data set. Weights go to `weights`, if the run keeps them.
     """
 
-    def __init__(self, run: Run, data: Path, folder: Path, weights: Path, restarts: int, patience_s: float) -> None:
-        # What an interruption would lose of earlier epochs is not kept: the model is evaluated at the end.
+    def __init__(
+        self,
+        run: Run,
+        data: Path,
+        folder: Path,
+        weights: Path,
+        restarts: int,
+        patience_s: float,
+    ) -> None:
+        # What an interruption would lose of earlier epochs is not kept: the model is
+        # evaluated at the end.
         self._run = run.model_copy(update={"evaluate_every": 0})
         self._restarts, self._patience_s, self._folder = restarts, patience_s, folder
         self._job = Job(
@@ -65,13 +74,34 @@ class ElasticLaunch:
         run, job = self._run, self._job
         self._folder.mkdir(parents=True)
         create_heartbeats(job.heartbeats, run.workers)
-        command, _ = launch_command(run.workers, run.threads_per_worker, alone=True, mpi=False, restarts=self._restarts)
+        command, _ = launch_command(
+            run.workers,
+            run.threads_per_worker,
+            alone=True,
+            mpi=False,
+            restarts=self._restarts,
+        )
         pulse, events = Pulse(job.heartbeats), JsonLines(job.events)
-        variables = environment(run.threads_per_worker, oversubscribed=True, alone=True) | job.settings
-        with (self._folder / "stdout.txt").open("wb") as out, (self._folder / "stderr.txt").open("wb") as err:
+        variables = (
+            environment(run.threads_per_worker, oversubscribed=True, alone=True)
+            | job.settings
+        )
+        with (
+            (self._folder / "stdout.txt").open("wb") as out,
+            (self._folder / "stderr.txt").open("wb") as err,
+        ):
             process = subprocess.Popen(
-                [*command, sys.executable, "-m", "scalebench.native.elastic", str(job.save().absolute())],
-                env=variables | {"PYTHONUNBUFFERED": "1"},  # a launcher's line about a rank is read while it runs
+                [
+                    *command,
+                    sys.executable,
+                    "-m",
+                    "scalebench.native.elastic",
+                    str(job.save().absolute()),
+                ],
+                env=variables
+                | {
+                    "PYTHONUNBUFFERED": "1"
+                },  # a launcher's line about a rank is read while it runs
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -87,7 +117,9 @@ class ElasticLaunch:
         self._hear(events)
         return self._ended(death, process.returncode)
 
-    def _attend(self, process: subprocess.Popen[bytes], events: JsonLines, pulse: Pulse) -> Death | None:
+    def _attend(
+        self, process: subprocess.Popen[bytes], events: JsonLines, pulse: Pulse
+    ) -> Death | None:
         """Note deaths and the beginnings of trainings until the ranks have ended, or have to be ended."""
         run, since = self._run, time.monotonic()
         pulse.watch(run.workers)
@@ -101,20 +133,35 @@ class ElasticLaunch:
                     return None
             elif now - since > run.time_limit_s:
                 stopped = pulse.stopped(run.workers)
-                return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}")
-            elif not self._began and now - since > _STARTUP_LIMIT_S + _STARTUP_OF_A_RANK_S * run.workers:
+                return Death(
+                    "timeout",
+                    f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}",
+                )
+            elif (
+                not self._began
+                and now - since > _STARTUP_LIMIT_S + _STARTUP_OF_A_RANK_S * run.workers
+            ):
                 stopped = pulse.stopped(run.workers)
-                return Death("failed", f"training did not begin within {now - since:.0f} s; {stopped}")
+                return Death(
+                    "failed",
+                    f"training did not begin within {now - since:.0f} s; {stopped}",
+                )
             elif self._began and (silent_s := pulse.hush_s(self._patience_s)):
                 who = pulse.silent(Mesh(run.workers))
-                return Death("failed", f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}")
+                return Death(
+                    "failed",
+                    f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}",
+                )
             time.sleep(_POLL_S)
         return None
 
     def _hear(self, events: JsonLines) -> None:
         for event in events.new():
             if "outcome" in event:
-                self._outcome, self._told_s = Outcome.from_json(event["outcome"]), time.monotonic()
+                self._outcome, self._told_s = (
+                    Outcome.from_json(event["outcome"]),
+                    time.monotonic(),
+                )
             elif "began" in event:
                 if self._began:
                     self._note_death(event["began"], event["epoch"])
@@ -132,33 +179,56 @@ class ElasticLaunch:
         moment = datetime.now(UTC) - timedelta(seconds=time.monotonic() - died_s)
         lost_s = max(0.0, died_s - self._last_kept_s)
         utc = moment.isoformat(timespec="milliseconds")
-        self._deaths.append(RankDeath(utc, self._lives.rank, host_hash(), epoch, lost_s, began_s - died_s))
-        for path in self._folder.glob("rank-*.error"):  # of ranks that lost their peer: no cause of a later end
+        self._deaths.append(
+            RankDeath(
+                utc, self._lives.rank, host_hash(), epoch, lost_s, began_s - died_s
+            )
+        )
+        for path in self._folder.glob(
+            "rank-*.error"
+        ):  # of ranks that lost their peer: no cause of a later end
             path.unlink()
 
     def _ended(self, death: Death | None, returncode: int) -> ElasticOutcome:
         deaths = self._deaths_named()
         if self._outcome is not None:
-            total_s = self._last_epoch_s - self._began[0]["began"] if self._outcome.status == "completed" else None
-            return ElasticOutcome(self._outcome, deaths, self._began[-1]["workers"], total_s)
+            total_s = (
+                self._last_epoch_s - self._began[0]["began"]
+                if self._outcome.status == "completed"
+                else None
+            )
+            return ElasticOutcome(
+                self._outcome, deaths, self._began[-1]["workers"], total_s
+            )
         if death is None:
-            death = cause_of_death(self._folder, returncode, launcher=self._job.launcher)
+            death = cause_of_death(
+                self._folder, returncode, launcher=self._job.launcher
+            )
             if self._began:
                 times = counted(len(deaths), "interruption")
                 death = replace(
-                    death, error=f"{death.error}; after {times} of at most {self._restarts} (--max-restarts)"
+                    death,
+                    error=f"{death.error}; after {times} of at most {self._restarts} (--max-restarts)",
                 )
         at_end = self._began[-1]["workers"] if self._began else None
-        return ElasticOutcome(Outcome(self._run.run_id, death.status, death.error), deaths, at_end)
+        return ElasticOutcome(
+            Outcome(self._run.run_id, death.status, death.error), deaths, at_end
+        )
 
     def _deaths_named(self) -> list[RankDeath]:
         """The deaths, of the ranks that the launcher named in this order."""
         output = "\n".join(
-            (self._folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stderr.txt", "stdout.txt")
+            (self._folder / name).read_text(encoding="utf-8", errors="replace")
+            for name in ("stderr.txt", "stdout.txt")
         )
-        ranks: list[int | None] = [end.rank for end in named(self._job.launcher).reported_ends(output)]
+        ranks: list[int | None] = [
+            end.rank for end in named(self._job.launcher).reported_ends(output)
+        ]
         ranks += [death.rank for death in self._deaths[len(ranks) :]]
-        return [replace(death, rank=rank) for death, rank in zip(self._deaths, ranks, strict=False)]
+        return [
+            replace(death, rank=rank)
+            for death, rank in zip(self._deaths, ranks, strict=False)
+        ]
 
 
 class _Lives:

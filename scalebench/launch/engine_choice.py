@@ -30,10 +30,14 @@ class StrategyEngines:
     name: str
     summary: str
     source: str
-    engines: tuple[str, ...]  # of ENGINES, the preferred native one first, `virtual` last
+    engines: tuple[
+        str, ...
+    ]  # of ENGINES, the preferred native one first, `virtual` last
     missing: dict[str, tuple[str, ...]]  # capabilities that each other engine lacks
     one_worker: bool
-    elastic: dict[str, str]  # launchers that let a run go on without a worker that died, by engine
+    elastic: dict[
+        str, str
+    ]  # launchers that let a run go on without a worker that died, by engine
 
 
 def describe_strategies() -> list[StrategyEngines]:
@@ -52,13 +56,18 @@ def describe_strategy(name: str) -> StrategyEngines:
             missing[engine] = tuple(sorted(str(capability) for capability in lacking))
     able = [engine for engine in ENGINES if engine not in missing]
     preferred = {engine: place for place, engine in enumerate(cls.engines)}
-    able.sort(key=lambda engine: (engine == VIRTUAL, preferred.get(engine, len(preferred))))
+    able.sort(
+        key=lambda engine: (engine == VIRTUAL, preferred.get(engine, len(preferred)))
+    )
     elastic = {
         engine: launcher
         for engine in able
-        if (launcher := engines.named(engine).elastic_launcher) and registry.create(name, {}, engine).traits.resumes
+        if (launcher := engines.named(engine).elastic_launcher)
+        and registry.create(name, {}, engine).traits.resumes
     }
-    return StrategyEngines(name, cls.summary, cls.source, tuple(able), missing, not cls.requires, elastic)
+    return StrategyEngines(
+        name, cls.summary, cls.source, tuple(able), missing, not cls.requires, elastic
+    )
 
 
 def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
@@ -66,23 +75,40 @@ def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
     if Capability.BATCHES in engines.named(engine).provides:
         return frozenset()
     traits = strategy.traits
-    alone = all(stretch.unit == "epoch" for stretch in traits.stretches or ()) and traits.stretches is not None
-    whole = traits.pipeline * traits.tensor == 1 and not traits.sharded and not traits.mixed and not traits.servers
+    alone = (
+        all(stretch.unit == "epoch" for stretch in traits.stretches or ())
+        and traits.stretches is not None
+    )
+    whole = (
+        traits.pipeline * traits.tensor == 1
+        and not traits.sharded
+        and not traits.mixed
+        and not traits.servers
+    )
     return frozenset() if alone and whole else frozenset({Capability.BATCHES})
 
 
 def _class_on(name: str, engine: str) -> type[Strategy]:
     """Return the class that runs on `engine`, or, if no native engine carries it, that of the preferred engine."""
     cls = registry.find(name, engine)
-    return cls if engine == VIRTUAL or cls.requires <= _NATIVE else registry.find(name, cls.engines[0])
+    return (
+        cls
+        if engine == VIRTUAL or cls.requires <= _NATIVE
+        else registry.find(name, cls.engines[0])
+    )
 
 
 def native_points(
-    study: Study, component: Component, counts: Sequence[int], allocation: Allocation, notes: list[str]
+    study: Study,
+    component: Component,
+    counts: Sequence[int],
+    allocation: Allocation,
+    notes: list[str],
 ) -> tuple[str, list[int]] | None:
     """The engine of a strategy's real runs and their worker `counts`; under `auto` those that fit, else all.
 
-    None under `auto` if no engine can carry the strategy and none was named; the reason is added to `notes`.
+    None under `auto` if no engine can carry the strategy and none was named; the reason
+    is added to `notes`.
 
     Raises:
         EngineError: the engine that was asked for is missing, cannot carry the strategy, or wants more GPUs.
@@ -94,27 +120,39 @@ def native_points(
     reason = engines.available(name, here=allocation.is_here)
     if reason is not None:
         if not auto or study.engine != "auto":
-            raise EngineError(f"strategy {component.name}: engine {name} is not available: {reason}")
+            raise EngineError(
+                f"strategy {component.name}: engine {name} is not available: {reason}"
+            )
         notes.append(f"{component.name}: no native runs, {reason}")
         return None
     strategy = registry.create(component.name, component.options, name)
     if auto and not _able(strategy):
-        notes.append(f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}")
+        notes.append(
+            f"{component}: no native runs, no engine has {_listed(strategy.needs - _NATIVE)}"
+        )
         return None
     check_provided(strategy, name)
     if name == TASKS:
         _check_backend(study, max(counts), allocation)
     if study.dtype in engine.cannot_carry:
-        raise EngineError(f"strategy {component.name}: engine {name} cannot carry {study.dtype}; use another dtype")
+        raise EngineError(
+            f"strategy {component.name}: engine {name} cannot carry {study.dtype}; use another dtype"
+        )
     wire = strategy.traits.wire
     if wire in engine.cannot_carry:
-        raise EngineError(f"strategy {component}: engine {name} cannot carry {wire}; use fp16, or another --engine")
+        raise EngineError(
+            f"strategy {component}: engine {name} cannot carry {wire}; use fp16, or another --engine"
+        )
     if auto:
         if engine.on_gpus:
             return name, [workers for workers in counts if workers <= allocation.gpus]
         return name, allocation.most(study.threads_per_worker, counts)
     is_known = not allocation.is_here or not in_job()
-    held, where = (hardware.gpus(), "here") if allocation.is_here else (allocation.gpus, "in that allocation")
+    held, where = (
+        (hardware.gpus(), "here")
+        if allocation.is_here
+        else (allocation.gpus, "in that allocation")
+    )
     if engine.on_gpus and is_known and max(counts) > held:
         raise EngineError(
             f"strategy {component.name}: engine {name} takes a GPU for each worker, and {where} "
@@ -140,7 +178,9 @@ def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
         )
 
 
-def charged_engine(study: Study, component: Component, notes: list[str]) -> EngineName | Literal["auto"]:
+def charged_engine(
+    study: Study, component: Component, notes: list[str]
+) -> EngineName | Literal["auto"]:
     """The engine whose costs charge a strategy's virtual runs: the study's, or `auto` if that cannot carry it."""
     wanted = study.virtual.engine
     if wanted == "auto":
@@ -150,7 +190,9 @@ def charged_engine(study: Study, component: Component, notes: list[str]) -> Engi
         return wanted
     if strategy.requires and strategy.engines != (strategy.name,):
         lacking = _lacking(strategy, wanted)
-        notes.append(f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}")
+        notes.append(
+            f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}"
+        )
     return "auto"
 
 
@@ -167,7 +209,11 @@ def check_provided(strategy: Strategy, engine: str) -> None:
     """
     if missing := _lacking(strategy, engine):
         able = _able(strategy)
-        step = f"--engine {' or '.join(able)}, or leave --engine out" if able else "--execution virtual"
+        step = (
+            f"--engine {' or '.join(able)}, or leave --engine out"
+            if able
+            else "--execution virtual"
+        )
         raise EngineError(
             f"strategy {strategy.name} cannot run on engine {engine}, which has no {_listed(missing)}; use {step}"
         )
@@ -175,19 +221,26 @@ def check_provided(strategy: Strategy, engine: str) -> None:
 
 def _lacking(strategy: Strategy, engine: str) -> frozenset[Capability]:
     """Return the capabilities that `strategy` with its options needs and `engine` lacks."""
-    return (strategy.needs - engines.named(engine).provides) | _between_batches(strategy, engine)
+    return (strategy.needs - engines.named(engine).provides) | _between_batches(
+        strategy, engine
+    )
 
 
 def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str:
     if study.engine != "auto":
         return study.engine
     here = allocation.is_here
-    if (alike := study.virtual.engine) in _able(strategy) and engines.available(alike, here=here) is None:
+    if (alike := study.virtual.engine) in _able(strategy) and engines.available(
+        alike, here=here
+    ) is None:
         return alike  # so that virtual times can be checked
     several = (in_job() or hardware.gpus() > 1) if here else allocation.gpus > 1
     if several:  # a lone GPU holds one worker: nothing is communicated
         for name in strategy.engines:
-            if engines.named(name).on_gpus and engines.available(name, here=here) is None:
+            if (
+                engines.named(name).on_gpus
+                and engines.available(name, here=here) is None
+            ):
                 return name
     return strategy.engines[0]
 
@@ -195,11 +248,15 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
 def _able(strategy: Strategy) -> list[str]:
     """The native engines with all capabilities that these options need."""
     able = []
-    own = type(strategy).__module__.startswith(OWN_MODULE)  # the registry does not know its class
+    own = type(strategy).__module__.startswith(
+        OWN_MODULE
+    )  # the registry does not know its class
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
-        if needs <= engines.named(name).provides and not _between_batches(strategy, name):
+        if needs <= engines.named(name).provides and not _between_batches(
+            strategy, name
+        ):
             able.append(name)
     return able
 

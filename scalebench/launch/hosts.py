@@ -1,7 +1,8 @@
 """The allocation over whose hosts a launcher spreads ranks: their cores, slots and GPUs, read or stated.
 
-Each is asked, in a launch of one process a host: a scheduler's variables name hosts, a hostfile does, or neither; their
-cores only they know. Where nothing speaks of other hosts, this one is taken without asking.
+Each is asked, in a launch of one process a host: a scheduler's variables name hosts, a
+hostfile does, or neither; their cores only they know. Where nothing speaks of other
+hosts, this one is taken without asking.
 """
 
 from __future__ import annotations
@@ -57,17 +58,22 @@ class Host:
 class Allocation:
     """The hosts of an allocation, in the order in which their slots are filled.
 
-    Read from where this process runs (`reachable`), or stated for a job that is still to be submitted (`asked`).
+    Read from where this process runs (`reachable`), or stated for a job that is still
+    to be submitted (`asked`).
     """
 
     hosts: tuple[Host, ...]
     is_here: bool = True  # False: it is stated, and nothing can be started on it now
 
     @classmethod
-    def asked(cls, nodes: int, slots: int, *, cores: int | None = None, gpus: int = 0) -> Allocation:
+    def asked(
+        cls, nodes: int, slots: int, *, cores: int | None = None, gpus: int = 0
+    ) -> Allocation:
         """State `nodes` equal nodes of `slots` ranks each, on as many cores unless `cores` says another number."""
         cores = slots if cores is None else cores
-        hosts = tuple(Host(f"node{number}", slots, cores, cores, gpus) for number in range(nodes))
+        hosts = tuple(
+            Host(f"node{number}", slots, cores, cores, gpus) for number in range(nodes)
+        )
         return cls(hosts, is_here=False)
 
     @property
@@ -85,7 +91,9 @@ class Allocation:
     def with_at_most(self, ranks: int) -> Allocation:
         """The same hosts with equally many slots each, `ranks` at most and no more than cores."""
         each = min(ranks, *(max(1, min(host.slots, host.cores)) for host in self.hosts))
-        return replace(self, hosts=tuple(replace(host, slots=each) for host in self.hosts))
+        return replace(
+            self, hosts=tuple(replace(host, slots=each) for host in self.hosts)
+        )
 
     def ranks_on(self, ranks: int) -> list[int]:
         """Number of the first `ranks` ranks on each host: slot by slot, ranks beyond the slots evenly."""
@@ -103,20 +111,39 @@ class Allocation:
 
     def is_oversubscribed(self, engine: str, ranks: int, threads: int) -> bool:
         """Return True if on some host the ranks keep more threads busy than it has cores."""
-        return self._exceeds_cores(ranks, engines.named(engine).busy_threads(ranks, threads))
+        return self._exceeds_cores(
+            ranks, engines.named(engine).busy_threads(ranks, threads)
+        )
 
     def _exceeds_cores(self, ranks: int, busy: int) -> bool:
-        return any(n * busy > host.cores for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True))
+        return any(
+            n * busy > host.cores
+            for host, n in zip(self.hosts, self.ranks_on(ranks), strict=True)
+        )
 
     def most(self, threads: int, counts: Sequence[int]) -> list[int]:
         """Return the `counts` whose workers, of `threads` threads, have cores of their own, and slots."""
-        return [count for count in counts if count <= self.slots and not self._exceeds_cores(count, threads)]
+        return [
+            count
+            for count in counts
+            if count <= self.slots and not self._exceeds_cores(count, threads)
+        ]
 
 
 def this_host() -> Allocation:
     """The host of this process alone."""
     cores = hardware.cores()
-    return Allocation((Host(platform.node(), cores, cores, hardware.physical_cores(), hardware.gpus()),))
+    return Allocation(
+        (
+            Host(
+                platform.node(),
+                cores,
+                cores,
+                hardware.physical_cores(),
+                hardware.gpus(),
+            ),
+        )
+    )
 
 
 def reachable() -> Allocation:
@@ -161,31 +188,48 @@ def require_there(paths: Sequence[Path]) -> None:
         from scalebench.native.postmortem import unanswering
 
         gone = ", ".join(unanswering(host.name for host in reachable().hosts))
-        raise EngineError(f"{gone} no longer answers: {error}" if gone else str(error)) from None
+        raise EngineError(
+            f"{gone} no longer answers: {error}" if gone else str(error)
+        ) from None
 
 
 @cache
 def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
     slots = list(counted.values()) or slurm.slots()
-    given = slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
+    given = (
+        slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
+    )
     share = slurm.gpus_per_task() if chosen().gpus_of_task else 0
     return Allocation(
         tuple(
-            Host(facts["name"], count, facts["cores"], facts["physical_cores"], share * count or facts["gpus"])
+            Host(
+                facts["name"],
+                count,
+                facts["cores"],
+                facts["physical_cores"],
+                share * count or facts["gpus"],
+            )
             for facts, count in zip(answers, given, strict=True)
         )
     )
 
 
-def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _ask(
+    command: Sequence[str], paths: Sequence[Path]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return the answer of each host, in the order of ranks, and the slots that mpirun counts.
 
-    A launch that fails at once is tried again, as a daemon may be lost while it starts on a busy host.
+    A launch that fails at once is tried again, as a daemon may be lost while it starts
+    on a busy host.
     """
     for _ in range(_TRIES):
         said, error, ended, within = _started(command, paths)
-        answers = [json.loads(line.partition(_MARK)[2]) for line in said.splitlines() if _MARK in line]
+        answers = [
+            json.loads(line.partition(_MARK)[2])
+            for line in said.splitlines()
+            if _MARK in line
+        ]
         slots = {name: int(count) for name, count in _SLOTS.findall(said + error)}
         if ended and answers:
             return sorted(answers, key=lambda facts: int(facts["rank"])), slots
@@ -195,20 +239,34 @@ def _ask(command: Sequence[str], paths: Sequence[Path]) -> tuple[list[dict[str, 
 
     known = {facts["name"].partition(".")[0] for facts in answers}
     silent = [name for name in slots if name.partition(".")[0] not in known]
-    told = [line for line in said.splitlines() if _MARK not in line and not line.startswith("<")]
+    told = [
+        line
+        for line in said.splitlines()
+        if _MARK not in line and not line.startswith("<")
+    ]
     if lost := lost_daemon(f"{said} {error}"):  # mpirun says so in its standard output
         silent, why = silent or [lost], "check that host and its network"
     else:
         why = telling_line(error if error.strip() else "\n".join(told))
     who = f"node {', '.join(silent)} did" if silent else "a node did"
-    raise EngineError(f"{who} not answer{within} as {chosen().name} started a process on each node: {why}")
+    raise EngineError(
+        f"{who} not answer{within} as {chosen().name} started a process on each node: {why}"
+    )
 
 
-def _started(command: Sequence[str], paths: Sequence[Path]) -> tuple[str, str, bool, str]:
+def _started(
+    command: Sequence[str], paths: Sequence[Path]
+) -> tuple[str, str, bool, str]:
     """Start a process on each host; return outputs, whether all ended well, and ` within N s` if the time was over."""
     try:
         done = subprocess.run(
-            [*command, sys.executable, "-m", "scalebench.launch.hosts", *map(str, paths)],
+            [
+                *command,
+                sys.executable,
+                "-m",
+                "scalebench.launch.hosts",
+                *map(str, paths),
+            ],
             env=chosen().environment(AS_ROOT | os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -229,7 +287,9 @@ def _text(said: str | bytes | None) -> str:
 def _answer(paths: Sequence[str]) -> None:
     """Print this host's name and cores, and those of `paths` that it does not see."""
     deadline = time.monotonic() + _LATE_S
-    while (unseen := [path for path in paths if not Path(path).exists()]) and time.monotonic() < deadline:
+    while (
+        unseen := [path for path in paths if not Path(path).exists()]
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)
     told = chosen().host_facts()
     given = hardware.cores() if told.cpus is None else told.cpus

@@ -28,7 +28,9 @@ def redact_logs(logs: Path) -> None:
     for path in sorted(logs.rglob("*")):
         with suppress(OSError):
             if path.name == HEARTBEATS:
-                path.unlink()  # no text: names of hosts between numbers, which a rank that has not ended yet may write
+                # no text: names of hosts between numbers, which a rank that has not
+                # ended yet may write
+                path.unlink()
             elif path.is_file() and not path.is_symlink():
                 text = path.read_bytes().decode(errors="surrogateescape")
                 if (known := redact(text)) != text:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from scalebench.models.trial import Trial
 
-_WARM_UP, _WARM_UP_S = (2, 20), 0.5  # steps, at least and at most, and seconds; large models take the fewest
+_WARM_UP, _WARM_UP_S = (
+    (2, 20),
+    0.5,
+)  # steps, at least and at most, and seconds; large models take the fewest
 _STEPS, _STEPS_S = (3, 60), 1.0
 _TRIED = 2  # samples of a batch on which a model is tried
 
@@ -49,9 +52,22 @@ def look_at_model(plan: StudyPlan) -> list[str]:
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
-    model = build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
-    shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    model = build_model(
+        study.model,
+        dataset.input_shape,
+        dataset.outputs,
+        dataset.task,
+        dtype,
+        study.seed,
+    )
+    shapes = [
+        tuple(parameter.shape)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    parameters = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
     if parameters == 0:
         raise ModelError(f"model {study.model} has no parameters to train")
     if study.init_weights is not None:
@@ -82,7 +98,10 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     def replica_bytes(run: Run) -> int:
         try:
             schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), meta)
-        except (Exception, SystemExit):  # its program fails, or reads numbers out of tensors: its run will say so
+        except (
+            Exception,
+            SystemExit,
+        ):  # its program fails, or reads numbers out of tensors: its run will say so
             return 3 * parameters * int(dtype.itemsize)
         most: int = max(schedule.memory_bytes for schedule in schedules)
         return most
@@ -93,19 +112,24 @@ def look_at_model(plan: StudyPlan) -> list[str]:
 def fits_unseen(plan: StudyPlan) -> bool:
     """Return True if nothing of the plan depends on how the model is built, so that it can be submitted without torch.
 
-    Such a model is of this package, starts from weights of its own, is held whole, and trains on several samples at a
-    time. The runs look at it all the same.
+    Such a model is of this package, starts from weights of its own, is held whole, and
+    trains on several samples at a time. The runs look at it all the same.
     """
     study = plan.study
     if is_foreign(study.model) or study.init_weights is not None:
         return False
-    return _smallest_batch(plan) != 1 and not any(cuts_model(run) for run in plan.sweep.runs)
+    return _smallest_batch(plan) != 1 and not any(
+        cuts_model(run) for run in plan.sweep.runs
+    )
 
 
 def _smallest_batch(plan: StudyPlan) -> int:
     """Samples of the smallest batch on which the study trains; 0 if it trains nothing."""
     trained = [run for run in plan.sweep.runs if run.execution != "modelled"]
-    return min((int(plan.prepared.plan_of(run).batch_sizes(0).min()) for run in trained), default=0)
+    return min(
+        (int(plan.prepared.plan_of(run).batch_sizes(0).min()) for run in trained),
+        default=0,
+    )
 
 
 def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
@@ -124,10 +148,20 @@ def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
         return Trial([], [])
     dtype = getattr(torch, study.dtype)
     x = torch.tensor(dataset.x_train[:samples], dtype=dtype)
-    y = torch.tensor(dataset.y_train[:samples], dtype=torch.int64 if dataset.task == "classification" else dtype)
+    y = torch.tensor(
+        dataset.y_train[:samples],
+        dtype=torch.int64 if dataset.task == "classification" else dtype,
+    )
 
     def build() -> nn.Module:
-        return build_model(study.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, study.seed)
+        return build_model(
+            study.model,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            dtype,
+            study.seed,
+        )
 
     if is_foreign(study.model):
         return try_model(study.model, build, x, y, dataset.outputs, dataset.task)
@@ -139,10 +173,22 @@ def local_statistics(study: Study) -> list[str]:
     """Note the strategies under which the model's running statistics (BatchNorm) are never averaged."""
     if max(study.workers) == 1:
         return []
-    made = {str(component): registry.create(component.name, component.options) for component in study.strategies}
-    traits = {name: strategy.traits for name, strategy in made.items() if strategy.requires}
-    notes, instead = [], "use a strategy with buffers: average, or model: nfnet, which has none"
-    if local := [name for name, each in traits.items() if not each.averages_buffers and not each.sends_buffers]:
+    made = {
+        str(component): registry.create(component.name, component.options)
+        for component in study.strategies
+    }
+    traits = {
+        name: strategy.traits for name, strategy in made.items() if strategy.requires
+    }
+    notes, instead = (
+        [],
+        "use a strategy with buffers: average, or model: nfnet, which has none",
+    )
+    if local := [
+        name
+        for name, each in traits.items()
+        if not each.averages_buffers and not each.sends_buffers
+    ]:
         notes.append(
             f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
             f"the model is evaluated with worker 0's; {instead}"
@@ -155,19 +201,27 @@ def local_statistics(study: Study) -> list[str]:
     return notes
 
 
-def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]) -> list[str]:
+def memory_notes(
+    plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run], int]
+) -> list[str]:
     """A note on the run that needs most memory on one node, if this machine has less.
 
-    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's vectors, by run. Each replica keeps a
-    model for each evaluation after the training.
+    `model_bytes` are those of the parameters, `replica_bytes` those of a worker's
+    vectors, by run. Each replica keeps a model for each evaluation after the training.
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.execution == "virtual" or (not run.is_virtual and not hardware.gpus()):  # else in no memory here
+        if run.execution == "virtual" or (
+            not run.is_virtual and not hardware.gpus()
+        ):  # else in no memory here
             largest[f"{run.strategy} {run.execution}"] = run
     has, needs = usable_memory_mib() * 2**20, []
     for run in largest.values():
-        here = run.workers if run.is_virtual else min(run.workers, plan.cluster.node.workers_per_node)
+        here = (
+            run.workers
+            if run.is_virtual
+            else min(run.workers, plan.cluster.node.workers_per_node)
+        )
         kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
         replicas, models = here * replica_bytes(run), here * kept * model_bytes
         text = (
@@ -182,7 +236,11 @@ def memory_notes(plan: StudyPlan, model_bytes: int, replica_bytes: Callable[[Run
 
 
 def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:,.0f} GiB" if nbytes >= 10 * 2**30 else f"{nbytes / 2**30:.1f} GiB"
+    return (
+        f"{nbytes / 2**30:,.0f} GiB"
+        if nbytes >= 10 * 2**30
+        else f"{nbytes / 2**30:.1f} GiB"
+    )
 
 
 @dataclass(frozen=True)
@@ -207,21 +265,38 @@ def _hours(hours: float) -> str:
 
 
 def estimate(
-    plan: StudyPlan, left: Sequence[Run], most_to_come: int, jobs: int, step_s: float | None = None
+    plan: StudyPlan,
+    left: Sequence[Run],
+    most_to_come: int,
+    jobs: int,
+    step_s: float | None = None,
 ) -> ComputeEstimate:
     """Estimate the time of the runs and trials that are `left`, `jobs` virtual ones at a time.
 
-    It follows from one local step, measured now unless `step_s` states it. Of `most_to_come` runs each takes as long as
-    those on average.
+    It follows from one local step, measured now unless `step_s` states it. Of
+    `most_to_come` runs each takes as long as those on average.
     """
     step_s = measured_step(plan) if step_s is None else step_s
-    native = sum(run_steps(plan, run) * step_s for run in left if run.execution == "native")
+    native = sum(
+        run_steps(plan, run) * step_s for run in left if run.execution == "native"
+    )
     paced_step = plan.study.device_step_time or step_s
-    native += sum(run_steps(plan, run) * paced_step for run in left if run.execution == "paced")
+    native += sum(
+        run_steps(plan, run) * paced_step for run in left if run.execution == "paced"
+    )
     trained = [run for run in left if run.execution != "modelled"]
-    virtual = sum(run_steps(plan, run) * run.workers * step_s for run in trained if run.execution == "virtual")
+    virtual = sum(
+        run_steps(plan, run) * run.workers * step_s
+        for run in trained
+        if run.execution == "virtual"
+    )
     busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
-    return ComputeEstimate(step_s, native + virtual / jobs, busy / 3600, 1 + most_to_come / max(1, len(left)))
+    return ComputeEstimate(
+        step_s,
+        native + virtual / jobs,
+        busy / 3600,
+        1 + most_to_come / max(1, len(left)),
+    )
 
 
 def trains(runs: Iterable[Run]) -> bool:
@@ -246,7 +321,10 @@ def measured_step(plan: StudyPlan) -> float:
 
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
-    dataset, shards = plan.prepared.datasets[run.workers], plan.prepared.plans[run.workers]
+    dataset, shards = (
+        plan.prepared.datasets[run.workers],
+        plan.prepared.plans[run.workers],
+    )
     replica = Replica(run, dataset, shards, lone_communicator(), WallClock())
     take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
     begin = time.perf_counter()
@@ -259,8 +337,20 @@ def kept_step(plan: StudyPlan) -> float:
     study, workers = plan.study, min(plan.prepared.plans)
     dataset, batches = plan.prepared.datasets[workers], plan.prepared.plans[workers]
     facts = (
-        *(version("torch"), cpu_model(), study.threads_per_worker, study.dtype, str(study.optimizer)),
-        *(str(study.model), study.model_sha256, dataset.input_shape, dataset.outputs, dataset.task),
+        *(
+            version("torch"),
+            cpu_model(),
+            study.threads_per_worker,
+            study.dtype,
+            str(study.optimizer),
+        ),
+        *(
+            str(study.model),
+            study.model_sha256,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+        ),
         batches.batch_size,
     )
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -268,7 +358,9 @@ def kept_step(plan: StudyPlan) -> float:
     with suppress(OSError, ValueError, TypeError):
         return float(json.loads(path.read_text(encoding="utf-8")))
     step_s = measured_step(plan)
-    with suppress(OSError):  # a cache that cannot be written is one that nothing is read from
+    with suppress(
+        OSError
+    ):  # a cache that cannot be written is one that nothing is read from
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(step_s))
     return step_s

@@ -31,14 +31,17 @@ from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
 
 NATIVE_BUDGET_S = 90.0  # of real runs beside virtual ones
-FEW_STEPS = 8  # between synchronisations: with fewer, averaging can hardly show a saving
+FEW_STEPS = (
+    8  # between synchronisations: with fewer, averaging can hardly show a saving
+)
 
 
 @dataclass
 class Preparation:
     """Data sets on disk and their division among the workers, by worker count.
 
-    `plans` have those among most replicas of a worker count, `of_parts` all, by workers and workers of a replica.
+    `plans` have those among most replicas of a worker count, `of_parts` all, by workers
+    and workers of a replica.
     """
 
     folders: dict[int, Path] = field(default_factory=dict)
@@ -47,7 +50,15 @@ class Preparation:
     of_parts: dict[tuple[int, int], BatchPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, study: Study, runs: Iterable[Run], workers: int, folder: Path, seed: int, what: str) -> None:
+    def add(
+        self,
+        study: Study,
+        runs: Iterable[Run],
+        workers: int,
+        folder: Path,
+        seed: int,
+        what: str,
+    ) -> None:
         """Divide the data in `folder` for `runs` at so many workers; a failure to do so is said of `what`."""
         self.folders[workers], self.datasets[workers] = folder, open_dataset(folder)
         for parts in sorted({parts_of(run) for run in runs if run.workers == workers}):
@@ -66,25 +77,36 @@ class Preparation:
 
 def parts_of(run: Run) -> int:
     """Return the number of workers of `run` that hold a replica."""
-    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers).parts
+    return (
+        registry.create(run.strategy.name, run.strategy.options, run.engine)
+        .traits.mesh(run.workers)
+        .parts
+    )
 
 
 def cuts_model(run: Run) -> bool:
     """Return True if the workers of `run` compute with a model layer by layer."""
-    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.cuts_model(run.workers)
+    return registry.create(
+        run.strategy.name, run.strategy.options, run.engine
+    ).traits.cuts_model(run.workers)
 
 
 def _micro_batches(run: Run) -> int:
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    return strategy.traits.micro_batches if strategy.traits.mesh(run.workers).parts > 1 else 1
+    return (
+        strategy.traits.micro_batches
+        if strategy.traits.mesh(run.workers).parts > 1
+        else 1
+    )
 
 
 @dataclass
 class StudyPlan:
     """The runs of a study, the cluster and the prepared data.
 
-    `trials` come first where the study is tuned, on the data in `validation`; `sweep` has the values of the study until
-    the trials have given others (`trials.with_chosen`). `allocation` is the one that was stated, None for this one.
+    `trials` come first where the study is tuned, on the data in `validation`; `sweep`
+    has the values of the study until the trials have given others
+    (`trials.with_chosen`). `allocation` is the one that was stated, None for this one.
     """
 
     study: Study
@@ -109,41 +131,70 @@ class StudyPlan:
     def device(self) -> str:
         """Device whose steps are measured: cuda where the engine of all strategies takes GPUs and there are some."""
         engine = self.study.engine
-        on_gpus = engine != "auto" and engines.named(engine).on_gpus and engines.available(engine) is None
+        on_gpus = (
+            engine != "auto"
+            and engines.named(engine).on_gpus
+            and engines.available(engine) is None
+        )
         return "cuda" if on_gpus else "cpu"
 
     def batch_sizes(self, workers: set[int]) -> set[int]:
         """All sizes of batches, and of micro-batches, of runs and trials at these worker counts."""
         sizes: set[int] = set()
-        for made, runs in ((self.prepared, self.sweep.runs), (self.validation, self.trials)):
-            distinct = {(run.workers, str(run.strategy)): run for run in runs if run.workers in workers}
+        for made, runs in (
+            (self.prepared, self.sweep.runs),
+            (self.validation, self.trials),
+        ):
+            distinct = {
+                (run.workers, str(run.strategy)): run
+                for run in runs
+                if run.workers in workers
+            }
             for run in distinct.values():
-                batches, pieces = made.plan_of(run).all_batch_sizes(self.study.epochs), _micro_batches(run)
-                sizes |= batches | {int(size) for batch in batches for size in cut(batch, min(pieces, batch))}
+                batches, pieces = (
+                    made.plan_of(run).all_batch_sizes(self.study.epochs),
+                    _micro_batches(run),
+                )
+                sizes |= batches | {
+                    int(size)
+                    for batch in batches
+                    for size in cut(batch, min(pieces, batch))
+                }
         return sizes
 
     @property
     def native_budget_s(self) -> float:
         """Seconds after which no further real run begins; infinite where real runs are what was asked for.
 
-        Beside virtual runs real ones are a check of these. The time of a batch job is bounded by its scheduler.
+        Beside virtual runs real ones are a check of these. The time of a batch job is
+        bounded by its scheduler.
         """
         if self.study.native_budget_s is not None:
             return self.study.native_budget_s
-        return NATIVE_BUDGET_S if self.study.execution == "auto" and not in_job() else math.inf
+        return (
+            NATIVE_BUDGET_S
+            if self.study.execution == "auto" and not in_job()
+            else math.inf
+        )
 
     @property
     def measures(self) -> bool:
         """True if times are measured: in real runs, or in a calibration that is neither given nor stated."""
-        given = self.study.calibration is not None or self.study.device_step_time is not None
+        given = (
+            self.study.calibration is not None
+            or self.study.device_step_time is not None
+        )
         real = len(self.sweep.runs) > len(self.sweep.simulated)
         return real or (self.cluster.compute == "this-machine" and not given)
 
 
-def plan_study(study: Study, allocation: Allocation | None = None, *, timed: bool = True) -> StudyPlan:
+def plan_study(
+    study: Study, allocation: Allocation | None = None, *, timed: bool = True
+) -> StudyPlan:
     """Resolve `study` and check everything that can be checked before it runs; unless `timed`, without step times.
 
-    Real runs are planned for `allocation`, which may be one that is still to be submitted; by default for this one.
+    Real runs are planned for `allocation`, which may be one that is still to be
+    submitted; by default for this one.
 
     Raises:
         UsageError: the study cannot run as it is; one line.
@@ -155,7 +206,9 @@ def plan_study(study: Study, allocation: Allocation | None = None, *, timed: boo
 def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> StudyPlan:
     given, study = study, with_default_batch(pinned(study))
     cluster = load_cluster(study.cluster)
-    there = study.model_copy(update={"virtual": study.virtual.with_defaults(cluster.uneven)})
+    there = study.model_copy(
+        update={"virtual": study.virtual.with_defaults(cluster.uneven)}
+    )
     sweep = expand(there, cluster, allocation, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     prepared = prepare_study(there, sweep.runs)
@@ -181,7 +234,11 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
     """Note the allreduce that virtual runs on several nodes assume; empty if each run is on one node."""
-    wide = [run for run in runs if run.is_virtual and run.workers > cluster.node.workers_per_node]
+    wide = [
+        run
+        for run in runs
+        if run.is_virtual and run.workers > cluster.node.workers_per_node
+    ]
     if not wide:
         return []
     return [
@@ -206,7 +263,9 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
     last = (most - 1) // per_node
     counted = f"{most} worker{'s' * (most > 1)}, {per_node} on a node of {cluster.name}"
     if last == 0:
-        raise StudyError(f"virtual.slow_links slow nothing: the largest run is on one node ({counted})")
+        raise StudyError(
+            f"virtual.slow_links slow nothing: the largest run is on one node ({counted})"
+        )
     for ends in slow:
         if (node := max(map(int, ends.split("-")))) > last:
             raise StudyError(
@@ -214,7 +273,9 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
             )
 
 
-def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None) -> list[str]:
+def why_oversubscribed(
+    runs: Iterable[Run], allocation: Allocation | None = None
+) -> list[str]:
     """Note the oversubscribed points of `runs` and the reasons; empty if there are none."""
     crowded: dict[str, set[int]] = {}
     reasons: set[str] = set()
@@ -223,7 +284,9 @@ def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None
         if not is_oversubscribed(run, allocation):
             continue
         servers = server_ranks(run)
-        crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(run.workers)
+        crowded.setdefault(f"{run.engine}{' with servers' * bool(servers)}", set()).add(
+            run.workers
+        )
         if servers:
             reasons.add("each server is one more process")
         if engines.named(run.engine).progress_threads and run.workers > 1:
@@ -236,7 +299,10 @@ def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None
         reasons.add(
             f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
         )
-    points = [f"{name} at {', '.join(map(str, sorted(counts)))} workers" for name, counts in sorted(crowded.items())]
+    points = [
+        f"{name} at {', '.join(map(str, sorted(counts)))} workers"
+        for name, counts in sorted(crowded.items())
+    ]
     here = allocation or reachable()
     places = f" of {len(here.hosts)} nodes" if len(here.hosts) > 1 else ""
     return [
@@ -245,7 +311,9 @@ def why_oversubscribed(runs: Iterable[Run], allocation: Allocation | None = None
     ]
 
 
-def beyond_the_slots(runs: Iterable[Run], allocation: Allocation | None = None) -> list[str]:
+def beyond_the_slots(
+    runs: Iterable[Run], allocation: Allocation | None = None
+) -> list[str]:
     """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
     on = allocation or reachable()
     if len(on.hosts) == 1:
@@ -254,8 +322,12 @@ def beyond_the_slots(runs: Iterable[Run], allocation: Allocation | None = None) 
     for run in runs:
         servers = server_ranks(run) if not run.is_virtual else 0
         if not run.is_virtual and (needed := run.workers + servers) > slots:
-            beside = f" ({counted(servers, 'server')} beside the workers)" if servers else ""
-            taken[f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"] = needed
+            beside = (
+                f" ({counted(servers, 'server')} beside the workers)" if servers else ""
+            )
+            taken[
+                f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"
+            ] = needed
     if not taken:
         return []
     return [
@@ -275,12 +347,30 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     check_optimizer(study.optimizer)
     made = Preparation()
     for workers in sorted({run.workers for run in runs}):
-        made.add(study, runs, workers, prepare(study, workers), study.seed, f"at {counted(workers, 'worker')}")
-        of_plans = (note for (count, _), plan in made.of_parts.items() if count == workers for note in plan.notes)
-        made.notes += [f"{counted(workers, 'worker')}: {note}" for note in dict.fromkeys(of_plans)]
-    of_data = dict.fromkeys(note for dataset in made.datasets.values() for note in dataset.notes)
+        made.add(
+            study,
+            runs,
+            workers,
+            prepare(study, workers),
+            study.seed,
+            f"at {counted(workers, 'worker')}",
+        )
+        of_plans = (
+            note
+            for (count, _), plan in made.of_parts.items()
+            if count == workers
+            for note in plan.notes
+        )
+        made.notes += [
+            f"{counted(workers, 'worker')}: {note}" for note in dict.fromkeys(of_plans)
+        ]
+    of_data = dict.fromkeys(
+        note for dataset in made.datasets.values() for note in dataset.notes
+    )
     made.notes += [f"data set {study.dataset.name}: {note}" for note in of_data]
-    made.notes += model_notes(study.model, next(iter(made.datasets.values())).input_shape)
+    made.notes += model_notes(
+        study.model, next(iter(made.datasets.values())).input_shape
+    )
     made.notes += _few_steps(study, made) + _long_steps(study)
     return made
 
@@ -289,14 +379,23 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
     """Note intervals of few steps: averaging every s steps saves at most 1 - 1/s of the communication of every step."""
     notes = []
     for component in study.strategies:
-        synchronisation = registry.create(component.name, component.options).synchronisation
+        synchronisation = registry.create(
+            component.name, component.options
+        ).synchronisation
         if synchronisation.unit != "epoch":
             continue
-        steps = {workers: synchronisation.every * plan.steps(0) for workers, plan in made.plans.items() if workers > 1}
+        steps = {
+            workers: synchronisation.every * plan.steps(0)
+            for workers, plan in made.plans.items()
+            if workers > 1
+        }
         few = {workers: count for workers, count in steps.items() if count < FEW_STEPS}
         if few:
             places = ", ".join(map(str, few))
-            most, least = (f"{100 * (1 - 1 / count):.0f} %" for count in (max(few.values()), min(few.values())))
+            most, least = (
+                f"{100 * (1 - 1 / count):.0f} %"
+                for count in (max(few.values()), min(few.values()))
+            )
             notes.append(
                 f"{component}: fewer than {FEW_STEPS} steps between synchronisations at {places} workers; there it can "
                 f"save at most {most if most == least else f'{most} to {least}'} of the communication"
@@ -309,8 +408,13 @@ def _long_steps(study: Study) -> list[str]:
     most = max(study.workers)
     if study.lr_policy != "linear" or most == 1:
         return []
-    made = [(component, registry.create(component.name, component.options)) for component in study.strategies]
-    alone = [str(component) for component, strategy in made if strategy.traits.local_steps]
+    made = [
+        (component, registry.create(component.name, component.options))
+        for component in study.strategies
+    ]
+    alone = [
+        str(component) for component, strategy in made if strategy.traits.local_steps
+    ]
     if not alone:
         return []
     return [

@@ -18,10 +18,17 @@ from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_
 from scalebench.records.provenance import TIMING
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
-_ABORT_DELAY_S = 1  # a rank that lost a peer waits so long, in which mpirun notices the peer's death and names it
+# a rank that lost a peer waits so long, in which mpirun notices the peer's death and
+# names it
+_ABORT_DELAY_S = 1
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_OURS = {*_THREADS, "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"}  # what a run says, not the user's shell
-# What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun itself passes OMPI_ and PRTE_.
+_OURS = {
+    *_THREADS,
+    "HOROVOD_CYCLE_TIME",
+    "HOROVOD_FUSION_THRESHOLD",
+}  # what a run says, not the user's shell
+# What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun
+# itself passes OMPI_ and PRTE_.
 _PASSED = re.compile(rf"{TIMING}|(TORCH|SCALEBENCH|XDG|PYTHON)_\w+|PYTHONPATH")
 _SCHEDULERS = re.compile(r"(SLURM|PBS|LSB|PE)_\w+")
 
@@ -40,10 +47,11 @@ def launch_command(
 ) -> tuple[list[str], str]:
     """The command of the launcher that starts `ranks` processes, up to the program, and how it binds them.
 
-    `alone`: all of them on one host, in the environment for that. Without `mpi`, they may be joined by none. Ranks on
-    other hosts are given by name what they need of this process's environment, threads, and `settings`. `on`: hosts
-    with equally many slots each, which are filled (`Allocation.with_at_most`). `restarts`: ranks that may die; the
-    launch is elastic, and without binding.
+    `alone`: all of them on one host, in the environment for that. Without `mpi`, they
+    may be joined by none. Ranks on other hosts are given by name what they need of this
+    process's environment, threads, and `settings`. `on`: hosts with equally many slots
+    each, which are filled (`Allocation.with_at_most`). `restarts`: ranks that may die;
+    the launch is elastic, and without binding.
 
     Raises:
         EngineError: the launcher cannot start them.
@@ -55,16 +63,23 @@ def launch_command(
         hosts = replace(hosts, hosts=hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
     bind = bind and launcher.binds and restarts is None
-    width = next((cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0)
+    width = next(
+        (cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0
+    )
     binding = {0: "none", 1: "core"}.get(width, f"core:{width}")
     held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
     passed: set[str] = set()
     if len(hosts.hosts) > 1:
-        passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {*_THREADS, *settings}
+        passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {
+            *_THREADS,
+            *settings,
+        }
     placement = Placement(
         hosts=tuple(host.name for host, count in held for _ in range(count)),
         width=width,
-        cpus_per_core=max(1, *(host.cores // host.physical_cores for host in hosts.hosts)),
+        cpus_per_core=max(
+            1, *(host.cores // host.physical_cores for host in hosts.hosts)
+        ),
         by_mpi=mpi,
         beyond_slots=ranks > hosts.slots,
         per_host=None if on is None else on.hosts[0].slots,
@@ -74,20 +89,34 @@ def launch_command(
     return launcher.command(placement), binding
 
 
-def environment(threads: int, *, oversubscribed: bool = False, alone: bool = False) -> dict[str, str]:
+def environment(
+    threads: int, *, oversubscribed: bool = False, alone: bool = False
+) -> dict[str, str]:
     """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root.
 
     `alone`: without what speaks of other hosts.
     """
-    additions = dict.fromkeys(_THREADS, str(threads)) | AS_ROOT | {"OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S)}
+    additions = (
+        dict.fromkeys(_THREADS, str(threads))
+        | AS_ROOT
+        | {"OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S)}
+    )
     if oversubscribed:
-        additions["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a spinning rank would keep the others from computing
+        additions["OMPI_MCA_mpi_yield_when_idle"] = (
+            "1"  # a spinning rank would keep the others from computing
+        )
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     launcher = chosen()
     if alone and not launcher.names_hosts:
-        kept = {name: kept[name] for name in kept if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)}
+        kept = {
+            name: kept[name]
+            for name in kept
+            if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)
+        }
     if not launcher.names_hosts and (alone or len(reachable().hosts) == 1):
-        additions["OMPI_MCA_osc"] = "^ucx"  # it complains where there is no such network
+        additions["OMPI_MCA_osc"] = (
+            "^ucx"  # it complains where there is no such network
+        )
     return launcher.environment(additions | kept)
 
 

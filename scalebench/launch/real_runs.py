@@ -1,7 +1,8 @@
 """Starts real processes through a launcher and stays with them: one launch serves a whole sweep.
 
-A run that exceeds its limit, or whose rank dies, ends its launch; it is recorded with rank and cause and the rest is
-launched again. Nothing is left behind, whatever ends this process.
+A run that exceeds its limit, or whose rank dies, ends its launch; it is recorded with
+rank and cause and the rest is launched again. Nothing is left behind, whatever ends
+this process.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ PATIENCE_S = 60.0  # without a sign of life of any worker
 class RealRuns:
     """Starts real runs in launches of `ranks` processes, and passes on when each began and how it ended.
 
-    `folders` are the prepared data sets by worker count; logs of the processes stay in `work_dir`. Once `stopping`,
-    only the run under way ends. When all runs have an end, `more` is asked for others, which those processes then
-    execute that are there already; what does not fit them is left. Each launch begins with `warmup_runs` extra runs on
-    each engine, at its largest worker count; their outcomes are reported too.
+    `folders` are the prepared data sets by worker count; logs of the processes stay in
+    `work_dir`. Once `stopping`, only the run under way ends. When all runs have an end,
+    `more` is asked for others, which those processes then execute that are there
+    already; what does not fit them is left. Each launch begins with `warmup_runs` extra
+    runs on each engine, at its largest worker count; their outcomes are reported too.
     """
 
     folders: Mapping[int, Path]
@@ -73,16 +75,19 @@ class RealRuns:
     def launch(self, runs: Sequence[Run]) -> None:
         """Execute `runs` in their order, each with its engine, in as few launches as they allow.
 
-        A rank takes seconds to start, and runs of two engines compare best when they follow one another: engines share
-        a launch. Failures end one, and settings that an engine reads only once want one of their own. Every run gets
-        exactly one outcome: completed, diverged, failed or timeout.
+        A rank takes seconds to start, and runs of two engines compare best when they
+        follow one another: engines share a launch. Failures end one, and settings that
+        an engine reads only once want one of their own. Every run gets exactly one
+        outcome: completed, diverged, failed or timeout.
 
         Raises:
             EngineError: an engine is not here, or another host does not see a folder.
         """
         for engine in dict.fromkeys(run.engine for run in runs):
             engines.require(engine)
-        self._launch_tasks([run for run in runs if not engines.named(run.engine).has_ranks])
+        self._launch_tasks(
+            [run for run in runs if not engines.named(run.engine).has_ranks]
+        )
         runs = [run for run in runs if engines.named(run.engine).has_ranks]
         if not runs:
             return
@@ -92,9 +97,15 @@ class RealRuns:
         for part in _by_settings(runs, self.ranks):
             barren, left = 0, part.runs
             while left and not self.stopping():
-                warm = [run for run in warm_ups(left, self.warmup_runs) if run.run_id not in cold]
+                warm = [
+                    run
+                    for run in warm_ups(left, self.warmup_runs)
+                    if run.run_id not in cold
+                ]
                 watch = _Launch(self, part, [*warm, *left])
-                watch.run(bind=barren == 0)  # a first launch that came to nothing may have failed to bind
+                watch.run(
+                    bind=barren == 0
+                )  # a first launch that came to nothing may have failed to bind
                 left = [run for run in watch.left.values() if not run.warmup]
                 cold |= watch.cold
                 barren = 0 if watch.achieved else barren + 1
@@ -107,7 +118,9 @@ class RealRuns:
                     break
                 if left:
                     require_there([self.work_dir])
-                    self.log(f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})")
+                    self.log(
+                        f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})"
+                    )
 
     def _launch_tasks(self, runs: Sequence[Run]) -> None:
         """Execute runs whose blocks of steps are tasks: there are no ranks, and the workers' programs run here."""
@@ -131,7 +144,13 @@ def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:
         if run.workers > known.workers:
             largest[run.engine] = run
     return [
-        run.model_copy(update={"run_id": f"warmup{number}-{run.run_id}", "warmup": True, "save_weights": False})
+        run.model_copy(
+            update={
+                "run_id": f"warmup{number}-{run.run_id}",
+                "warmup": True,
+                "save_weights": False,
+            }
+        )
         for run in largest.values()
         for number in range(count)
     ]
@@ -148,13 +167,16 @@ class _LaunchPart:
     def takes(self, run: Run) -> bool:
         """Return True if these processes can serve `run` too."""
         needed = run.workers + server_ranks(run)
-        return settings_of(run) == self.settings and (needed == self.ranks if self.settings else needed <= self.ranks)
+        return settings_of(run) == self.settings and (
+            needed == self.ranks if self.settings else needed <= self.ranks
+        )
 
 
 def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
     """All runs without settings together, others by settings and number of workers.
 
-    Runs whose servers exceed the slots of several hosts have a launch of their own: there ranks lie otherwise.
+    Runs whose servers exceed the slots of several hosts have a launch of their own:
+    there ranks lie otherwise.
     """
     hosts = reachable()
     parts: dict[tuple[str, int], list[Run]] = {}
@@ -162,11 +184,16 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
         settings = settings_of(run)
         needed = run.workers + server_ranks(run)
         exceeds = len(hosts.hosts) > 1 and run.workers <= hosts.slots < needed
-        key = (json.dumps(settings, sort_keys=True), needed if settings or exceeds else 0)
+        key = (
+            json.dumps(settings, sort_keys=True),
+            needed if settings or exceeds else 0,
+        )
         parts.setdefault(key, []).append(run)
     for (settings_text, exactly), part in parts.items():
         at_least = max(run.workers + server_ranks(run) for run in part)
-        yield _LaunchPart(json.loads(settings_text), part, exactly or max(ranks, at_least))
+        yield _LaunchPart(
+            json.loads(settings_text), part, exactly or max(ranks, at_least)
+        )
 
 
 def _new_folder(work_dir: Path) -> Path:
@@ -182,15 +209,24 @@ class _Launch:
     """One launch and the runs it serves."""
 
     def __init__(self, owner: RealRuns, part: _LaunchPart, runs: Sequence[Run]) -> None:
-        self.left = {run.run_id: run for run in runs}  # without an outcome, in their order
+        self.left = {
+            run.run_id: run for run in runs
+        }  # without an outcome, in their order
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
-        self._owner, self._part, self._ranks, self._settings = owner, part, part.ranks, part.settings
+        self._owner, self._part, self._ranks, self._settings = (
+            owner,
+            part,
+            part.ranks,
+            part.settings,
+        )
         self._more = owner.more
         self._folder = _new_folder(owner.work_dir)
         self._startup_limit_s = owner.startup_limit_s or 120.0 + 5.0 * owner.ranks
-        self._last: Run | None = None  # the run that was under way at the request to stop
+        self._last: Run | None = (
+            None  # the run that was under way at the request to stop
+        )
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
 
@@ -199,9 +235,13 @@ class _Launch:
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
         used = [engines.named(run.engine) for run in runs]
-        progress = max(engine.progress_threads for engine in used)  # all engines get the same cores
+        progress = max(
+            engine.progress_threads for engine in used
+        )  # all engines get the same cores
         mpi = any(engine.starts_by_mpi() for engine in used)
-        command, binding = launch_command(self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings)
+        command, binding = launch_command(
+            self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings
+        )
         job = Job(
             runs=runs,
             datasets=dict(self._owner.folders),
@@ -217,10 +257,14 @@ class _Launch:
         )
         create_heartbeats(job.heartbeats, self._ranks)
         pulse, events = Pulse(job.heartbeats), JsonLines(job.events)
-        with (self._folder / "stdout.txt").open("wb") as out, (self._folder / "stderr.txt").open("wb") as err:
+        with (
+            (self._folder / "stdout.txt").open("wb") as out,
+            (self._folder / "stderr.txt").open("wb") as err,
+        ):
             process = subprocess.Popen(
                 [*command, sys.executable, "-m", "scalebench.native", str(job.save())],
-                env=environment(threads, oversubscribed=binding == "none") | self._settings,
+                env=environment(threads, oversubscribed=binding == "none")
+                | self._settings,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -245,7 +289,11 @@ class _Launch:
             self._record(death)
 
     def _attend(
-        self, process: subprocess.Popen[bytes], events: JsonLines, pulse: Pulse, further: JsonLines
+        self,
+        process: subprocess.Popen[bytes],
+        events: JsonLines,
+        pulse: Pulse,
+        further: JsonLines,
     ) -> Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
@@ -275,16 +323,27 @@ class _Launch:
                     return Death("failed", ending)
                 time.sleep(_POLL_S)
                 continue
-            processes = run.workers + server_ranks(run) if run is not None else self._ranks
+            processes = (
+                run.workers + server_ranks(run) if run is not None else self._ranks
+            )
             limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
             if (waited_s := pulse.connecting_s(processes)) > limit_s:
                 error = (
-                    f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; {what_to_check(pulse.hosts)}"
+                    f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; "
+                    f"{what_to_check(pulse.hosts)}"
                 )
                 return Death("failed", error, run.run_id if run is not None else "")
-            silent_s = min(elapsed, pulse.hush_s(patience_s)) if self.achieved and not waited_s else 0.0
+            silent_s = (
+                min(elapsed, pulse.hush_s(patience_s))
+                if self.achieved and not waited_s
+                else 0.0
+            )
             if silent_s > patience_s:
-                known = (mesh_of(run), server_ranks(run)) if run is not None else (Mesh(self._ranks), 0)
+                known = (
+                    (mesh_of(run), server_ranks(run))
+                    if run is not None
+                    else (Mesh(self._ranks), 0)
+                )
                 who = pulse.silent(*known)
                 if is_stopped(process.pid):  # ranks ask it where the others are
                     who = f"{chosen().name} is stopped; {who}"
@@ -292,20 +351,33 @@ class _Launch:
                 return Death("failed", error, run.run_id if run is not None else "")
             if run is not None and elapsed > run.time_limit_s:
                 stopped = pulse.stopped(run.workers, server_ranks(run))
-                return Death("timeout", f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}", run.run_id)
+                return Death(
+                    "timeout",
+                    f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}",
+                    run.run_id,
+                )
             if run is None and self.left and elapsed > self._startup_limit_s:
                 stopped = pulse.stopped(self._ranks)
-                return Death("failed", f"no run began within {self._startup_limit_s:g} s; {stopped}")
+                return Death(
+                    "failed",
+                    f"no run began within {self._startup_limit_s:g} s; {stopped}",
+                )
             time.sleep(_POLL_S)
-        # A scheduler tells the ranks too, or them alone: whatever they died of then, no run is to blame.
+        # A scheduler tells the ranks too, or them alone: whatever they died of then, no
+        # run is to blame.
         if self._owner.stopping() or self._owner.job_is_ending():
             self._hear(events)
             return None
         mesh = mesh_of(self._under_way) if self._under_way is not None else None
-        return cause_of_death(self._folder, process.returncode, pulse.hosts, chosen().name, mesh)
+        return cause_of_death(
+            self._folder, process.returncode, pulse.hosts, chosen().name, mesh
+        )
 
     def _is_deleted(self) -> bool:
-        return not all((self._folder / name).exists() for name in (HEARTBEATS, "stdout.txt", "stderr.txt"))
+        return not all(
+            (self._folder / name).exists()
+            for name in (HEARTBEATS, "stdout.txt", "stderr.txt")
+        )
 
     def _deleted(self) -> Death:
         error = (
@@ -352,5 +424,7 @@ class _Launch:
         if nodes := Nodes.of_launch(self._folder):
             outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
         self._owner.on_outcome(run, outcome)
-        if outcome.status != "completed" and self._owner.stopping():  # the ranks may have begun the next already
+        if (
+            outcome.status != "completed" and self._owner.stopping()
+        ):  # the ranks may have begun the next already
             self._last = self._last or run

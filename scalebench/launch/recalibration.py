@@ -1,12 +1,14 @@
 """New times for finished virtual runs: by a new measurement, another calibration, cluster or jitter.
 
-The arithmetic of most strategies does not depend on time: their recorded schedules are priced again, without training.
-The others (servers, asynchronous merges, rows that move between workers, groups of another size) are trained again.
-Values that tuning chose are kept, and so are the rows of its trials.
+The arithmetic of most strategies does not depend on time: their recorded schedules are
+priced again, without training. The others (servers, asynchronous merges, rows that move
+between workers, groups of another size) are trained again. Values that tuning chose are
+kept, and so are the rows of its trials.
 
-By other costs of the same machine the new rows are further attempts at the same runs. Another cluster or jitter makes
-another study of the folder: its study.yaml says so, its earlier files are kept in `earlier/`. Nothing is written before
-all runs have their times, so that an interrupted command changes nothing.
+By other costs of the same machine the new rows are further attempts at the same runs.
+Another cluster or jitter makes another study of the folder: its study.yaml says so, its
+earlier files are kept in `earlier/`. Nothing is written before all runs have their
+times, so that an interrupted command changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.trials import with_chosen
 from scalebench.pricing.machine import Machine
-from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, PROVENANCE, RUNS, STUDY
+from scalebench.records.folder import (
+    CALIBRATION,
+    EPOCHS,
+    PLANNED,
+    PROVENANCE,
+    RUNS,
+    STUDY,
+)
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
 from scalebench.records.study_file import replace_study
@@ -43,7 +52,9 @@ from scalebench.training.outcome import Evaluation, Outcome
 from scalebench.virtual.lock_step import Trace, is_lock_step
 from scalebench.virtual.pool import Simulator, run_virtual
 
-_EARLIER = "earlier"  # folder with the files before another cluster or jitter, numbered from 1
+_EARLIER = (
+    "earlier"  # folder with the files before another cluster or jitter, numbered from 1
+)
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,13 @@ def plan_charged_by(study: Study, calibration: Path | None) -> StudyPlan:
     """
     plan = plan_study(study)
     if calibration is not None:
-        given = replace(plan, study=study.model_copy(update={"calibration": calibration}))
+        given = replace(
+            plan, study=study.model_copy(update={"calibration": calibration})
+        )
         check_given_calibration(request_of(given, given.sweep.simulated))
-    elif study.calibration is not None and plan.cluster.compute != "this-machine":  # of which the file has nothing
+    elif (
+        study.calibration is not None and plan.cluster.compute != "this-machine"
+    ):  # of which the file has nothing
         plan = replace(plan, study=study.model_copy(update={"calibration": None}))
     return plan
 
@@ -82,8 +97,9 @@ def recalibrate(
 ) -> Recalibrated:
     """Charge the completed virtual runs in `folder` again: by `calibration`, that of the study, or a new measurement.
 
-    `before` is the plan of the study in `folder` if `plan` has another cluster, step time or jitter: its calibration is
-    used again unless another one is given, and study.yaml becomes that of `plan`.
+    `before` is the plan of the study in `folder` if `plan` has another cluster, step
+    time or jitter: its calibration is used again unless another one is given, and
+    study.yaml becomes that of `plan`.
 
     Raises:
         ResultsError: no virtual run is completed, or the folder cannot be read or written.
@@ -94,16 +110,24 @@ def recalibrate(
     before = before and with_chosen(before, results.trials)
     pairs = list(_pairs(plan, before or plan, results))
     if not pairs:
-        raise ResultsError(f"{folder} holds no completed virtual run of this study; `scalebench run` makes them")
+        raise ResultsError(
+            f"{folder} holds no completed virtual run of this study; `scalebench run` makes them"
+        )
     runs = [run for run, _ in pairs]
     options = {
         "require_quiet": require_quiet or plan.study.require_quiet,
         "calibration": calibration or plan.study.calibration,
     }
     charged = replace(plan, study=plan.study.model_copy(update=options))
-    with folder_lock(folder), Interruption() as interruption, tempfile.TemporaryDirectory() as scratch:
+    with (
+        folder_lock(folder),
+        Interruption() as interruption,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         reporter.phase("calibration", 0)
-        machine = _machine(charged, runs, results, Path(scratch), reporter, keeps=before is not None)
+        machine = _machine(
+            charged, runs, results, Path(scratch), reporter, keeps=before is not None
+        )
         reporter.phase("virtual workers, charged anew", len(runs))
         epochs = dict(list(results.epochs.sort_values("epoch").groupby("run_id")))
         traces = {
@@ -111,7 +135,9 @@ def recalibrate(
             for run, row in pairs
             if is_lock_step(run) and _same_batches(plan, before, run)
         }
-        simulator = Simulator(machine, plan.prepared.folders, folder / "weights", traces=traces)
+        simulator = Simulator(
+            machine, plan.prepared.folders, folder / "weights", traces=traces
+        )
         outcomes = _outcomes(runs, simulator, jobs, reporter, interruption)
         earlier = None
         if before is not None:
@@ -123,12 +149,18 @@ def recalibrate(
         if (Path(scratch) / CALIBRATION).exists():
             shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
         _write(plan, folder, reporter, interruption, runs, outcomes)
-    replayed = sum(outcome.eval_s == 0.0 for outcome in outcomes.values())  # nothing was evaluated
+    replayed = sum(
+        outcome.eval_s == 0.0 for outcome in outcomes.values()
+    )  # nothing was evaluated
     return Recalibrated(replayed, len(runs) - replayed, earlier)
 
 
 def _outcomes(
-    runs: Sequence[Run], simulator: Simulator, jobs: int, reporter: Reporter, interruption: Interruption
+    runs: Sequence[Run],
+    simulator: Simulator,
+    jobs: int,
+    reporter: Reporter,
+    interruption: Interruption,
 ) -> dict[str, Outcome]:
     """Return the outcomes of all `runs` by their ids.
 
@@ -145,13 +177,21 @@ def _outcomes(
         stopping=interruption.asked,
     )
     if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
-        raise ResultsError(f"interrupted before {len(missing)} runs were charged anew: nothing was changed")
-    if failed := [outcome for outcome in outcomes.values() if outcome.status == "failed"]:
-        raise ResultsError(f"{failed[0].run_id} failed, as it had not before: {failed[0].error}; nothing was changed")
+        raise ResultsError(
+            f"interrupted before {len(missing)} runs were charged anew: nothing was changed"
+        )
+    if failed := [
+        outcome for outcome in outcomes.values() if outcome.status == "failed"
+    ]:
+        raise ResultsError(
+            f"{failed[0].run_id} failed, as it had not before: {failed[0].error}; nothing was changed"
+        )
     return outcomes
 
 
-def _pairs(plan: StudyPlan, before: StudyPlan, results: Results) -> Iterator[tuple[Run, Any]]:
+def _pairs(
+    plan: StudyPlan, before: StudyPlan, results: Results
+) -> Iterator[tuple[Run, Any]]:
     """Yield each simulated run of `plan` with the completed row of its counterpart in the study `before`."""
     rows = results.completed.set_index("run_id")
     known = {_point(run): run.run_id for run in before.sweep.simulated}
@@ -173,7 +213,13 @@ def _same_batches(plan: StudyPlan, before: StudyPlan | None, run: Run) -> bool:
 
 
 def _machine(
-    plan: StudyPlan, runs: Sequence[Run], results: Results, scratch: Path, reporter: Reporter, *, keeps: bool
+    plan: StudyPlan,
+    runs: Sequence[Run],
+    results: Results,
+    scratch: Path,
+    reporter: Reporter,
+    *,
+    keeps: bool,
 ) -> Machine:
     """Measure, or read, what charges `runs`; its calibration is in `scratch`. If it `keeps`, the folder's is used."""
     study, kept = plan.study, results.folder / CALIBRATION
@@ -181,9 +227,13 @@ def _machine(
     if keeps and plan.cluster.compute == "this-machine":
         calibration = read_calibration(kept)
         if study.device_step_time is not None:
-            calibration = calibration.model_copy(update={"tables": [], "operations": {}})
+            calibration = calibration.model_copy(
+                update={"tables": [], "operations": {}}
+            )
         calibration.save(scratch / CALIBRATION)
-    return machine_for(request_of(plan, runs), scratch, charged=keeps, anew=True, note=reporter.note)
+    return machine_for(
+        request_of(plan, runs), scratch, charged=keeps, anew=True, note=reporter.note
+    )
 
 
 def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:
@@ -193,19 +243,33 @@ def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:
     found = epochs[epochs["test_metric"].notna() & (epochs["epoch"] != last)]
     evaluated = [
         Evaluation(int(epoch), at, metric)
-        for epoch, at, metric in zip(found["epoch"], found["elapsed_s"], found["test_metric"], strict=True)
+        for epoch, at, metric in zip(
+            found["epoch"], found["elapsed_s"], found["test_metric"], strict=True
+        )
     ]
     if not np.isnan(row["final_metric"]):
-        train = None if np.isnan(row["final_train_metric"]) else row["final_train_metric"]
+        train = (
+            None if np.isnan(row["final_train_metric"]) else row["final_train_metric"]
+        )
         evaluated.append(Evaluation(last, row["train_s"], row["final_metric"], train))
     sent = int(row["syncs"]), float(row["bytes_sent_per_worker"])
     arithmetic = None if pd.isna(row["arithmetic"]) else str(row["arithmetic"])
-    return Trace([losses] * run.workers, evaluated, int(row["workers_per_node"]), arithmetic, sent)
+    return Trace(
+        [losses] * run.workers,
+        evaluated,
+        int(row["workers_per_node"]),
+        arithmetic,
+        sent,
+    )
 
 
 def _keep_earlier(folder: Path) -> Path:
     """Copy the study in `folder` as it is to a numbered folder in it, which every command reads."""
-    place = next(place for number in count(1) if not (place := folder / _EARLIER / str(number)).exists())
+    place = next(
+        place
+        for number in count(1)
+        if not (place := folder / _EARLIER / str(number)).exists()
+    )
     with writing(place, "nothing was changed"):
         place.mkdir(parents=True)
         for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):

@@ -31,7 +31,8 @@ class Reporter(Protocol):
 class Tally:
     """Counts of a study's runs, and of trials with a result.
 
-    `interrupted` is the signal that ended the command early, `why_left` any other reason for which runs remain.
+    `interrupted` is the signal that ended the command early, `why_left` any other
+    reason for which runs remain.
     """
 
     folder: Path

@@ -1,7 +1,8 @@
 """Conducts a study: virtual runs first, then real ones; each row is on disk before its run counts.
 
-So the first half a minute gives every worker count. Real runs, which check the virtual ones, have a budget of time:
-past it no further one begins, and the same command goes on with those that are left.
+So the first half a minute gives every worker count. Real runs, which check the virtual
+ones, have a budget of time: past it no further one begins, and the same command goes on
+with those that are left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from typing import Any
 
 from scalebench.analysis.loading import read_trials
 from scalebench.calibration.charging import machine_for
-from scalebench.calibration.cost_sources import check_given_calibration, check_kept_calibration
+from scalebench.calibration.cost_sources import (
+    check_given_calibration,
+    check_kept_calibration,
+)
 from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines, slurm
@@ -37,7 +41,14 @@ from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Stage, Work, WorkQueue
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import CALIBRATION, EPOCHS, PLANNED, RUNS, STUDY, require_writable
+from scalebench.records.folder import (
+    CALIBRATION,
+    EPOCHS,
+    PLANNED,
+    RUNS,
+    STUDY,
+    require_writable,
+)
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, keep_planned, lost_epochs
 from scalebench.records.provenance import collect, in_job, redact
@@ -49,7 +60,11 @@ from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
 from scalebench.system import hardware
 from scalebench.system.atomic_write import write_atomic
-from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
+from scalebench.system.background_load import (
+    BackgroundLoad,
+    disturbed,
+    own_and_children_s,
+)
 from scalebench.system.bounded_read import read_text
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
@@ -57,8 +72,21 @@ from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 
 _SAMPLING_S = 0.1  # of the background load, before anything is measured
-_PROVENANCE_COLUMNS = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
-_MAY_HOLD_PATHS = ("error", "cluster", "model", "dataset", "strategy_options")  # paths can name their owner
+_PROVENANCE_COLUMNS = (
+    "host_hash",
+    "git_commit",
+    "git_dirty",
+    "packages_hash",
+    "scheduler_job_id",
+    "provenance",
+)
+_MAY_HOLD_PATHS = (
+    "error",
+    "cluster",
+    "model",
+    "dataset",
+    "strategy_options",
+)  # paths can name their owner
 
 
 def run_study(
@@ -72,8 +100,9 @@ def run_study(
 ) -> Tally:
     """Make the runs of `plan` that `output`/<study> lacks and keep their rows there; failed runs get rows too.
 
-    SIGINT, SIGTERM and SIGUSR1 end it early (`system.interruption`), and so does the first failed run if `fail_fast`.
-    With `only_failed`, runs without any attempt are left out.
+    SIGINT, SIGTERM and SIGUSR1 end it early (`system.interruption`), and so does the
+    first failed run if `fail_fast`. With `only_failed`, runs without any attempt are
+    left out.
 
     Raises:
         ResultsError: the folder cannot be written, is being written by another command, or holds another study of
@@ -85,14 +114,32 @@ def run_study(
         start_forkserver()
     plan.prepared.notes += look_at_model(plan)
     check_given_calibration(request_of(plan, plan.sweep.simulated))
-    with using(study.launcher), folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
+    with (
+        using(study.launcher),
+        folder_lock(folder),
+        Interruption(in_job=in_job(os.environ)) as interruption,
+    ):
         keep_study(folder, study)
         with Store(folder) as store:
-            study_run = StudyRun(plan, store, reporter, interruption, fail_fast=fail_fast, only_failed=only_failed)
-            set_aside = [f"what a command that was killed left half-written is now in {p}" for p in store.set_aside]
+            study_run = StudyRun(
+                plan,
+                store,
+                reporter,
+                interruption,
+                fail_fast=fail_fast,
+                only_failed=only_failed,
+            )
+            set_aside = [
+                f"what a command that was killed left half-written is now in {p}"
+                for p in store.set_aside
+            ]
             if names := store.without_epochs:
                 set_aside.append(f"{lost_epochs(names)}: they are run again")
-            background = _background_notes(busy) if plan.measures and study_run.queue.left() else []
+            background = (
+                _background_notes(busy)
+                if plan.measures and study_run.queue.left()
+                else []
+            )
             for note in [*set_aside, *background, *plan.notes]:  # the gravest first
                 reporter.note(note)
             if not only_failed:
@@ -137,7 +184,10 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     without_epochs = []
     if (folder / RUNS).exists():
         attempts = Attempts(folder / RUNS)
-        completed, tried = attempts.seconds({"completed"}), attempts.seconds(RESULTS_OF_A_TRIAL)
+        completed, tried = (
+            attempts.seconds({"completed"}),
+            attempts.seconds(RESULTS_OF_A_TRIAL),
+        )
         for place in attempts.without_epochs(folder / EPOCHS):
             key = attempts.run_id[place], attempts.config_hash[place]
             del completed[key], tried[key]
@@ -146,7 +196,9 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     left = queue.left()
     charged = any(is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in left):
-        check_kept_calibration(request_of(queue.plan, queue.plan.sweep.simulated), folder)
+        check_kept_calibration(
+            request_of(queue.plan, queue.plan.sweep.simulated), folder
+        )
     ids = {run.run_id for run in left}
     done = [run for run in queue.planned() if run.run_id not in ids]
     return Standing(queue.plan, left, done, queue.most_to_come(), without_epochs)
@@ -172,14 +224,20 @@ class StudyRun:
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._fail_fast, self._only_failed = fail_fast, only_failed
         read = partial(read_trials, store.folder)
-        self.queue = WorkQueue(plan, Ended(store.completed, store.tried, read, store.numbered))
-        self.tally = Tally(self.folder, done_before=len(self.queue.planned()) - len(self.queue.left()))
+        self.queue = WorkQueue(
+            plan, Ended(store.completed, store.tried, read, store.numbered)
+        )
+        self.tally = Tally(
+            self.folder, done_before=len(self.queue.planned()) - len(self.queue.left())
+        )
         if only_failed:
             self.queue.only(store.failed)
         self._calibration = ""  # content of calibration.json
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
-        self._provenance_of: dict[tuple[str, ...], str] = {}  # hashes of other nodes -> name of their provenance
+        self._provenance_of: dict[
+            tuple[str, ...], str
+        ] = {}  # hashes of other nodes -> name of their provenance
         self._traffic = TrafficCheck(plan)
         self._real_until = math.inf
 
@@ -215,7 +273,9 @@ class StudyRun:
                         self._launch(work.runs)
                 if work is not None and not self._stopping():
                     budget = seconds(self.plan.native_budget_s)
-                    self.tally.why_left = f"the {budget} for real runs are over (native_budget_s)"
+                    self.tally.why_left = (
+                        f"the {budget} for real runs are over (native_budget_s)"
+                    )
 
     def _begin(self, work: Work, *, after: Stage | None) -> None:
         """Say what is to be said between two stages; real runs have their budget of time from now on."""
@@ -234,26 +294,45 @@ class StudyRun:
     def keep_plan(self) -> None:
         """Write the runs of the study, as far as they are known by now."""
         runs = [
-            Planned(run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs)
+            Planned(
+                run.run_id,
+                run.config_hash,
+                group_of(run.execution, run.engine),
+                run.epochs,
+            )
             for run in self.queue.planned()
         ]
-        keep_planned(self.folder, runs, most_to_come=self.queue.most_to_come(), begun_in=Path.cwd())
+        keep_planned(
+            self.folder,
+            runs,
+            most_to_come=self.queue.most_to_come(),
+            begun_in=Path.cwd(),
+        )
 
     def _simulators(self) -> dict[Stage, Simulator]:
         """What makes virtual runs and trials, on a machine that is measured or read now; empty if none is left."""
         left = [run for run in self.queue.left() if run.is_virtual]
         if not left:
             return {}
-        if self.plan.cluster.compute == "this-machine":  # step times of other machines are stated, not measured
+        if (
+            self.plan.cluster.compute == "this-machine"
+        ):  # step times of other machines are stated, not measured
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
         charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
         request = request_of(self.plan, runs)
-        machine = machine_for(request, self.folder, charged=charged, note=self._reporter.note)
+        machine = machine_for(
+            request, self.folder, charged=charged, note=self._reporter.note
+        )
         self._note_unmeasured(left, machine.engines)
         return {
             Stage.TRIALS: Simulator(machine, self.plan.validation.folders, self.folder),
-            Stage.VIRTUAL: Simulator(machine, self.plan.prepared.folders, self.folder / "weights", self._fail_fast),
+            Stage.VIRTUAL: Simulator(
+                machine,
+                self.plan.prepared.folders,
+                self.folder / "weights",
+                self._fail_fast,
+            ),
         }
 
     def _launch(self, runs: list[Run]) -> None:
@@ -293,7 +372,9 @@ class StudyRun:
                 )
 
     def _stopping(self) -> bool:
-        return self._interruption.asked() or (self._fail_fast and bool(self.tally.failed))
+        return self._interruption.asked() or (
+            self._fail_fast and bool(self.tally.failed)
+        )
 
     def _is_over(self) -> bool:
         return self._stopping() or time.monotonic() > self._real_until
@@ -314,8 +395,16 @@ class StudyRun:
     def _announce(self, runs: Sequence[Run]) -> None:
         if self.queue.grows:
             self.keep_plan()
-        block = f", block {runs[0].repetition + 1}" if runs[0].repetition >= self.plan.study.repetitions else ""
-        name = "trials of tuning" if runs[0].trial is not None else f"{_processes(runs)}{block}"
+        block = (
+            f", block {runs[0].repetition + 1}"
+            if runs[0].repetition >= self.plan.study.repetitions
+            else ""
+        )
+        name = (
+            "trials of tuning"
+            if runs[0].trial is not None
+            else f"{_processes(runs)}{block}"
+        )
         self._reporter.phase(name, len(runs))
 
     def started(self, run: Run) -> None:
@@ -326,7 +415,9 @@ class StudyRun:
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         """Write the rows of `run`, count it, and report it."""
-        outcome = replace(outcome, error=redact(outcome.error, names=False))  # it is printed, too
+        outcome = replace(
+            outcome, error=redact(outcome.error, names=False)
+        )  # it is printed, too
         row, epochs = rows_of(
             run,
             outcome,
@@ -335,9 +426,15 @@ class StudyRun:
             started_utc=self._started_utc.get(run.run_id) or _now(),
             provenance=self._provenance_columns(outcome.facts.machines),
         )
-        texts = {name: redact(text, names=False) for name in _MAY_HOLD_PATHS if (text := getattr(row, name))}
+        texts = {
+            name: redact(text, names=False)
+            for name in _MAY_HOLD_PATHS
+            if (text := getattr(row, name))
+        }
         if own_file(row.cluster):
-            texts["cluster"] = redact(row.cluster)  # the file itself can be named after its owner
+            texts["cluster"] = redact(
+                row.cluster
+            )  # the file itself can be named after its owner
         row = row.model_copy(update=texts)
         with self._interruption.shielded():
             self._write_deleted()
@@ -349,7 +446,11 @@ class StudyRun:
         if not run.warmup:
             self._reporter.ended(run, outcome)
         if why := outcome.facts.why_single:
-            self._reporter.note(Detail(f"each of {run.workers} virtual workers computes its own gradients: {why}"))
+            self._reporter.note(
+                Detail(
+                    f"each of {run.workers} virtual workers computes its own gradients: {why}"
+                )
+            )
         if not run.warmup and run.trial is None:
             for difference in self._traffic.differences(run, row):
                 self._reporter.note(difference)
@@ -368,9 +469,14 @@ class StudyRun:
         if not self._only_failed and not (self.folder / PLANNED).exists():
             self.keep_plan()
         if self._provenance:
-            facts = {name: fact for name, fact in self._provenance.items() if name != "provenance"}
+            facts = {
+                name: fact
+                for name, fact in self._provenance.items()
+                if name != "provenance"
+            }
             self._store.keep_provenance(facts)
-        self._provenance_of.clear()  # that of other nodes is written again with their next row
+        # that of other nodes is written again with their next row
+        self._provenance_of.clear()
         names = " and ".join(path.name for path in deleted)
         self._reporter.note(
             f"{names} in {self.folder} were deleted by something else during the study, and written again with all "
@@ -383,8 +489,14 @@ class StudyRun:
         if not machines:
             return columns
         if (hashes := tuple(machines)) not in self._provenance_of:
-            facts = {name: fact for name, fact in self._provenance.items() if name != "provenance"}
-            self._provenance_of[hashes] = self._store.keep_provenance(facts | {"nodes": machines})
+            facts = {
+                name: fact
+                for name, fact in self._provenance.items()
+                if name != "provenance"
+            }
+            self._provenance_of[hashes] = self._store.keep_provenance(
+                facts | {"nodes": machines}
+            )
         return columns | {"provenance": self._provenance_of[hashes]}
 
 
@@ -408,7 +520,8 @@ def _background_notes(busy: float) -> list[str]:
 def _jobs(busy: float) -> int:
     """Return the number of virtual runs at the same time: one a core, and another on cores that others keep `busy`.
 
-    The system gives each process its share of a core, and virtual runs do not depend on when they are computed.
+    The system gives each process its share of a core, and virtual runs do not depend on
+    when they are computed.
     """
     return hardware.cores() + (round(busy) if disturbed(busy) else 0)
 

@@ -15,7 +15,11 @@ from scalebench.cluster.cluster_file import Cluster, require_step_times
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
-from scalebench.launch.engine_choice import charged_engine, check_provided, native_points
+from scalebench.launch.engine_choice import (
+    charged_engine,
+    check_provided,
+    native_points,
+)
 from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
@@ -43,15 +47,23 @@ _NOT_HASHED = {
     "also_without_jitter",
     "tuned",  # its values stand where the run has them
 }
-_OF_TRIALS = {"trial", "validation"}  # not hashed for other runs, whose results they do not concern
-_OF_SIMULATIONS = {"cluster", "cluster_sha256", "device_step_time"}  # a native run is the same beside any of them
+_OF_TRIALS = {
+    "trial",
+    "validation",
+}  # not hashed for other runs, whose results they do not concern
+_OF_SIMULATIONS = {
+    "cluster",
+    "cluster_sha256",
+    "device_step_time",
+}  # a native run is the same beside any of them
 
 
 @dataclass
 class Sweep:
     """The runs of a study in the order of execution, with notes for the user.
 
-    `further` are the runs that a study with `until` may add, up to the last block it allows.
+    `further` are the runs that a study with `until` may add, up to the last block it
+    allows.
     """
 
     runs: list[Run]
@@ -66,35 +78,53 @@ class Sweep:
     def continued(self, recorded: Sequence[tuple[str, int]]) -> Sweep:
         """The same runs, numbered after the records of an earlier, smaller study of this name.
 
-        `recorded` are the run_id and run_order of the rows, in theirs. What was numbered by this very sweep keeps its
-        numbers, so that a study that was interrupted ends as one that was not.
+        `recorded` are the run_id and run_order of the rows, in theirs. What was
+        numbered by this very sweep keeps its numbers, so that a study that was
+        interrupted ends as one that was not.
         """
         own = {run.run_id: run.run_order for run in (*self.runs, *self.further)}
         first = _first_of_its_own(own, recorded)
         if first == 0:
             return self
         runs, further = (
-            [run.model_copy(update={"run_order": first + run.run_order}) for run in runs]
+            [
+                run.model_copy(update={"run_order": first + run.run_order})
+                for run in runs
+            ]
             for runs in (self.runs, self.further)
         )
         return Sweep(runs, self.notes, further)
 
     def engines(self) -> list[str]:
         """Native engines in use, in the order of their launches."""
-        return list(dict.fromkeys(run.engine for run in self.runs if not run.is_virtual))
+        return list(
+            dict.fromkeys(run.engine for run in self.runs if not run.is_virtual)
+        )
 
 
-def _first_of_its_own(own: Mapping[str, int], recorded: Sequence[tuple[str, int]]) -> int:
+def _first_of_its_own(
+    own: Mapping[str, int], recorded: Sequence[tuple[str, int]]
+) -> int:
     """The first free number after the rows of earlier sweeps, which replaces 0.
 
-    Rows are this one's where all of them, to the last, have the number in `own` and equally much added to it.
+    Rows are this one's where all of them, to the last, have the number in `own` and
+    equally much added to it.
     """
     free = list(accumulate((order + 1 for _, order in recorded), max, initial=0))
-    added = [order - own[run_id] if run_id in own else None for run_id, order in recorded]
+    added = [
+        order - own[run_id] if run_id in own else None for run_id, order in recorded
+    ]
     start = len(recorded)
     while start and added[-1] is not None and added[start - 1] == added[-1]:
         start -= 1
-    return next((free[place] for place in range(start, len(recorded)) if free[place] == added[-1]), free[-1])
+    return next(
+        (
+            free[place]
+            for place in range(start, len(recorded))
+            if free[place] == added[-1]
+        ),
+        free[-1],
+    )
 
 
 @dataclass(frozen=True)
@@ -105,15 +135,24 @@ class _Cell:
     engine: str
     strategy: Component
     workers: int
-    charged: str = "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
+    charged: str = (
+        "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
+    )
 
 
-def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None, *, timed: bool = True) -> Sweep:
+def expand(
+    study: Study,
+    cluster: Cluster,
+    allocation: Allocation | None = None,
+    *,
+    timed: bool = True,
+) -> Sweep:
     """Every run of `study`; real ones on `allocation`, by default this one.
 
-    `auto` is virtual at every worker count plus native where the cores, or GPUs, allow. Serial runs once, at one
-    worker, for each execution. Repetitions are blocks: within each, the order of strategies and worker counts is a
-    seeded draw. With `until`, every run has its place in the order as if all blocks were run to the last. Without
+    `auto` is virtual at every worker count plus native where the cores, or GPUs, allow.
+    Serial runs once, at one worker, for each execution. Repetitions are blocks: within
+    each, the order of strategies and worker counts is a seeded draw. With `until`,
+    every run has its place in the order as if all blocks were run to the last. Without
     `timed`, virtual runs need no step times.
 
     Raises:
@@ -122,12 +161,23 @@ def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None,
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
     sweep = Sweep([])
-    found = [cell for component in study.strategies for cell in _cells(study, component, allocation, sweep.notes)]
-    cells = list({(cell.execution, cell.engine, str(cell.strategy), cell.workers): cell for cell in found}.values())
+    found = [
+        cell
+        for component in study.strategies
+        for cell in _cells(study, component, allocation, sweep.notes)
+    ]
+    cells = list(
+        {
+            (cell.execution, cell.engine, str(cell.strategy), cell.workers): cell
+            for cell in found
+        }.values()
+    )
     cells = _possible(study, cells, cluster, allocation, sweep.notes)
     sweep.notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:
-        raise StudyError(f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}")
+        raise StudyError(
+            f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}"
+        )
     if any(cell.engine == VIRTUAL for cell in cells):
         if timed:
             require_step_times(cluster, study)
@@ -146,7 +196,9 @@ def expand(study: Study, cluster: Cluster, allocation: Allocation | None = None,
     return sweep
 
 
-def _cells(study: Study, component: Component, allocation: Allocation | None, notes: list[str]) -> list[_Cell]:
+def _cells(
+    study: Study, component: Component, allocation: Allocation | None, notes: list[str]
+) -> list[_Cell]:
     known = registry.create(component.name, component.options)
     counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
@@ -154,17 +206,27 @@ def _cells(study: Study, component: Component, allocation: Allocation | None, no
         virtual = registry.create(component.name, component.options, VIRTUAL)
         check_provided(virtual, VIRTUAL)
         charged = charged_engine(study, component, notes)
-        execution: Execution = "modelled" if study.execution == "modelled" else "virtual"
-        cells += [_Cell(execution, VIRTUAL, component, workers, charged) for workers in counts]
+        execution: Execution = (
+            "modelled" if study.execution == "modelled" else "virtual"
+        )
+        cells += [
+            _Cell(execution, VIRTUAL, component, workers, charged) for workers in counts
+        ]
     if study.execution in ("virtual", "modelled"):
         return cells
-    engine, held = native_points(study, component, counts, allocation or reachable(), notes) or ("", [])
+    engine, held = native_points(
+        study, component, counts, allocation or reachable(), notes
+    ) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
     return cells + [_Cell(execution, engine, component, workers) for workers in held]
 
 
 def _possible(
-    study: Study, cells: Sequence[_Cell], cluster: Cluster, allocation: Allocation | None, notes: list[str]
+    study: Study,
+    cells: Sequence[_Cell],
+    cluster: Cluster,
+    allocation: Allocation | None,
+    notes: list[str],
 ) -> list[_Cell]:
     """Return the cells at whose worker count the strategy works, and note the others.
 
@@ -185,7 +247,9 @@ def _possible(
         if all(str(cell.strategy) != name for cell in kept):
             raise said
         workers = f"worker{'s' * (list(errors) != [1])}"
-        notes.append(f"{name} is left out at {', '.join(map(str, errors))} {workers}: {said}")
+        notes.append(
+            f"{name} is left out at {', '.join(map(str, errors))} {workers}: {said}"
+        )
     return kept
 
 
@@ -203,8 +267,9 @@ def strategy_warnings(
 ) -> list[str]:
     """Warnings of the strategies of `points`, each with the worker counts that it concerns unless these are all.
 
-    `steps` of an epoch by worker count, `shapes` of the model's parameters, names of those `without_gradient`, and
-    `layers` into which it can be cut with the `layer_work` of a step in each, once they are known.
+    `steps` of an epoch by worker count, `shapes` of the model's parameters, names of
+    those `without_gradient`, and `layers` into which it can be cut with the
+    `layer_work` of a step in each, once they are known.
 
     Raises:
         StudyError: a strategy cannot work at a point.
@@ -213,10 +278,21 @@ def strategy_warnings(
     found: dict[tuple[str, str], dict[int, None]] = {}
     counts: dict[str, set[int]] = {}
     for point in points:
-        strategy = registry.create(point.strategy.name, point.strategy.options, point.engine)
+        strategy = registry.create(
+            point.strategy.name, point.strategy.options, point.engine
+        )
         per_node = _on_one_node(point, cluster, allocation)
         of_epoch = (steps or {}).get(point.workers)
-        setting = Setting(study, point.workers, per_node, of_epoch, shapes, without_gradient, layers, layer_work)
+        setting = Setting(
+            study,
+            point.workers,
+            per_node,
+            of_epoch,
+            shapes,
+            without_gradient,
+            layers,
+            layer_work,
+        )
         try:
             warnings = strategy.check(setting)
         except ModelError as error:
@@ -226,21 +302,33 @@ def strategy_warnings(
             found.setdefault((str(point.strategy), warning), {})[point.workers] = None
     notes = []
     for (name, warning), at in found.items():
-        some = "" if counts[name] <= set(at) else f" at {', '.join(map(str, at))} worker{'s' * (list(at) != [1])}"
+        some = (
+            ""
+            if counts[name] <= set(at)
+            else f" at {', '.join(map(str, at))} worker{'s' * (list(at) != [1])}"
+        )
         notes.append(f"{name}{some}: {warning}")
     return notes
 
 
-def _on_one_node(cell: Run | _Cell, cluster: Cluster, allocation: Allocation | None) -> int:
+def _on_one_node(
+    cell: Run | _Cell, cluster: Cluster, allocation: Allocation | None
+) -> int:
     """Workers on one node: the cluster's number, or of real ranks that of the fullest host."""
     if cell.engine == VIRTUAL:
         return cluster.node.workers_per_node
     return max((allocation or reachable()).ranks_on(cell.workers))
 
 
-def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]) -> None:
+def _check_paced(
+    study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]
+) -> None:
     paced = any(cell.execution == "paced" for cell in cells)
-    if paced and study.device_step_time is None and not cluster.step_times_of(str(study.model), study.dtype):
+    if (
+        paced
+        and study.device_step_time is None
+        and not cluster.step_times_of(str(study.model), study.dtype)
+    ):
         raise StudyError(
             "paced runs stretch compute to the step time of a stated device; "
             "say its seconds with --device-step-time, or name a cluster that has step times for this model"
@@ -252,12 +340,18 @@ def _check_paced(study: Study, cluster: Cluster, cells: list[_Cell], notes: list
 def _left_out(study: Study) -> list[str]:
     """Note the stated properties of workers and links that native runs leave out."""
     options = study.virtual
-    named = [key for key in ("slowdown", "slow_windows", "slow_links") if getattr(options, key)]
+    named = [
+        key
+        for key in ("slowdown", "slow_windows", "slow_links")
+        if getattr(options, key)
+    ]
     named += ["jitter"] if options.jitter in STATED else []
     if not named:
         return []
     sized = (
-        ", except that slowdown sizes the shards of balance: speed" if "slowdown" in named and _by_speed(study) else ""
+        ", except that slowdown sizes the shards of balance: speed"
+        if "slowdown" in named and _by_speed(study)
+        else ""
     )
     return [
         f"native runs: {', '.join(named)} left out{sized}, for they go at the machine's own pace; --execution paced "
@@ -269,7 +363,9 @@ def _by_speed(study: Study) -> bool:
     return study.partition.options.get("balance") == "speed"
 
 
-def _ordered(study: Study, cells: list[_Cell], allocation: Allocation | None) -> list[Run]:
+def _ordered(
+    study: Study, cells: list[_Cell], allocation: Allocation | None
+) -> list[Run]:
     """Virtual runs first, then real ones, of which those that are no baseline come last.
 
     Each group is made block by block, every block in a random order.
@@ -281,10 +377,14 @@ def _ordered(study: Study, cells: list[_Cell], allocation: Allocation | None) ->
         groups[0 if cell.engine == VIRTUAL else 2 if crowded else 1].append(cell)
     runs: list[Run] = []
     for group in groups:
-        for repetition in range(study.until.at_most if study.until else study.repetitions):
+        for repetition in range(
+            study.until.at_most if study.until else study.repetitions
+        ):
             runs += [
                 _run(study, group[index], repetition, order)
-                for order, index in enumerate(random.permutation(len(group)), start=len(runs))
+                for order, index in enumerate(
+                    random.permutation(len(group)), start=len(runs)
+                )
             ]
     return runs
 
@@ -296,7 +396,9 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     if run.tasks.scheduler is not None and run.engine == TASKS:
         return False  # the workers of that scheduler have cores of their own
     on = this_host() if run.engine == TASKS else allocation or reachable()
-    return on.is_oversubscribed(run.engine, run.workers + server_ranks(run), run.threads_per_worker)
+    return on.is_oversubscribed(
+        run.engine, run.workers + server_ranks(run), run.threads_per_worker
+    )
 
 
 def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
@@ -305,8 +407,12 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         shared["virtual"] = _injected(study.virtual)
     elif cell.engine == VIRTUAL:
         shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
-    elif cell.execution == "native":  # nothing is injected; shards follow the speeds that are stated
-        shared["virtual"] = VirtualOptions(slowdown=study.virtual.slowdown if _by_speed(study) else {})
+    elif (
+        cell.execution == "native"
+    ):  # nothing is injected; shards follow the speeds that are stated
+        shared["virtual"] = VirtualOptions(
+            slowdown=study.virtual.slowdown if _by_speed(study) else {}
+        )
     run = Run.model_construct(
         **shared,
         study=study.name,
@@ -321,7 +427,8 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         repetition=repetition,
         seed=study.seed + repetition,
         run_order=order,
-        also_without_jitter=cell.workers == max(study.workers) and study.virtual.jitter != "none",
+        also_without_jitter=cell.workers == max(study.workers)
+        and study.virtual.jitter != "none",
     )
     return named(run)
 
@@ -342,7 +449,10 @@ def is_simulated(run_id: str) -> bool:
 
 def _injected(options: VirtualOptions) -> VirtualOptions:
     """The options that pacing injects into real runs: slow workers, slow links, and jitter whose law is stated."""
-    injected: dict[str, Any] = {name: getattr(options, name) for name in ("slowdown", "slow_windows", "slow_links")}
+    injected: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in ("slowdown", "slow_windows", "slow_links")
+    }
     if options.jitter in STATED:
         injected |= {"jitter": options.jitter, "jitter_sigma": options.jitter_sigma}
     return VirtualOptions.model_validate(injected)
@@ -352,13 +462,17 @@ def config_hash(run: Run) -> str:
     """Hash, 16 hex digits, of everything that determines the run's result, defaults of options included."""
     elsewhere = _OF_SIMULATIONS if run.execution == "native" else set()
     elsewhere |= _OF_TRIALS if run.trial is None else set()
-    values: dict[str, Any] = run.model_dump(mode="json", exclude=_NOT_HASHED | elsewhere)
+    values: dict[str, Any] = run.model_dump(
+        mode="json", exclude=_NOT_HASHED | elsewhere
+    )
     if run.engine == TASKS:
         del values["tasks"]["scheduler"]  # where it is, not what it does
     else:
         del values["tasks"]
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
-    if run.optimizer.name == "adamw":  # it had no decay by default once: those runs are others
+    if (
+        run.optimizer.name == "adamw"
+    ):  # it had no decay by default once: those runs are others
         values["optimizer"]["options"].setdefault("weight_decay", ADAMW_DECAY)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

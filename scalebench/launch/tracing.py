@@ -27,7 +27,13 @@ from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
-from scalebench.training.outcome import Lane, Outcome, Timeline, read_horovod, timeline_from
+from scalebench.training.outcome import (
+    Lane,
+    Outcome,
+    Timeline,
+    read_horovod,
+    timeline_from,
+)
 from scalebench.virtual.engine import simulate
 
 
@@ -43,19 +49,29 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     lanes: list[Lane] = []
     if run.is_virtual:
         machine = machine_for(request_of(plan, [run]), folder)
-        outcome, _ = simulate(run, open_dataset(plan.prepared.folders[run.workers]), machine)
+        outcome, _ = simulate(
+            run, open_dataset(plan.prepared.folders[run.workers]), machine
+        )
     else:
         with _timeline_of_engine(run, folder) as path:
             outcome = _execute(run, plan, folder)
         if path is not None and path.exists() and outcome.status == "completed":
             lanes = read_horovod(path, began_unix_s=outcome.facts.began_unix_s)
     if outcome.status != "completed":
-        happened = {"timeout": "ran out of time", "interrupted": "was interrupted"}.get(outcome.status, outcome.status)
+        happened = {"timeout": "ran out of time", "interrupted": "was interrupted"}.get(
+            outcome.status, outcome.status
+        )
         raise RunError(f"the run {happened}: {outcome.error}")
-    overrun = max((worker.paced_overrun or 0.0 for worker in outcome.workers), default=0.0)
-    outcome.add_facts(oversubscribed=is_oversubscribed(run) or overrun > PACED_OVERRUN_LIMIT)
+    overrun = max(
+        (worker.paced_overrun or 0.0 for worker in outcome.workers), default=0.0
+    )
+    outcome.add_facts(
+        oversubscribed=is_oversubscribed(run) or overrun > PACED_OVERRUN_LIMIT
+    )
     timeline = timeline_from(run, outcome)
-    about = redact(timeline.about, names=False)  # it can hold the path of a user's own model or cluster
+    about = redact(
+        timeline.about, names=False
+    )  # it can hold the path of a user's own model or cluster
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
 
 
@@ -75,7 +91,14 @@ def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
 
 def _only_run(plan: StudyPlan) -> Run:
     if len(plan.sweep.runs) != 1:
-        found = ", ".join(sorted({f"{run.strategy} at {run.workers} ({run.execution})" for run in plan.sweep.runs}))
+        found = ", ".join(
+            sorted(
+                {
+                    f"{run.strategy} at {run.workers} ({run.execution})"
+                    for run in plan.sweep.runs
+                }
+            )
+        )
         raise StudyError(
             f"a timeline, or a graph of tasks, is of one run, the study has {len(plan.sweep.runs)}: {found}; "
             "choose with --strategy, --workers and --execution"

@@ -31,17 +31,25 @@ class Traffic:
 def traffic_of(plan: StudyPlan) -> list[Traffic]:
     """Traffic of the first strategy of the plan at each of its worker counts."""
     study, dtype = plan.study, getattr(torch, plan.study.dtype)
-    runs = {run.workers: run for run in plan.sweep.runs if run.strategy == study.strategies[0]}
+    runs = {
+        run.workers: run
+        for run in plan.sweep.runs
+        if run.strategy == study.strategies[0]
+    }
     found = []
     for workers, run in sorted(runs.items()):
         dataset, shards = plan.prepared.datasets[workers], plan.prepared.plan_of(run)
         schedules = schedules_of(plan, run, meta_model(study, dataset))
-        moved = sum(int(shards.moved(epoch).sum()) for epoch in range(study.epochs)) * bytes_of_row(dataset, dtype)
+        moved = sum(
+            int(shards.moved(epoch).sum()) for epoch in range(study.epochs)
+        ) * bytes_of_row(dataset, dtype)
         sent = sum(schedule.bytes_sent for schedule in schedules)
         mean = 1 / study.epochs / workers
         memory = max(schedule.memory_bytes for schedule in schedules)
         syncs = schedules[0].syncs / study.epochs
-        found.append(Traffic(workers, shards.steps(0), syncs, sent * mean, moved * mean, memory))
+        found.append(
+            Traffic(workers, shards.steps(0), syncs, sent * mean, moved * mean, memory)
+        )
     return found
 
 
@@ -57,14 +65,18 @@ def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Sche
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:
     """Bytes of a row that moves to another worker: x in the run's dtype, y too or as a label of 8 bytes."""
     label = 8 if dataset.task == "classification" else dtype.itemsize
-    return math.prod(dataset.x_train.shape[1:]) * dtype.itemsize + math.prod(dataset.y_train.shape[1:]) * label
+    return (
+        math.prod(dataset.x_train.shape[1:]) * dtype.itemsize
+        + math.prod(dataset.y_train.shape[1:]) * label
+    )
 
 
 class TrafficCheck:
     """Compares the counts of completed runs with the schedule of their program.
 
-    Each strategy is checked at the first worker count that completes, on each engine whose class has the same program
-    as the virtual one, unless its traffic depends on time or on the loss.
+    Each strategy is checked at the first worker count that completes, on each engine
+    whose class has the same program as the virtual one, unless its traffic depends on
+    time or on the loss.
     """
 
     def __init__(self, plan: StudyPlan) -> None:
@@ -75,8 +87,14 @@ class TrafficCheck:
         """One line for each count that differs from the program's."""
         key = (str(run.strategy), run.engine)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-        same = type(strategy) is type(registry.create(run.strategy.name, run.strategy.options, "virtual"))
-        timeless = strategy.deterministic and not strategy.traits.adapts and run.shuffle in ("none", "in_block")
+        same = type(strategy) is type(
+            registry.create(run.strategy.name, run.strategy.options, "virtual")
+        )
+        timeless = (
+            strategy.deterministic
+            and not strategy.traits.adapts
+            and run.shuffle in ("none", "in_block")
+        )
         first = run.workers > 1 and run.repetition == 0 and key not in self._checked
         if not first or not same or not timeless or row.status != "completed":
             return []
@@ -84,8 +102,13 @@ class TrafficCheck:
         model = meta_model(self._plan.study, self._plan.prepared.datasets[run.workers])
         try:
             schedules = schedules_of(self._plan, run, model)
-        except (Exception, SystemExit) as error:  # whatever a strategy of the user's own raises, the run is kept
-            return [f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"]
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a strategy of the user's own raises, the run is kept
+            return [
+                f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"
+            ]
         if schedules[0].reads_loss:
             return []
         sent = sum(schedule.bytes_sent for schedule in schedules) / run.workers

@@ -1,9 +1,10 @@
 """Trials of a tuned study, and its runs with the values that the best trials had.
 
-Every strategy gets, at every worker count, the trials k = 0 ... n - 1 at the points of one scrambled Halton sequence
-over the search space (`Tune.points`; Bousquet et al. 2017, arXiv:1706.03200). The first trials of a longer sequence are
-those of a shorter one. Options of one strategy are values of that strategy alone; a strategy with nothing to tune has
-no trials. All trials have one seed, which no run has.
+Every strategy gets, at every worker count, the trials k = 0 ... n - 1 at the points of
+one scrambled Halton sequence over the search space (`Tune.points`; Bousquet et al.
+2017, arXiv:1706.03200). The first trials of a longer sequence are those of a shorter
+one. Options of one strategy are values of that strategy alone; a strategy with nothing
+to tune has no trials. All trials have one seed, which no run has.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
     points = search_points(study)
     for point in points:
         _check_training(study, point)
-    cells = {(str(run.strategy), run.workers): run for run in runs if run.execution == "virtual"}
+    cells = {
+        (str(run.strategy), run.workers): run
+        for run in runs
+        if run.execution == "virtual"
+    }
     trials = [
         _tuned(run, values).model_copy(
             update={
@@ -64,7 +69,10 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
         check_optimizer(trial.optimizer)
         registry.create(trial.strategy.name, trial.strategy.options, "virtual")
     order = np.random.default_rng([study.seed, _STREAM]).permutation(len(trials))
-    return [named(trials[place].model_copy(update={"run_order": at})) for at, place in enumerate(order)]
+    return [
+        named(trials[place].model_copy(update={"run_order": at}))
+        for at, place in enumerate(order)
+    ]
 
 
 def search_points(study: Study) -> list[dict[str, Any]]:
@@ -90,16 +98,29 @@ def with_chosen(plan: StudyPlan, trials: pd.DataFrame) -> StudyPlan:
     found = chosen(trials, plan.study.tune.metric)
     values = {
         (label, workers): json.loads(tuned)
-        for label, workers, tuned in zip(found["label"], found["workers"], found["tuned"], strict=True)
+        for label, workers, tuned in zip(
+            found["label"], found["workers"], found["tuned"], strict=True
+        )
     }
     wanted = {_cell(run) for run in plan.trials}
-    if lost := sorted({f"{_label(run)} at {run.workers}" for run in plan.trials if _cell(run) not in values}):
+    if lost := sorted(
+        {
+            f"{_label(run)} at {run.workers}"
+            for run in plan.trials
+            if _cell(run) not in values
+        }
+    ):
         raise ResultsError(
             f"tune: no trial of {', '.join(lost[:4])} workers was completed; narrow tune.over, and give the study "
             "another name"
         )
     runs, further = (
-        [named(_tuned(run, values[_label(run), run.workers])) if _cell(run) in wanted else run for run in some]
+        [
+            named(_tuned(run, values[_label(run), run.workers]))
+            if _cell(run) in wanted
+            else run
+            for run in some
+        ]
         for some in (plan.sweep.runs, plan.sweep.further)
     )
     return replace(plan, sweep=replace(plan.sweep, runs=runs, further=further))
@@ -112,18 +133,26 @@ def _cell(run: Run) -> tuple[str, int]:
 def _label(run: Run) -> str:
     from scalebench.analysis.loading import label_of  # pandas
 
-    return label_of(run.strategy.name, json.dumps(run.strategy.options), json.dumps(run.tuned))
+    return label_of(
+        run.strategy.name, json.dumps(run.strategy.options), json.dumps(run.tuned)
+    )
 
 
 def _values_of(strategy: str, point: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `point` that concern `strategy`."""
     return {
-        key: value for key, value in point.items() if "." not in key or key.split(".")[0] in ("optimizer", strategy)
+        key: value
+        for key, value in point.items()
+        if "." not in key or key.split(".")[0] in ("optimizer", strategy)
     }
 
 
 def _tuned(run: Run, values: Mapping[str, Any]) -> Run:
-    update: dict[str, Any] = {"tuned": dict(values), "strategy": run.strategy, "optimizer": run.optimizer}
+    update: dict[str, Any] = {
+        "tuned": dict(values),
+        "strategy": run.strategy,
+        "optimizer": run.optimizer,
+    }
     for key, value in values.items():
         name, _, option = key.partition(".")
         if key in TUNABLE:
@@ -131,7 +160,9 @@ def _tuned(run: Run, values: Mapping[str, Any]) -> Run:
             continue
         place = "optimizer" if name == "optimizer" else "strategy"
         component: Component = update[place]
-        update[place] = component.model_copy(update={"options": component.options | {option: value}})
+        update[place] = component.model_copy(
+            update={"options": component.options | {option: value}}
+        )
     return run.model_copy(update=update)
 
 
@@ -139,6 +170,8 @@ def _check_training(study: Study, point: Mapping[str, Any]) -> None:
     """Raise StudyError, with its key, for a value of `point` that the study could not have."""
     training = {key: value for key, value in point.items() if key in TUNABLE}
     try:
-        Study.model_validate(study.model_dump(exclude_unset=True) | {"tune": None} | training)
+        Study.model_validate(
+            study.model_dump(exclude_unset=True) | {"tune": None} | training
+        )
     except ValidationError as error:
         raise StudyError(explain(error, Study, "tune.over")) from None

@@ -1,8 +1,9 @@
 """What a study has still to do: it follows from its plan and from what has ended, and is tried without a machine.
 
-Trials of tuning come first; once all have ended, the runs get the values of the best ones. Virtual runs follow, then
-real ones, each in blocks as the stopping rule asks for them. A command that resumes, retries, or goes on where another
-was interrupted asks the same question of the rows that it finds.
+Trials of tuning come first; once all have ended, the runs get the values of the best
+ones. Virtual runs follow, then real ones, each in blocks as the stopping rule asks for
+them. A command that resumes, retries, or goes on where another was interrupted asks the
+same question of the rows that it finds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from scalebench.launch.planning import StudyPlan
 
-Seconds = Mapping[tuple[str, str], float | None]  # training times by run_id and config_hash
+Seconds = Mapping[
+    tuple[str, str], float | None
+]  # training times by run_id and config_hash
 
 
 class Stage(Enum):
@@ -47,8 +50,8 @@ class Work:
 class Ended:
     """What the rows of a study say has ended.
 
-    `completed` are runs, `tried` trials with a result; `trials` reads the rows of trials. `numbered` are run_id and
-    run_order of all rows, in theirs.
+    `completed` are runs, `tried` trials with a result; `trials` reads the rows of
+    trials. `numbered` are run_id and run_order of all rows, in theirs.
     """
 
     completed: Seconds
@@ -76,8 +79,12 @@ class WorkQueue:
     def _runs_of_plan(self) -> StoppingRule:
         if self.plan.trials and not self._waits_for_trials:
             self.plan = with_chosen(self.plan, self._before.trials())
-        self.plan = replace(self.plan, sweep=self.plan.sweep.continued(self._before.numbered))
-        return StoppingRule.of_sweep(self.plan.sweep, self.plan.study.until, self._before.completed)
+        self.plan = replace(
+            self.plan, sweep=self.plan.sweep.continued(self._before.numbered)
+        )
+        return StoppingRule.of_sweep(
+            self.plan.sweep, self.plan.study.until, self._before.completed
+        )
 
     def only(self, run_ids: Container[str]) -> None:
         """Leave nothing but these trials and runs; no run follows from the trials."""
@@ -133,26 +140,34 @@ class WorkQueue:
 class StoppingRule:
     """Repeat each point a fixed number of times, or until its interval is narrow enough.
 
-    A block is one run of each of its points, in a random order. With `until`, the first `at_least` blocks hold every
-    point. Block b after them holds the open points, whose interval after their first b times is wider than asked, and
-    with each of them its baselines (`study.choices.baselines_of`), at its worker count, and serial at one, of its
-    execution. Ratios are paired by block, so a block without the baseline would not count. The serial run has no
-    baselines, so that a closed point never opens again.
+    A block is one run of each of its points, in a random order. With `until`, the first
+    `at_least` blocks hold every point. Block b after them holds the open points, whose
+    interval after their first b times is wider than asked, and with each of them its
+    baselines (`study.choices.baselines_of`), at its worker count, and serial at one, of
+    its execution. Ratios are paired by block, so a block without the baseline would not
+    count. The serial run has no baselines, so that a closed point never opens again.
 
-    Decisions follow from the rows alone: a command that continues a study decides as the interrupted one would have. A
-    point with a failed run gets no further block until that run has been repeated.
+    Decisions follow from the rows alone: a command that continues a study decides as
+    the interrupted one would have. A point with a failed run gets no further block
+    until that run has been repeated.
 
-    `planned` are the runs that are certain so far, `left` those of them that have not ended; a block may add others.
-    `runs` are certain, `further` possible, both in order of execution. `seconds` are the training times of completed
-    runs, by run_id.
+    `planned` are the runs that are certain so far, `left` those of them that have not
+    ended; a block may add others. `runs` are certain, `further` possible, both in order
+    of execution. `seconds` are the training times of completed runs, by run_id.
     """
 
     def __init__(
-        self, runs: Sequence[Run], further: Sequence[Run], until: Until | None, seconds: Mapping[str, float | None]
+        self,
+        runs: Sequence[Run],
+        further: Sequence[Run],
+        until: Until | None,
+        seconds: Mapping[str, float | None],
     ) -> None:
         self._runs, self._until = list(runs), until
         self._blocks: dict[int, dict[Cell, Run]] = {}
-        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}  # by repetition
+        self._seconds: dict[Cell, dict[int, float]] = {
+            Cell.of(run): {} for run in runs
+        }  # by repetition
         self._ended: set[str] = set()
         for run in (*runs, *further):
             if run.run_id in seconds:
@@ -162,10 +177,20 @@ class StoppingRule:
         self._baselines = {point: self._compared_with(point) for point in self._seconds}
 
     @classmethod
-    def of_sweep(cls, sweep: Sweep, until: Until | None, done: Mapping[tuple[str, str], float | None]) -> StoppingRule:
+    def of_sweep(
+        cls,
+        sweep: Sweep,
+        until: Until | None,
+        done: Mapping[tuple[str, str], float | None],
+    ) -> StoppingRule:
         """The rule of a whole study; `done` has the training times of completed runs, by run_id and config_hash."""
         known = ((run.run_id, run.config_hash) for run in (*sweep.runs, *sweep.further))
-        return cls(sweep.runs, sweep.further, until, {key[0]: done[key] for key in known if key in done})
+        return cls(
+            sweep.runs,
+            sweep.further,
+            until,
+            {key[0]: done[key] for key in known if key in done},
+        )
 
     def ended(self, run: Run, seconds: float | None) -> None:
         """Record the end of `run`, with its training time if it was completed."""
@@ -180,15 +205,29 @@ class StoppingRule:
 
     def of(self, run_ids: Container[str]) -> StoppingRule:
         """A rule for these runs only, as far as they have not ended."""
-        runs = [*self._runs, *(run for block in self._blocks.values() for run in block.values())]
+        runs = [
+            *self._runs,
+            *(run for block in self._blocks.values() for run in block.values()),
+        ]
         return StoppingRule(
-            [run for run in runs if run.run_id in run_ids and run.run_id not in self._ended], [], None, {}
+            [
+                run
+                for run in runs
+                if run.run_id in run_ids and run.run_id not in self._ended
+            ],
+            [],
+            None,
+            {},
         )
 
     def planned(self) -> list[Run]:
         """All runs that are certain by now, in order of execution."""
         further = [run for block in self._due() for run in block]
-        return sorted(self._runs + further, key=lambda run: run.run_order) if further else self._runs
+        return (
+            sorted(self._runs + further, key=lambda run: run.run_order)
+            if further
+            else self._runs
+        )
 
     def left(self) -> list[Run]:
         """The planned runs that have not ended."""
@@ -202,7 +241,8 @@ class StoppingRule:
         return [
             point
             for point, seconds in self._seconds.items()
-            if len(seconds) < until.at_least or relative_width(list(seconds.values()), until) > until.ci_width
+            if len(seconds) < until.at_least
+            or relative_width(list(seconds.values()), until) > until.ci_width
         ]
 
     def too_wide(self) -> list[str]:
@@ -217,7 +257,11 @@ class StoppingRule:
 
     def most_to_come(self) -> int:
         """Number of runs that may follow the planned ones."""
-        return sum(map(len, self._blocks.values())) + len(self._runs) - len(self.planned()) if self.left() else 0
+        return (
+            sum(map(len, self._blocks.values())) + len(self._runs) - len(self.planned())
+            if self.left()
+            else 0
+        )
 
     def _due(self) -> list[list[Run]]:
         """The runs of each further block that follows from the times of the blocks before."""
@@ -238,7 +282,12 @@ class StoppingRule:
         seconds = self._seconds[point]
         if any(repetition not in seconds for repetition in range(runs)):
             return False
-        return relative_width([seconds[repetition] for repetition in range(runs)], self._until) > self._until.ci_width
+        return (
+            relative_width(
+                [seconds[repetition] for repetition in range(runs)], self._until
+            )
+            > self._until.ci_width
+        )
 
     def _compared_with(self, point: Cell) -> list[Cell]:
         """Return the baselines of `point` in its execution; serial, which is in every block, has none."""
@@ -260,4 +309,6 @@ def relative_width(seconds: Sequence[float], until: Until) -> float:
     from scalebench.analysis import intervals
 
     level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
-    return float(intervals.relative_width([math.log(second) for second in seconds], level))
+    return float(
+        intervals.relative_width([math.log(second) for second in seconds], level)
+    )

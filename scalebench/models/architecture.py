@@ -18,7 +18,9 @@ _CHANNELS = (1, 3, 4)
 class Architecture(Choice):
     """Builder of a model: its fields are its options."""
 
-    trainable: ClassVar[bool] = True  # False: it has no arithmetic, and can only be priced
+    trainable: ClassVar[bool] = (
+        True  # False: it has no arithmetic, and can only be priced
+    )
 
     def notes(self, input_shape: tuple[int, ...]) -> list[str]:
         """Return notes on how samples are read, without importing torch. Raises ModelError as `build`."""
@@ -29,7 +31,9 @@ class Architecture(Choice):
         raise NotImplementedError
 
 
-MODELS: Registry[Architecture] = Registry("model", ModelError, "scalebench.models.zoo", "scalebench.models")
+MODELS: Registry[Architecture] = Registry(
+    "model", ModelError, "scalebench.models.zoo", "scalebench.models"
+)
 
 
 def into_images(
@@ -37,8 +41,8 @@ def into_images(
 ) -> tuple[list[nn.Module], tuple[int, int, int]]:
     """Return layers from (n, *input_shape) to (n, planes, height, width), and these three.
 
-    A sample is C x H x W, which needs no layer, H x W x C (`channels_last`), H x W, or a flat square such as 64 values
-    for 8 x 8.
+    A sample is C x H x W, which needs no layer, H x W x C (`channels_last`), H x W, or
+    a flat square such as 64 values for 8 x 8.
 
     Raises:
         ModelError: the sample has another shape, or its channels are not found.
@@ -52,7 +56,11 @@ def into_images(
 
         return [ChannelsFirst()], (input_shape[2], input_shape[0], input_shape[1])
     # Of a flat sample the side of its square, if it is one.
-    sides = input_shape if len(input_shape) == 2 else (math.isqrt(math.prod(input_shape)),) * 2
+    sides = (
+        input_shape
+        if len(input_shape) == 2
+        else (math.isqrt(math.prod(input_shape)),) * 2
+    )
     if len(input_shape) not in (1, 2) or math.prod(sides) != math.prod(input_shape):
         raise ModelError(
             f"model {model}: cannot read samples of shape {input_shape} as images; expected C x H x W, H x W x C, "
@@ -62,10 +70,13 @@ def into_images(
     return [nn.Flatten(), nn.Unflatten(1, shape)], shape
 
 
-def channels_last(model: str, input_shape: tuple[int, ...], layout: Layout | None) -> bool:
+def channels_last(
+    model: str, input_shape: tuple[int, ...], layout: Layout | None
+) -> bool:
     """Return True if samples of three axes are H x W x C: the axis of 1, 3 or 4 is that of the channels.
 
-    Where the first and the last axis may be it, the other two are the sides if they are equal, else it is the first.
+    Where the first and the last axis may be it, the other two are the sides if they are
+    equal, else it is the first.
 
     Raises:
         ModelError: neither axis may be it, and no `layout` is stated.
@@ -83,9 +94,15 @@ def channels_last(model: str, input_shape: tuple[int, ...], layout: Layout | Non
     return last in _CHANNELS
 
 
-def layout_notes(model: str, input_shape: tuple[int, ...], layout: Layout | None) -> list[str]:
+def layout_notes(
+    model: str, input_shape: tuple[int, ...], layout: Layout | None
+) -> list[str]:
     """Return a note on channels that were found in the last axis."""
-    if len(input_shape) != 3 or layout is not None or not channels_last(model, input_shape, layout):
+    if (
+        len(input_shape) != 3
+        or layout is not None
+        or not channels_last(model, input_shape, layout)
+    ):
         return []
     height, width, planes = input_shape
     return [

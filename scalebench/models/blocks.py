@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_RELU_GAIN = 1.7139588594436646  # sqrt(2 / (1 - 1/pi)): the ReLU of a standard normal then has variance 1
+# sqrt(2 / (1 - 1/pi)): the ReLU of a standard normal then has variance 1
+_RELU_GAIN = 1.7139588594436646
 
 
 class BatchNormBlock(nn.Module):
@@ -41,10 +42,14 @@ class StandardisedConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         fan_in = self.weight[0].numel()
-        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        variance, mean = torch.var_mean(
+            self.weight, dim=(1, 2, 3), keepdim=True, correction=0
+        )
         # Bounded from below, as a plane of equal weights has no deviation.
         scale = self.gain * torch.rsqrt(torch.clamp(variance * fan_in, min=1e-4))
-        return functional.conv2d(x, (self.weight - mean) * scale, self.bias, self.stride, self.padding)
+        return functional.conv2d(
+            x, (self.weight - mean) * scale, self.bias, self.stride, self.padding
+        )
 
 
 class ScaledReLU(nn.Module):
@@ -60,14 +65,22 @@ class NormaliserFreeBlock(nn.Module):
     The shortcut is h, or a projection of act(h / beta) if the shape changes.
     """
 
-    def __init__(self, before: int, after: int, stride: int, alpha: float, beta: float) -> None:
+    def __init__(
+        self, before: int, after: int, stride: int, alpha: float, beta: float
+    ) -> None:
         super().__init__()
         self.alpha, self.beta = alpha, beta
         self.activation = ScaledReLU()
         self.branch = nn.Sequential(
-            StandardisedConv(before, after, 3, stride), ScaledReLU(), StandardisedConv(after, after, 3)
+            StandardisedConv(before, after, 3, stride),
+            ScaledReLU(),
+            StandardisedConv(after, after, 3),
         )
-        self.shortcut = StandardisedConv(before, after, 1, stride) if stride > 1 or before != after else None
+        self.shortcut = (
+            StandardisedConv(before, after, 1, stride)
+            if stride > 1 or before != after
+            else None
+        )
         self.skip_gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:

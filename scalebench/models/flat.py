@@ -1,8 +1,8 @@
 """The state of a module: flat buffers of parameters and of gradients, and the attributes beside them.
 
-Parameters and gradients of a model are views of flat buffers: with one buffer an average is one collective, an
-optimizer step one kernel and a snapshot one copy. What modules hold beside parameters, buffers and submodules is put
-back after a rehearsal.
+Parameters and gradients of a model are views of flat buffers: with one buffer an
+average is one collective, an optimizer step one kernel and a snapshot one copy. What
+modules hold beside parameters, buffers and submodules is put back after a rehearsal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}  # registries of parameters, buffers, modules and hooks
+_OF_EVERY_MODULE = vars(nn.Module()).keys() - {
+    "training"
+}  # registries of parameters, buffers, modules and hooks
 Attributes = list[tuple[nn.Module, dict[str, Any]]]
 
 
@@ -28,19 +30,32 @@ class Memory(NamedTuple):
     gradients: Tensor
 
 
-def side_by_side(model: nn.Module, room: int = 0, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def side_by_side(
+    model: nn.Module, room: int = 0, memory: Memory | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return flat parameters, flat gradients, and uninitialised room for `room` times the number of parameters.
 
-    One storage holds parameters, statistics (floating-point buffers of the parameters' dtype) and the room, in this
-    order, so that consecutive parts are averaged as one piece. It lies in `memory`, if given.
+    One storage holds parameters, statistics (floating-point buffers of the parameters'
+    dtype) and the room, in this order, so that consecutive parts are averaged as one
+    piece. It lies in `memory`, if given.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     statistics = _statistics(model, trainable[0])
     moved = [*trainable, *statistics]
-    n, held = (sum(tensor.numel() for tensor in tensors) for tensors in (trainable, moved))
-    whole = trainable[0].detach().new_empty(held + room * n) if memory is None else memory.whole
+    n, held = (
+        sum(tensor.numel() for tensor in tensors) for tensors in (trainable, moved)
+    )
+    whole = (
+        trainable[0].detach().new_empty(held + room * n)
+        if memory is None
+        else memory.whole
+    )
     torch.cat([tensor.detach().reshape(-1) for tensor in moved], out=whole[:held])
-    gradients = torch.zeros_like(whole[:n]) if memory is None else memory.gradients.zero_()
+    gradients = (
+        torch.zeros_like(whole[:n]) if memory is None else memory.gradients.zero_()
+    )
     _lay(moved, whole)
     _lay_gradients(trainable, gradients)
     return whole[:n], gradients, whole[held:]
@@ -48,7 +63,9 @@ def side_by_side(model: nn.Module, room: int = 0, memory: Memory | None = None) 
 
 def lie_in(memory: Memory, model: nn.Module) -> None:
     """Give a model without statistics the parameters and gradients that are in `memory`."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     _lay(trainable, memory.whole)
     _lay_gradients(trainable, memory.gradients)
 
@@ -65,11 +82,23 @@ def _lay_gradients(trainable: Sequence[nn.Parameter], gradients: Tensor) -> None
 
 def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:
     """Return the buffers that can be moved: contiguous ones that share no memory."""
-    # A buffer that shares memory, with a parameter or another buffer, would lose it by moving.
-    places = Counter(tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    fitting = (buffer for buffer in model.buffers() if buffer.dtype == like.dtype and buffer.is_contiguous())
+    # A buffer that shares memory, with a parameter or another buffer, would lose it by
+    # moving.
+    places = Counter(
+        tensor.untyped_storage().data_ptr()
+        for tensor in (*model.parameters(), *model.buffers())
+    )
+    fitting = (
+        buffer
+        for buffer in model.buffers()
+        if buffer.dtype == like.dtype and buffer.is_contiguous()
+    )
     storages = ((buffer, buffer.untyped_storage()) for buffer in fitting)
-    return [buffer for buffer, own in storages if places[own.data_ptr()] == 1 and own.nbytes() == buffer.nbytes > 0]
+    return [
+        buffer
+        for buffer, own in storages
+        if places[own.data_ptr()] == 1 and own.nbytes() == buffer.nbytes > 0
+    ]
 
 
 def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
@@ -78,7 +107,8 @@ def views(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
     for parameter in parameters:
         ends.append(ends[-1] + parameter.numel())
     return [
-        flat[start:end].view_as(parameter) for parameter, (start, end) in zip(parameters, pairwise(ends), strict=True)
+        flat[start:end].view_as(parameter)
+        for parameter, (start, end) in zip(parameters, pairwise(ends), strict=True)
     ]
 
 
@@ -91,15 +121,22 @@ def is_finite(vector: Tensor) -> bool:
 def module_attributes(model: nn.Module) -> Attributes:
     """Return copies of the attributes of all modules: counters, tensors that are no buffers, generators.
 
-    Parameters, buffers and modules that they refer to stay the same objects. What cannot be copied is left out.
+    Parameters, buffers and modules that they refer to stay the same objects. What
+    cannot be copied is left out.
     """
     kept = (*model.parameters(), *model.buffers(), *model.modules())
     # As if they had been copied already: deepcopy then refers to them.
     memo: dict[int, Any] = {id(each): each for each in kept}
     found: Attributes = []
     for module in model.modules():
-        own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
-        found.append((module, {name: _copied(value, memo) for name, value in own.items()}))
+        own = {
+            name: value
+            for name, value in vars(module).items()
+            if name not in _OF_EVERY_MODULE
+        }
+        found.append(
+            (module, {name: _copied(value, memo) for name, value in own.items()})
+        )
     return found
 
 
@@ -115,7 +152,8 @@ def put_back_attributes(attributes: Attributes) -> None:
 def equal_attributes(one: Attributes, other: Attributes) -> bool:
     """Return True if the copies of two moments are equal; what cannot be compared counts as changed."""
     return all(
-        before.keys() == after.keys() and all(_equal(before[name], after[name]) for name in before)
+        before.keys() == after.keys()
+        and all(_equal(before[name], after[name]) for name in before)
         for (_, before), (_, after) in zip(one, other, strict=True)
     )
 
@@ -124,7 +162,11 @@ def _equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and one.shape == other.shape and torch.equal(one, other)
+        return (
+            isinstance(other, Tensor)
+            and one.shape == other.shape
+            and torch.equal(one, other)
+        )
     try:
         return bool(one == other)
     except Exception:  # arrays, and containers of tensors

@@ -19,13 +19,22 @@ from scalebench.models.parts import DispatchMode
 from scalebench.models.registry import build_own
 
 _SAMPLES = 2  # in the counted pass; BatchNorm takes no single value per channel
-_ALLOCATIONS = {"empty_like", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "detach"}
+_ALLOCATIONS = {
+    "empty_like",
+    "new_empty",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "new_zeros",
+    "detach",
+}
 
 
 def count_own(name: str, input_shape: tuple[int, ...], outputs: int) -> LayerTable:
     """Return the layer table of the model that `file.py:factory` builds.
 
-    A model that takes no floating-point numbers gets integers, as a model of words does.
+    A model that takes no floating-point numbers gets integers, as a model of words
+    does.
 
     Raises:
         ModelError: the factory fails, or the model fails on samples of `input_shape`.
@@ -35,7 +44,9 @@ def count_own(name: str, input_shape: tuple[int, ...], outputs: int) -> LayerTab
     return count_model(model, name, input_shape)
 
 
-def count_model(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> LayerTable:
+def count_model(
+    model: nn.Module, name: str, input_shape: tuple[int, ...]
+) -> LayerTable:
     """Return the layer table of `model`, which is on the meta device, for samples of `input_shape`.
 
     Raises:
@@ -48,7 +59,9 @@ def count_model(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> La
         try:
             return count_layers(model, sample, name, source)
         except Exception as error:
-            problem = problem or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            problem = (
+                problem or f"{type(error).__name__}: {' '.join(str(error).split())}"
+            )
     shape = "x".join(map(str, input_shape))
     raise ModelError(
         f"layers of {name!r}: the model fails on a sample of shape {shape} on torch's meta device: {problem}; "
@@ -56,15 +69,22 @@ def count_model(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> La
     )
 
 
-def count_layers(model: nn.Module, inputs: Tensor, name: str, source: str) -> LayerTable:
+def count_layers(
+    model: nn.Module, inputs: Tensor, name: str, source: str
+) -> LayerTable:
     """Return the layer table of `model`, which is on the meta device, for samples like those of `inputs`.
 
-    A layer is an operation of the forward pass in training mode; operations of one call of a module without children
-    that follow a product, or one another, count as one kernel with it. Flops are those of torch's flop counter.
+    A layer is an operation of the forward pass in training mode; operations of one call
+    of a module without children that follow a product, or one another, count as one
+    kernel with it. Flops are those of torch's flop counter.
     """
     counter = _Counter(model, len(inputs))
     model.train()
-    with counter.named_modules(), counter, torch.autograd.graph.saved_tensors_hooks(counter.keep, lambda kept: kept):
+    with (
+        counter.named_modules(),
+        counter,
+        torch.autograd.graph.saved_tensors_hooks(counter.keep, lambda kept: kept),
+    ):
         model(inputs)
     return LayerTable(name, counter.layers(), source, tuple(inputs.shape[1:]))
 
@@ -77,13 +97,23 @@ class _Counter(DispatchMode):
         self._model, self._samples = model, samples
         self._rows: list[Layer] = []
         self._calls: list[tuple[nn.Module] | None] = []  # by row
-        self._call: tuple[nn.Module] | None = None  # of a module without children; each call is an object of its own
+        self._call: tuple[nn.Module] | None = (
+            None  # of a module without children; each call is an object of its own
+        )
         self._path: list[str] = [""]
-        self._unused = {_storage(parameter): parameter.numel() for parameter in model.parameters()}
-        self._fixed = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._unused = {
+            _storage(parameter): parameter.numel() for parameter in model.parameters()
+        }
+        self._fixed = {
+            _storage(tensor) for tensor in (*model.parameters(), *model.buffers())
+        }
         self._written: dict[int, int] = {}  # row that wrote a storage
-        self._kept: dict[int, int] = {}  # bytes of a storage that the backward pass reads
-        self._alive: list[Any] = []  # a freed storage's identity would be given to another
+        self._kept: dict[
+            int, int
+        ] = {}  # bytes of a storage that the backward pass reads
+        self._alive: list[
+            Any
+        ] = []  # a freed storage's identity would be given to another
 
     @contextmanager
     def named_modules(self) -> Iterator[None]:
@@ -109,29 +139,59 @@ class _Counter(DispatchMode):
         self._path.pop()
         self._call = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+        read = [
+            leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        ]
+        outputs = [
+            leaf
+            for leaf in tree_leaves(made)
+            if isinstance(leaf, Tensor) and leaf.dim() > 0
+        ]
         operation = func._overloadpacket.__name__
         sources = {_storage(tensor) for tensor in read}
-        is_view = not func._schema.is_mutable and all(_storage(tensor) in sources for tensor in outputs)
+        is_view = not func._schema.is_mutable and all(
+            _storage(tensor) in sources for tensor in outputs
+        )
         if read and outputs and not is_view and operation not in _ALLOCATIONS:
             self._alive += [read, outputs]
             self._record(func, operation, args, kwargs or {}, made, read, outputs)
         return made
 
     def _record(
-        self, func: Any, operation: str, args: Any, kwargs: Any, made: Any, read: list[Tensor], outputs: list[Tensor]
+        self,
+        func: Any,
+        operation: str,
+        args: Any,
+        kwargs: Any,
+        made: Any,
+        read: list[Tensor],
+        outputs: list[Tensor],
     ) -> None:
         formula = flop_registry.get(func._overloadpacket)
-        flops = int(formula(*args, **kwargs, out_val=made)) // self._samples if formula else 0
+        flops = (
+            int(formula(*args, **kwargs, out_val=made)) // self._samples
+            if formula
+            else 0
+        )
         kind, count, m, n, k = _product(operation, args, made, self._samples)
-        owned = sum(self._unused.pop(key, 0) for key in {_storage(tensor) for tensor in read})
+        owned = sum(
+            self._unused.pop(key, 0) for key in {_storage(tensor) for tensor in read}
+        )
         activations = sum(map(_elements, outputs)) // self._samples
-        if self._call is not None and self._calls and self._calls[-1] is self._call and not flops:
+        if (
+            self._call is not None
+            and self._calls
+            and self._calls[-1] is self._call
+            and not flops
+        ):
             before = self._rows[-1]
-            self._rows[-1] = replace(before, parameters=before.parameters + owned, activations=activations)
+            self._rows[-1] = replace(
+                before, parameters=before.parameters + owned, activations=activations
+            )
         else:
             varying = [tensor for tensor in read if _storage(tensor) not in self._fixed]
             inputs = sum(map(_elements, varying)) // self._samples
@@ -141,7 +201,18 @@ class _Counter(DispatchMode):
             elif count == 0:
                 kind = type(self._call[0]).__name__.lower()
             product = {"count": count, "m": m, "n": n, "k": k}
-            self._rows.append(Layer(name or kind, kind, owned, flops, inputs, activations, kept=0, **product))
+            self._rows.append(
+                Layer(
+                    name or kind,
+                    kind,
+                    owned,
+                    flops,
+                    inputs,
+                    activations,
+                    kept=0,
+                    **product,
+                )
+            )
             self._calls.append(self._call)
         for tensor in outputs:
             self._written.setdefault(_storage(tensor), len(self._rows) - 1)
@@ -151,7 +222,9 @@ class _Counter(DispatchMode):
         if tensor.dim() > 0:
             self._alive.append(tensor)
             key = _storage(tensor)
-            self._kept[key] = max(self._kept.get(key, 0), tensor.untyped_storage().nbytes())
+            self._kept[key] = max(
+                self._kept.get(key, 0), tensor.untyped_storage().nbytes()
+            )
         return tensor
 
     def layers(self) -> tuple[Layer, ...]:
@@ -160,13 +233,18 @@ class _Counter(DispatchMode):
         for key, nbytes in self._kept.items():
             if key in self._written and key not in self._fixed:
                 kept[self._written[key]] += nbytes // 4 // self._samples
-        rows = [replace(row, kept=number) for row, number in zip(self._rows, kept, strict=True)]
+        rows = [
+            replace(row, kept=number)
+            for row, number in zip(self._rows, kept, strict=True)
+        ]
         if unused := sum(self._unused.values()):
             rows.append(Layer("unused", "unused", unused, 0, 0, 0, 0))
         return tuple(rows)
 
 
-def _product(operation: str, args: Any, made: Any, samples: int) -> tuple[str, int, int, int, int]:
+def _product(
+    operation: str, args: Any, made: Any, samples: int
+) -> tuple[str, int, int, int, int]:
     """Return (kind, count, m, n, k) of a product of one sample, all zero for other operations."""
     if operation in ("mm", "addmm"):
         a, b = args[-2:] if operation == "mm" else args[1:3]
@@ -184,7 +262,13 @@ def _product(operation: str, args: Any, made: Any, samples: int) -> tuple[str, i
         if transposed:
             return "conv", groups, pixels, depth, filters // groups
         return "conv", groups, pixels, filters // groups, depth
-    return operation.removeprefix("_").removeprefix("native_").removesuffix("_"), 0, 0, 0, 0
+    return (
+        operation.removeprefix("_").removeprefix("native_").removesuffix("_"),
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def _elements(tensor: Tensor) -> int:

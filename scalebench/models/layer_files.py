@@ -22,31 +22,43 @@ _NEEDED = ("name", "parameters", "flops", "activations")
 
 def layer_table_names() -> list[str]:
     """Return the names of the shipped layer tables."""
-    return sorted(entry.name.removesuffix(".csv") for entry in _shipped().iterdir() if entry.name.endswith(".csv"))
+    return sorted(
+        entry.name.removesuffix(".csv")
+        for entry in _shipped().iterdir()
+        if entry.name.endswith(".csv")
+    )
 
 
-def load_layers(name: str, input_shape: Sequence[int] = (), outputs: int = 1000) -> LayerTable:
+def load_layers(
+    name: str, input_shape: Sequence[int] = (), outputs: int = 1000
+) -> LayerTable:
     """Return the shipped table of that name, the table in `FILE.csv`, or that of the model of `file.py:factory`.
 
-    The factory is called as for `--model`, with `input_shape` and `outputs`, on torch's meta device: nothing is
-    allocated or computed.
+    The factory is called as for `--model`, with `input_shape` and `outputs`, on torch's
+    meta device: nothing is allocated or computed.
 
     Raises:
         ModelError: no such table, file or factory; a table that does not add up; a model that cannot be counted.
     """
     if is_own(name):
         if not input_shape:
-            raise ModelError(f"layers of {name!r}: the shape of a sample is needed to count a model, such as 3x224x224")
+            raise ModelError(
+                f"layers of {name!r}: the shape of a sample is needed to count a model, such as 3x224x224"
+            )
         from scalebench.models.layer_counting import count_own  # imports torch
 
         return count_own(name, tuple(input_shape), outputs)
     path = Path(name).expanduser()
     if path.suffix == ".csv":
         try:
-            return read_layers(read_text(path, encoding="utf-8-sig"), path.stem, str(path))
+            return read_layers(
+                read_text(path, encoding="utf-8-sig"), path.stem, str(path)
+            )
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text in UTF-8"
-            raise ModelError(f"layer table {str(path)!r}: cannot read it: {reason}") from None
+            raise ModelError(
+                f"layer table {str(path)!r}: cannot read it: {reason}"
+            ) from None
     if name not in layer_table_names():
         raise ModelError(
             f"unknown layer table {name!r}; {nearest(name, layer_table_names())}; or give FILE.csv or file.py:factory"
@@ -80,32 +92,50 @@ def write_layers(table: LayerTable) -> str:
 def read_layers(text: str, name: str, where: str) -> LayerTable:
     """Read a layer table: comments `# key: value`, a header, one row a layer; `where` names it in messages.
 
-    Columns: `name`, `parameters`, `flops`, `activations`; `kind`, `inputs` (else the activations of the row before),
-    `kept` (else the activations), and `count`, `m`, `n`, `k` may be left out. The totals `parameters` and `flops` of
-    the comments are checked where stated.
+    Columns: `name`, `parameters`, `flops`, `activations`; `kind`, `inputs` (else the
+    activations of the row before), `kept` (else the activations), and `count`, `m`,
+    `n`, `k` may be left out. The totals `parameters` and `flops` of the comments are
+    checked where stated.
 
     Raises:
         ModelError: an unknown, missing or repeated column, a missing or negative number, or a wrong total.
     """
     lines = text.splitlines()
-    comments = [line.lstrip("# ").partition(":") for line in lines if line.startswith("#")]
-    # Totals are stated again, so that a table that was edited by hand shows its mistakes.
+    comments = [
+        line.lstrip("# ").partition(":") for line in lines if line.startswith("#")
+    ]
+    # Totals are stated again, so that a table that was edited by hand shows its
+    # mistakes.
     stated = {key.strip().lower(): value.strip() for key, _, value in comments}
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    numbered = [
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
     rows = list(csv.reader(line for _, line in numbered))
     header = [column.strip() for column in rows[0]] if rows else []
     _check_header(header, where)
     layers: list[Layer] = []
     for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
         if len(row) != len(header):
-            raise ModelError(f"{where}, line {number}: expected {len(header)} values, got {len(row)}")
-        layers.append(_layer(dict(zip(header, row, strict=True)), layers, f"{where}, line {number}"))
+            raise ModelError(
+                f"{where}, line {number}: expected {len(header)} values, got {len(row)}"
+            )
+        layers.append(
+            _layer(
+                dict(zip(header, row, strict=True)), layers, f"{where}, line {number}"
+            )
+        )
     if not layers:
-        raise ModelError(f"{where}: no layers; expected one row for each layer below the header")
+        raise ModelError(
+            f"{where}: no layers; expected one row for each layer below the header"
+        )
     shape = [int(side) for side in stated.get("input", "").split("x") if side.isdigit()]
     table = LayerTable(name, tuple(layers), stated.get("source", ""), tuple(shape))
     for total in ("parameters", "flops"):
-        if total in stated and stated[total].replace(",", "") != str(getattr(table, total)):
+        if total in stated and stated[total].replace(",", "") != str(
+            getattr(table, total)
+        ):
             raise ModelError(
                 f"{where}: {total} of the layers add up to {getattr(table, total):,}, stated are {stated[total]}; "
                 f"correct the rows or the comment '# {total}:'"
@@ -119,23 +149,39 @@ def _check_header(header: list[str], where: str) -> None:
     known = [field.name for field in fields(Layer)]
     for column in header:
         if column not in known:
-            raise ModelError(f"{where}: unknown column {column!r}; {nearest(column, known)}")
+            raise ModelError(
+                f"{where}: unknown column {column!r}; {nearest(column, known)}"
+            )
         if header.count(column) > 1:
             raise ModelError(f"{where}: column {column!r} stands twice in the header")
     if missing := [column for column in _NEEDED if column not in header]:
-        raise ModelError(f"{where}: column {missing[0]!r} is missing; a layer table has {', '.join(_NEEDED)}")
+        raise ModelError(
+            f"{where}: column {missing[0]!r} is missing; a layer table has {', '.join(_NEEDED)}"
+        )
 
 
 def _layer(row: dict[str, str], before: Sequence[Layer], where: str) -> Layer:
-    numbers = {key: _number(row[key], key, where) for key in row if key not in ("name", "kind")}
+    numbers = {
+        key: _number(row[key], key, where) for key in row if key not in ("name", "kind")
+    }
     written = numbers["activations"]
-    # A layer reads what the one before it has written, and keeps what it writes, unless stated.
-    defaults = {"inputs": before[-1].activations if before else written, "kept": written}
-    layer = Layer(name=row["name"].strip(), kind=row.get("kind", "layer").strip(), **{**defaults, **numbers})
+    # A layer reads what the one before it has written, and keeps what it writes, unless
+    # stated.
+    defaults = {
+        "inputs": before[-1].activations if before else written,
+        "kept": written,
+    }
+    layer = Layer(
+        name=row["name"].strip(),
+        kind=row.get("kind", "layer").strip(),
+        **{**defaults, **numbers},
+    )
     # A multiplication and an addition for each of m n k.
     products = 2 * layer.count * layer.m * layer.n * layer.k
     if products and products != layer.flops:
-        raise ModelError(f"{where}: flops are {layer.flops:,}, 2 m n k count is {products:,}; correct either")
+        raise ModelError(
+            f"{where}: flops are {layer.flops:,}, 2 m n k count is {products:,}; correct either"
+        )
     return layer
 
 
@@ -145,5 +191,7 @@ def _number(text: str, column: str, where: str) -> int:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0 and value == int(value)):
-        raise ModelError(f"{where}: {column} is {text.strip() or 'missing'}; expected a whole number, 0 or more")
+        raise ModelError(
+            f"{where}: {column} is {text.strip() or 'missing'}; expected a whole number, 0 or more"
+        )
     return int(text) if text.strip().isdigit() else int(value)

@@ -27,12 +27,18 @@ def logits_of(outputs: Any) -> Any:
 def takes_labels(model: nn.Module, task: str) -> bool:
     """Return True if `forward` takes `labels`, from which it computes a loss of its own, as in transformers.
 
-    In regression it gets none: transformers takes several targets for independent classes.
+    In regression it gets none: transformers takes several targets for independent
+    classes.
     """
-    return task == "classification" and "labels" in inspect.signature(model.forward).parameters
+    return (
+        task == "classification"
+        and "labels" in inspect.signature(model.forward).parameters
+    )
 
 
-def own_loss(outputs: Any, targets: Tensor, otherwise: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def own_loss(
+    outputs: Any, targets: Tensor, otherwise: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """Return `outputs.loss` where a model gives one, else `otherwise` of its logits."""
     loss: Tensor | None = getattr(outputs, "loss", None)
     return otherwise(logits_of(outputs), targets) if loss is None else loss
@@ -41,7 +47,8 @@ def own_loss(outputs: Any, targets: Tensor, otherwise: Callable[[Tensor, Tensor]
 def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
     """Return accuracy, or R2 = 1 - sum (t - o)^2 / sum (t - mean t)^2 averaged over columns, in float64.
 
-    A column with equal targets has R2 = 1 if predicted exactly and 0 otherwise, as in scikit-learn.
+    A column with equal targets has R2 = 1 if predicted exactly and 0 otherwise, as in
+    scikit-learn.
     """
     import torch
 
@@ -56,7 +63,9 @@ def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
     return float(torch.where(constant, (residual == 0).double(), score).mean())
 
 
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 1024) -> float:
+def evaluate(
+    model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 1024
+) -> float:
     """Return `metric` of `model` on `x`, `y`, in batches without gradients; restores the mode of the model."""
     import torch
 
@@ -71,5 +80,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 102
         for module, was_training in modes:
             module.training = was_training
     if x._version != before:
-        raise RunError("the model changes its input in place: held-out samples would be others at the next evaluation")
+        raise RunError(
+            "the model changes its input in place: held-out samples would be others at the next evaluation"
+        )
     return metric(task, outputs, y)

@@ -1,8 +1,9 @@
 """Models as sequences of layers, of which a worker may hold a part.
 
-A layer is a module with trainable parameters and the modules without that follow it; what precedes the first belongs to
-it too. The sequence is that of the children of `nn.Sequential`, nested ones included, or of the modules that a method
-`layers()` of the model returns, in order: then forward is one after the other.
+A layer is a module with trainable parameters and the modules without that follow it;
+what precedes the first belongs to it too. The sequence is that of the children of
+`nn.Sequential`, nested ones included, or of the modules that a method `layers()` of the
+model returns, in order: then forward is one after the other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ class Layer(NamedTuple):
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Trainable parameters."""
-        return [each for module in self.modules for each in module.parameters() if each.requires_grad]
+        return [
+            each
+            for module in self.modules
+            for each in module.parameters()
+            if each.requires_grad
+        ]
 
 
 class LayerFacts(NamedTuple):
@@ -80,8 +86,13 @@ def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     if type(model) is nn.Sequential:
         for label, child in model._modules.items():  # a module may be there twice
             assert child is not None
-            if type(child) is nn.Sequential or inspect.ismethod(getattr(child, "layers", None)):
-                yield from ((f"{label}.{inner}", module) for inner, module in _modules(child, name))
+            if type(child) is nn.Sequential or inspect.ismethod(
+                getattr(child, "layers", None)
+            ):
+                yield from (
+                    (f"{label}.{inner}", module)
+                    for inner, module in _modules(child, name)
+                )
             else:
                 yield label, child
     elif inspect.ismethod(listed):
@@ -110,9 +121,9 @@ def _refuse_shared(layers: Sequence[Layer], name: str) -> None:
 def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
     """Return the sizes of layers, by their forward pass of the samples `x` without gradients.
 
-    Work is counted as floating-point operations, one for each element of an output where nothing is multiplied. The
-    backward pass does twice that of the forward pass, for inputs and for parameters; the first layer needs the second
-    alone.
+    Work is counted as floating-point operations, one for each element of an output
+    where nothing is multiplied. The backward pass does twice that of the forward pass,
+    for inputs and for parameters; the first layer needs the second alone.
     """
     samples, found = len(x), []
     modules = [module for layer in layers for module in layer.modules]
@@ -121,7 +132,15 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
             x, work = counted(partial(through, layer, x))
             work /= samples
             parameters = sum(parameter.numel() for parameter in layer.parameters)
-            found.append(LayerFacts(layer.name, parameters, tuple(x.shape[1:]), work, work * (2 if place else 1)))
+            found.append(
+                LayerFacts(
+                    layer.name,
+                    parameters,
+                    tuple(x.shape[1:]),
+                    work,
+                    work * (2 if place else 1),
+                )
+            )
     return found
 
 
@@ -129,10 +148,12 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Set modules to evaluation mode, in which no statistics change.
 
-    Attention may be one fused operation then, which differs among devices: here it is made of products everywhere, so
-    that counted work is the same.
+    Attention may be one fused operation then, which differs among devices: here it is
+    made of products everywhere, so that counted work is the same.
     """
-    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    modes = [
+        (inner, inner.training) for module in modules for inner in module.modules()
+    ]
     fused = torch.backends.mha.get_fastpath_enabled()
     flash = torch.backends.cuda.flash_sdp_enabled()  # of the CPU, too
     torch.backends.mha.set_fastpath_enabled(False)
@@ -175,12 +196,24 @@ class _Work(DispatchMode):
 
     amount = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
-        written = next((leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)), None)
-        read = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        if written is not None and written.untyped_storage()._cdata not in read:  # a view is no work
-            self.amount += written.numel() * _per_element(func._overloadpacket.__name__, args)
+        written = next(
+            (leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)), None
+        )
+        read = {
+            leaf.untyped_storage()._cdata
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
+        if (
+            written is not None and written.untyped_storage()._cdata not in read
+        ):  # a view is no work
+            self.amount += written.numel() * _per_element(
+                func._overloadpacket.__name__, args
+            )
         return made
 
 
@@ -192,12 +225,16 @@ def _per_element(operation: str, args: Any) -> float:
         return float(2 * args[1].shape[-1])
     if operation == "convolution":
         return float(2 * math.prod(args[1].shape[1:]))
-    if "attention" in operation:  # (samples, heads, places, width): two products, over width and over places
+    if (
+        "attention" in operation
+    ):  # (samples, heads, places, width): two products, over width and over places
         return float(4 * args[1].shape[-2])
     return 1.0
 
 
-def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> list[Layer]:
+def require_cut(
+    model: nn.Module, name: str, input_shape: tuple[int, ...]
+) -> list[Layer]:
     """Return the layers of a model, which compute one after the other what it does.
 
     Raises:
@@ -205,7 +242,9 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
     """
     layers = layers_of(model, name)
     # Values that differ: zeros would hide mistakes.
-    x = torch.linspace(-1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype)
+    x = torch.linspace(
+        -1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype
+    )
     x = made = x.view(_SAMPLES, *input_shape)
     with torch.no_grad(), evaluating([model]):
         for layer in layers:
@@ -226,7 +265,9 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
         whole = model.eval()(x)
         model.train(was_training)
     # Tolerances of float32: the same sums may be made in another order.
-    if not (isinstance(whole, Tensor) and torch.allclose(whole, made, rtol=1e-3, atol=1e-5)):
+    if not (
+        isinstance(whole, Tensor) and torch.allclose(whole, made, rtol=1e-3, atol=1e-5)
+    ):
         raise ModelError(
             f"model {name}: cannot be cut: its layers one after the other do not compute what its forward does; "
             "layers() has to return all modules, in order"
@@ -235,7 +276,11 @@ def require_cut(model: nn.Module, name: str, input_shape: tuple[int, ...]) -> li
 
 
 def _described(made: Any) -> str:
-    return f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+    return (
+        f"a tensor {tuple(made.shape)}"
+        if isinstance(made, Tensor)
+        else type(made).__name__
+    )
 
 
 def bounds_of(sizes: Sequence[int]) -> list[tuple[int, int]]:

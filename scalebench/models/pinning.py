@@ -1,8 +1,9 @@
 """Checksums of user-supplied files: model, strategies, initial weights and cluster.
 
-User code (`--model file.py:factory`, `--strategy file.py:Class`), initial weights and cluster files may change between
-two runs of a study, or between a study and its repetition. Their checksums are part of the study and of each run; they
-do not cover modules imported by the code.
+User code (`--model file.py:factory`, `--strategy file.py:Class`), initial weights and
+cluster files may change between two runs of a study, or between a study and its
+repetition. Their checksums are part of the study and of each run; they do not cover
+modules imported by the code.
 """
 
 from __future__ import annotations
@@ -32,10 +33,20 @@ def pinned(training: Pinned) -> Pinned:
         ModelError: a file is missing or has another checksum than stated.
     """
     found: dict[str, object] = dict.fromkeys(PINS)
-    found |= {key: _checked(path, getattr(training, key)) for key, path in _files(training).items()}
+    found |= {
+        key: _checked(path, getattr(training, key))
+        for key, path in _files(training).items()
+    }
     if isinstance(training, Study):
-        own = {item.name: path for item in training.strategies if (path := strategy_file(item.name))}
-        found[STRATEGIES] = {name: _checked(path, training.strategy_sha256.get(name)) for name, path in own.items()}
+        own = {
+            item.name: path
+            for item in training.strategies
+            if (path := strategy_file(item.name))
+        }
+        found[STRATEGIES] = {
+            name: _checked(path, training.strategy_sha256.get(name))
+            for name, path in own.items()
+        }
     return training.model_copy(update=found)
 
 
@@ -56,7 +67,9 @@ def _checked(path: Path, stated: str | None) -> str:
     """Return the checksum of `path`. Raises ModelError if it differs from the `stated` one."""
     digest = checksum(path)
     if stated not in (None, digest):
-        raise ModelError(f"{changed(path, stated, digest)}; put it back, or begin anew with --new")
+        raise ModelError(
+            f"{changed(path, stated, digest)}; put it back, or begin anew with --new"
+        )
     return digest
 
 
@@ -74,8 +87,16 @@ def checksum(path: Path) -> str:
     try:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):
-            raise ModelError(f"cannot read {path}: it is a folder, device or pipe; expected a file")
-        return _checksum(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+            raise ModelError(
+                f"cannot read {path}: it is a folder, device or pipe; expected a file"
+            )
+        return _checksum(
+            path.absolute(),
+            state.st_size,
+            state.st_mtime_ns,
+            state.st_ctime_ns,
+            state.st_ino,
+        )
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
 
@@ -94,6 +115,8 @@ def _files(training: Training) -> dict[str, Path]:
     if training.init_weights is not None:
         files["init_weights_sha256"] = training.init_weights
     cluster = own_file(training.cluster)
-    if cluster is not None and (cluster.is_file() or training.cluster_sha256 is not None):
+    if cluster is not None and (
+        cluster.is_file() or training.cluster_sha256 is not None
+    ):
         files["cluster_sha256"] = cluster  # other values are validated at loading
     return files

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 def describe_models() -> list[tuple[str, str]]:
     """Return (name, one-line summary) of each model."""
-    return [*MODELS.describe(), ("file.py:factory", "your own: factory(input_shape, outputs, **options) -> nn.Module")]
+    return [
+        *MODELS.describe(),
+        (
+            "file.py:factory",
+            "your own: factory(input_shape, outputs, **options) -> nn.Module",
+        ),
+    ]
 
 
 def check_model(component: Component, *, trained: bool = True) -> None:
@@ -35,7 +41,9 @@ def check_model(component: Component, *, trained: bool = True) -> None:
     if is_own(component.name):
         check_own(component.name)
     elif not _architecture(component).trainable and trained:
-        raise ModelError(f"model {component} can be priced but not trained; use execution: modelled, or another model")
+        raise ModelError(
+            f"model {component} can be priced but not trained; use execution: modelled, or another model"
+        )
 
 
 def model_notes(component: Component, input_shape: tuple[int, ...]) -> list[str]:
@@ -56,12 +64,18 @@ def _architecture(component: Component) -> Architecture:
 
 
 def build_model(
-    component: Component, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype, seed: int
+    component: Component,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    task: str,
+    dtype: torch.dtype,
+    seed: int,
 ) -> nn.Module:
     """Return the model of `component` in `dtype` on the CPU, with initial weights determined by `seed`.
 
-    The random state of torch, numpy and Python is unchanged. Weights are drawn in float32, then converted, so that
-    float64 and float32 runs start from the same numbers.
+    The random state of torch, numpy and Python is unchanged. Weights are drawn in
+    float32, then converted, so that float64 and float32 runs start from the same
+    numbers.
 
     Raises:
         ModelError: an unknown model or option, an unsuitable input, a failing user factory, complex numbers, a model
@@ -74,8 +88,13 @@ def build_model(
             architecture = _architecture(component)
             try:
                 model = architecture.build(input_shape, outputs)
-            except (RuntimeError, MemoryError) as error:  # raised by torch when out of memory
-                raise ModelError(f"model {component}: cannot be built: {_line(error)}") from error
+            except (
+                RuntimeError,
+                MemoryError,
+            ) as error:  # raised by torch when out of memory
+                raise ModelError(
+                    f"model {component}: cannot be built: {_line(error)}"
+                ) from error
         _refuse_complex(component, model)
         model = model.to(dtype)
         _check_output(component, model, input_shape, outputs, task, dtype)
@@ -94,7 +113,12 @@ def _refuse_complex(component: Component, model: nn.Module) -> None:
 
 
 def _check_output(
-    component: Component, model: nn.Module, input_shape: tuple[int, ...], outputs: int, task: str, dtype: torch.dtype
+    component: Component,
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    task: str,
+    dtype: torch.dtype,
 ) -> None:
     """Check the output for two samples, in evaluation mode so that no running statistics change."""
     import torch
@@ -106,13 +130,22 @@ def _check_output(
         with torch.no_grad():
             made = model(torch.zeros(2, *input_shape, dtype=dtype))
     except (Exception, SystemExit) as error:
-        raise ModelError(f"model {component}: fails on an input of shape {input_shape}: {_line(error)}") from error
+        raise ModelError(
+            f"model {component}: fails on an input of shape {input_shape}: {_line(error)}"
+        ) from error
     finally:
         model.train(was_training)
     require_logits(component, made, 2, outputs, task)
 
 
-def require_logits(component: Component, made: Any, samples: int, outputs: int, task: str, when: str = "") -> None:
+def require_logits(
+    component: Component,
+    made: Any,
+    samples: int,
+    outputs: int,
+    task: str,
+    when: str = "",
+) -> None:
     """Raise ModelError unless `made` is a tensor (samples, outputs), or has such `logits`; `when` says the mode."""
     import torch
 
@@ -135,7 +168,9 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}")  # owner/model, or bert-base-uncased
+_HUB_NAME = re.compile(
+    r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}"
+)  # owner/model, or bert-base-uncased
 _FORM = "file.py:factory, for example my_model.py:build"
 
 
@@ -146,7 +181,9 @@ def is_own(name: str) -> bool:
 
 def is_foreign(component: Component) -> bool:
     """Return True for a model that is not of this package: a user's file, or another package's."""
-    return is_own(component.name) or not MODELS.find(component.name).__module__.startswith("scalebench.")
+    return is_own(component.name) or not MODELS.find(
+        component.name
+    ).__module__.startswith("scalebench.")
 
 
 def check_own(name: str) -> Path:
@@ -154,7 +191,9 @@ def check_own(name: str) -> Path:
     return own_file("model", name, _FORM, ModelError)
 
 
-def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+def build_own(
+    name: str, options: dict[str, Any], input_shape: tuple[int, ...], outputs: int
+) -> nn.Module:
     """Call the factory of `name`.
 
     Raises:
@@ -171,15 +210,24 @@ def build_own(name: str, options: dict[str, Any], input_shape: tuple[int, ...], 
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
         maker = factory_name if is_class else type(factory).__name__
         is_module = is_class or isinstance(factory, nn.Module)
-        wrap = f"; name a function instead: def build(input_shape, outputs): return {maker}(...)" if is_module else ""
+        wrap = (
+            f"; name a function instead: def build(input_shape, outputs): return {maker}(...)"
+            if is_module
+            else ""
+        )
         raise ModelError(
             f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
             f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}{wrap}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module")
-    # looked up without calling it: a ScriptModule has a forward that only its instances can show
-    if getattr_static(type(model), "forward") is nn.Module.forward and "forward" not in vars(model):
+        raise ModelError(
+            f"model {name!r}: {factory_name} returned {type(model).__name__}, expected a torch.nn.Module"
+        )
+    # looked up without calling it: a ScriptModule has a forward that only its instances
+    # can show
+    if getattr_static(
+        type(model), "forward"
+    ) is nn.Module.forward and "forward" not in vars(model):
         inner = next((name for name, _ in model.named_children()), "network")
         raise ModelError(
             f"model {name!r}: {type(model).__name__} has no forward, and no other method is called: give it one, as "

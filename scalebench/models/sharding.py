@@ -1,9 +1,11 @@
 """Layers of which several workers hold shares: products by columns, then by rows, and attention by heads.
 
-Of two products with what works element by element, or channel by channel, between them, worker k of t holds the outputs
-k w/t .. (k + 1) w/t of the first, and the columns of the second that read them: its output is a summand of the whole
-one (Megatron-LM, arXiv 1909.08053). A product without a partner is divided by its inputs. Attention and the
-feed-forward part of `nn.TransformerEncoderLayer` are such pairs. All other modules are held whole by every worker.
+Of two products with what works element by element, or channel by channel, between them,
+worker k of t holds the outputs k w/t .. (k + 1) w/t of the first, and the columns of
+the second that read them: its output is a summand of the whole one (Megatron-LM, arXiv
+1909.08053). A product without a partner is divided by its inputs. Attention and the
+feed-forward part of `nn.TransformerEncoderLayer` are such pairs. All other modules are
+held whole by every worker.
 """
 
 from __future__ import annotations
@@ -19,8 +21,24 @@ from scalebench.errors import ModelError
 from scalebench.models.parts import Layer, bounds_of
 
 Product = nn.Linear | nn.Conv2d
-_BY_ELEMENT = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Identity, nn.Dropout)
-_BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten)
+_BY_ELEMENT = (
+    nn.ReLU,
+    nn.GELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.Identity,
+    nn.Dropout,
+)
+_BY_CHANNEL = (
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d,
+    nn.Flatten,
+)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
@@ -40,7 +58,8 @@ class Share(NamedTuple):
 class Segment(NamedTuple):
     """Consecutive modules between two sums over the workers of a stage.
 
-    A `divided` one takes the last of the tensors before it, and gives a summand of it; another takes and gives all.
+    A `divided` one takes the last of the tensors before it, and gives a summand of it;
+    another takes and gives all.
     """
 
     module: nn.Module
@@ -111,12 +130,16 @@ class Shards:
         if not before:
             width = _width_in(last)
             rows = self._rows(last, width)
-            # A product without a partner takes its share of an input that all workers have.
+            # A product without a partner takes its share of an input that all workers
+            # have.
             own = Narrow(1 if isinstance(last, nn.Conv2d) else -1, *self._range(width))
             self.segments.append(Segment(nn.Sequential(own, rows), divided=True))
         else:
             inner = [self._columns(before[0])]
-            inner += [self._norm(each) if isinstance(each, _NORMS) else each for each in before[1:]]
+            inner += [
+                self._norm(each) if isinstance(each, _NORMS) else each
+                for each in before[1:]
+            ]
             rows = self._rows(last, _width_in(last))
             self.segments.append(Segment(nn.Sequential(*inner, rows), divided=True))
         # Added once, behind the sum: each worker would add it to its summand.
@@ -131,7 +154,9 @@ class Shards:
                 f"divide its width {width}; use a divisor of {width}"
             )
         if isinstance(module, nn.Conv2d) and module.groups > 1:
-            raise ModelError(f"model {self.name}: {module} cannot be divided among workers: it has groups")
+            raise ModelError(
+                f"model {self.name}: {module} cannot be divided among workers: it has groups"
+            )
 
     def _range(self, width: int) -> tuple[int, int]:
         length = width // self.degree
@@ -140,7 +165,9 @@ class Shards:
     # --- modules of shares ------------------------------------------------------------------------------------
 
     def _parameter(self, share: Share) -> nn.Parameter:
-        made = nn.Parameter(share.place().clone(), requires_grad=share.whole.requires_grad)
+        made = nn.Parameter(
+            share.place().clone(), requires_grad=share.whole.requires_grad
+        )
         self.shares[made] = share
         return made
 
@@ -151,14 +178,20 @@ class Shards:
         self._require(width, module)
         start, length = self._range(width)
         weight = self._parameter(Share(module.weight, 0, start, length))
-        bias = None if module.bias is None else self._parameter(Share(module.bias, 0, start, length))
+        bias = (
+            None
+            if module.bias is None
+            else self._parameter(Share(module.bias, 0, start, length))
+        )
         return _like(module, weight, bias)
 
     def _rows(self, module: nn.Module, width: int) -> nn.Module:
         """Return a product with a share of the inputs, without its bias."""
         assert isinstance(module, Product)
         self._require(width, module)
-        return _like(module, self._parameter(Share(module.weight, 1, *self._range(width))), None)
+        return _like(
+            module, self._parameter(Share(module.weight, 1, *self._range(width))), None
+        )
 
     def _norm(self, module: nn.Module) -> nn.Module:
         """Return a batch normalisation of a share of the channels."""
@@ -166,11 +199,19 @@ class Shards:
         self._require(module.num_features, module)
         start, length = self._range(module.num_features)
         # Statistics of channels are independent, so that a share of them has its own.
-        made = type(module)(length, module.eps, module.momentum, False, module.track_running_stats)
+        made = type(module)(
+            length, module.eps, module.momentum, False, module.track_running_stats
+        )
         made.affine = module.affine
         for name in ("weight", "bias"):
             whole = getattr(module, name)
-            setattr(made, name, None if whole is None else self._parameter(Share(whole, 0, start, length)))
+            setattr(
+                made,
+                name,
+                None
+                if whole is None
+                else self._parameter(Share(whole, 0, start, length)),
+            )
         for name in ("running_mean", "running_var"):
             whole = getattr(module, name)
             if whole is not None:
@@ -183,7 +224,11 @@ class Shards:
         """Divide attention by heads and the feed-forward part by its inner width; what is between is held whole."""
         attention = module.self_attn
         heads, width = attention.num_heads, attention.embed_dim
-        if heads % self.degree or not attention.batch_first or attention.in_proj_weight is None:
+        if (
+            heads % self.degree
+            or not attention.batch_first
+            or attention.in_proj_weight is None
+        ):
             raise ModelError(
                 f"model {self.name}: attention of {heads} heads cannot be divided among {self.degree} workers; use a "
                 f"divisor of {heads}, and batch_first=True"
@@ -193,26 +238,42 @@ class Shards:
 
         # Queries, keys and values lie one after the other in one matrix.
         def thirds_of(joined: nn.Parameter) -> list[nn.Parameter]:
-            return [self._parameter(Share(joined, 0, third * width + start, length)) for third in range(3)]
+            return [
+                self._parameter(Share(joined, 0, third * width + start, length))
+                for third in range(3)
+            ]
 
         weights = thirds_of(attention.in_proj_weight)
-        biases = None if attention.in_proj_bias is None else thirds_of(attention.in_proj_bias)
+        biases = (
+            None
+            if attention.in_proj_bias is None
+            else thirds_of(attention.in_proj_bias)
+        )
         out = self._parameter(Share(attention.out_proj.weight, 1, start, length))
         feed = nn.Sequential(
-            self._columns(module.linear1), _Activation(module.activation), self._rows(module.linear2, inner)
+            self._columns(module.linear1),
+            _Activation(module.activation),
+            self._rows(module.linear2, inner),
         )
         first = module.norm_first
         self._close(_Fork(module.norm1 if first else None))
-        self.segments.append(Segment(SharedHeads(weights, biases, out, heads // self.degree), True))
+        self.segments.append(
+            Segment(SharedHeads(weights, biases, out, heads // self.degree), True)
+        )
         # Normalised before attention, or behind the residual sum, as the layer is set.
         after = None if first else module.norm1
-        joint = _Join(attention.out_proj.bias, after), _Fork(module.norm2 if first else None)
+        joint = (
+            _Join(attention.out_proj.bias, after),
+            _Fork(module.norm2 if first else None),
+        )
         self.segments.append(Segment(nn.Sequential(*joint), divided=False))
         self.segments.append(Segment(feed, True))
         self._kept.append(_Join(module.linear2.bias, None if first else module.norm2))
 
 
-def _like(module: Product, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
+def _like(
+    module: Product, weight: nn.Parameter, bias: nn.Parameter | None
+) -> nn.Module:
     if isinstance(module, nn.Linear):
         return SharedLinear(weight, bias)
     return _Conv(weight, bias, module)
@@ -240,17 +301,23 @@ class SharedLinear(nn.Module):
 
 
 class _Conv(nn.Module):
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Conv2d) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Conv2d
+    ) -> None:
         super().__init__()
         if like.padding_mode != "zeros":
-            raise ModelError(f"{like} cannot be divided among workers: its padding is no zeros")
+            raise ModelError(
+                f"{like} cannot be divided among workers: its padding is no zeros"
+            )
         self.weight, self.bias = weight, bias
         self.stride = like.stride
         self.padding = like.padding
         self.dilation = like.dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return functional.conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation
+        )
 
 
 class Narrow(nn.Module):
@@ -281,7 +348,11 @@ class SharedHeads(nn.Module):
     """Self-attention of some heads; its output is a summand."""
 
     def __init__(
-        self, weights: list[nn.Parameter], biases: list[nn.Parameter] | None, out: nn.Parameter, heads: int
+        self,
+        weights: list[nn.Parameter],
+        biases: list[nn.Parameter] | None,
+        out: nn.Parameter,
+        heads: int,
     ) -> None:
         super().__init__()
         self.weights = nn.ParameterList(weights)
@@ -297,7 +368,11 @@ class SharedHeads(nn.Module):
             each = functional.linear(x, weight, bias)
             made.append(each.view(samples, places, self.heads, -1).transpose(1, 2))
         query, key, value = made
-        joined = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(samples, places, -1)
+        joined = (
+            functional.scaled_dot_product_attention(query, key, value)
+            .transpose(1, 2)
+            .reshape(samples, places, -1)
+        )
         return functional.linear(joined, self.out)
 
 
@@ -345,18 +420,31 @@ class Held(NamedTuple):
     @property
     def model(self) -> nn.Module:
         """One module of all segments, for its parameters and buffers."""
-        return nn.Sequential(*(segment.module for segments in self.chunks for segment in segments))
+        return nn.Sequential(
+            *(segment.module for segments in self.chunks for segment in segments)
+        )
 
     def places(self) -> list[Tensor]:
         """Return where each trainable parameter, then each floating-point buffer, lies in the whole model."""
         model = self.model
-        tensors: list[Tensor] = [each for each in model.parameters() if each.requires_grad]
+        tensors: list[Tensor] = [
+            each for each in model.parameters() if each.requires_grad
+        ]
         tensors += [each for each in model.buffers() if each.is_floating_point()]
-        return [self.shares[each].place() if each in self.shares else each for each in tensors]
+        return [
+            self.shares[each].place() if each in self.shares else each
+            for each in tensors
+        ]
 
 
 def held_by(
-    layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh, part: int, name: str, *, by_layer: bool = False
+    layers: Sequence[Layer],
+    sizes: Sequence[int],
+    mesh: Mesh,
+    part: int,
+    name: str,
+    *,
+    by_layer: bool = False,
 ) -> Held:
     """Return what the worker with a part of a model holds: of groups of `sizes` layers those of its stage, or shares.
 
@@ -373,12 +461,16 @@ def held_by(
         modules = [module for layer in own for module in layer.modules]
         if mesh.tensor == 1:
             pieces = [layer.modules for layer in own] if by_layer else [modules]
-            held.chunks.append([Segment(nn.Sequential(*each), divided=False) for each in pieces])
+            held.chunks.append(
+                [Segment(nn.Sequential(*each), divided=False) for each in pieces]
+            )
         else:
             shards = Shards(mesh.tensor, part % mesh.tensor, name)
             held.chunks.append(shards.segmented(modules))
             held.shares.update(shards.shares)
-    if mesh.tensor > 1 and not any(segment.divided for segments in held.chunks for segment in segments):
+    if mesh.tensor > 1 and not any(
+        segment.divided for segments in held.chunks for segment in segments
+    ):
         raise ModelError(
             f"model {name}: no layer can be divided among {mesh.tensor} workers: only nn.Linear, nn.Conv2d and "
             "nn.TransformerEncoderLayer in a sequence can"
@@ -393,21 +485,33 @@ def require_linear(held: Held, name: str) -> None:
         ModelError: a convolution, or a batch normalisation between two products, is divided.
     """
     for segments in held.chunks:
-        for module in (inner for segment in segments if segment.divided for inner in segment.module.modules()):
+        for module in (
+            inner
+            for segment in segments
+            if segment.divided
+            for inner in segment.module.modules()
+        ):
             if isinstance(module, (_Conv, *_NORMS)):
-                what = "a convolution" if isinstance(module, _Conv) else "batch normalisation between two products"
+                what = (
+                    "a convolution"
+                    if isinstance(module, _Conv)
+                    else "batch normalisation between two products"
+                )
                 raise ModelError(
                     f"model {name}: torch.distributed.tensor.parallel has no style for {what}; use strategy tensor, "
                     "which divides it"
                 )
 
 
-def sharing_degrees(divide: Callable[[int, int, int], object], layers: int, workers: int) -> list[tuple[int, ...]]:
+def sharing_degrees(
+    divide: Callable[[int, int, int], object], layers: int, workers: int
+) -> list[tuple[int, ...]]:
     """Return for each of consecutive layers the numbers of `workers` that can share it: 1, and divisors of `workers`.
 
-    `divide(first, last, degree)` raises ModelError if layers `first` to `last` (exclusive) cannot be shared as one. A
-    degree by which two neighbours are divided apart, but not together, is left out for the first of them: consecutive
-    layers of one degree are divided as one.
+    `divide(first, last, degree)` raises ModelError if layers `first` to `last`
+    (exclusive) cannot be shared as one. A degree by which two neighbours are divided
+    apart, but not together, is left out for the first of them: consecutive layers of
+    one degree are divided as one.
     """
 
     def divides(first: int, last: int, degree: int) -> bool:
@@ -418,17 +522,27 @@ def sharing_degrees(divide: Callable[[int, int, int], object], layers: int, work
         return True
 
     divisors = [degree for degree in range(2, workers + 1) if workers % degree == 0]
-    # First each layer by itself, then pairs: two neighbours of one degree are divided as one.
-    alone = [[degree for degree in divisors if divides(place, place + 1, degree)] for place in range(layers)]
+    # First each layer by itself, then pairs: two neighbours of one degree are divided
+    # as one.
+    alone = [
+        [degree for degree in divisors if divides(place, place + 1, degree)]
+        for place in range(layers)
+    ]
     found = []
     behind = [*alone[1:], []]  # of the layer behind each; none behind the last
     for place, (own, following) in enumerate(zip(alone, behind, strict=True)):
-        joined = [degree for degree in own if degree not in following or divides(place, place + 2, degree)]
+        joined = [
+            degree
+            for degree in own
+            if degree not in following or divides(place, place + 2, degree)
+        ]
         found.append((1, *joined))
     return found
 
 
-def sharing_degrees_of(layers: Sequence[Layer], workers: int, name: str) -> list[tuple[int, ...]]:
+def sharing_degrees_of(
+    layers: Sequence[Layer], workers: int, name: str
+) -> list[tuple[int, ...]]:
     """Return the same of the layers of a model that is called `name`."""
 
     def divide(first: int, last: int, degree: int) -> Held:

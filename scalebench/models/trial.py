@@ -18,7 +18,8 @@ from scalebench.models.registry import require_logits
 from scalebench.study.spec import Component
 from scalebench.system.random_state import drawn_since, random_state, seeded
 
-_DRAWS = 8  # steps that show which parameters get a gradient, of a model that draws random numbers
+# steps that show which parameters get a gradient, of a model that draws random numbers
+_DRAWS = 8
 
 
 class Trial(NamedTuple):
@@ -29,7 +30,12 @@ class Trial(NamedTuple):
 
 
 def try_model(
-    component: Component, build: Callable[[], nn.Module], x: Tensor, y: Tensor, outputs: int, task: str
+    component: Component,
+    build: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    task: str,
 ) -> Trial:
     """Train and evaluate what `build` returns on the batch `x`, `y`, the smallest of the study.
 
@@ -46,13 +52,16 @@ def try_model(
         first, used = steps.train(model, x, y)
         gradients = [used]
         if drawn_since(before):
-            # A model that draws, as stochastic depth does, may use other parameters in each step.
+            # A model that draws, as stochastic depth does, may use other parameters in
+            # each step.
             gradients += [steps.train(model, x, y)[1] for _ in range(_DRAWS - 1)]
         steps.evaluate(model, x, y)
     with seeded(0):
         # The same seed again: equal logits, unless it draws from elsewhere.
         second, _ = steps.train(again, x, y)
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    names = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     never = [name for name in names if not any(name in used for used in gradients)]
     notes = []
     if never:
@@ -74,10 +83,19 @@ def try_model(
             f"model {component}: training_step and configure_optimizers of a LightningModule are not called; its "
             "forward is trained by the study's optimizer"
         )
-    return Trial([name for name in names if not all(name in used for used in gradients)], notes)
+    return Trial(
+        [name for name in names if not all(name in used for used in gradients)], notes
+    )
 
 
-def refuse_small_batches(component: Component, model: nn.Module, x: Tensor, y: Tensor, outputs: int, task: str) -> None:
+def refuse_small_batches(
+    component: Component,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    task: str,
+) -> None:
     """Raise ModelError if `model` cannot be trained on the batch `x`, `y`: BatchNorm on one sample."""
     with seeded(0):
         _Steps(component, outputs, task).train(model, x, y)
@@ -97,7 +115,9 @@ class _Steps:
         model.zero_grad(set_to_none=True)
         with self._checked(x, y, "while training"):
             made = model(x, labels=y) if takes_labels(model, self._task) else model(x)
-        require_logits(self._component, made, len(x), self._outputs, self._task, " while training")
+        require_logits(
+            self._component, made, len(x), self._outputs, self._task, " while training"
+        )
         with self._checked(x, y, "in the backward pass"):
             loss = (
                 own_loss(made, y, loss_for(self._task))
@@ -105,7 +125,11 @@ class _Steps:
                 else loss_for(self._task)(made, y)
             )
             loss.backward()
-        used = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        used = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
         for name, gradient in used.items():
             if gradient.is_sparse:
                 raise ModelError(
@@ -118,7 +142,9 @@ class _Steps:
         model.eval()
         with torch.no_grad(), self._checked(x, y, "in evaluation"):
             made = model(x)
-        require_logits(self._component, made, len(x), self._outputs, self._task, " in evaluation")
+        require_logits(
+            self._component, made, len(x), self._outputs, self._task, " in evaluation"
+        )
 
     @contextmanager
     def _checked(self, x: Tensor, y: Tensor, when: str) -> Iterator[None]:
@@ -142,11 +168,17 @@ class _Steps:
             )
 
 
-def _require_new_parameters(component: Component, model: nn.Module, again: nn.Module) -> None:
+def _require_new_parameters(
+    component: Component, model: nn.Module, again: nn.Module
+) -> None:
     """Refuse a factory that returns the same tensors at two calls, or other weights from the same seed."""
     first, second = _tensors(model), _tensors(again)
     # By storage: a view of the same memory is as bad as the same tensor.
-    held = {tensor.untyped_storage().data_ptr() for tensor in first.values() if tensor.numel()}
+    held = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in first.values()
+        if tensor.numel()
+    }
     for name, tensor in second.items():
         if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
             raise ModelError(
@@ -154,7 +186,9 @@ def _require_new_parameters(component: Component, model: nn.Module, again: nn.Mo
                 "own; build it inside the factory, or return copy.deepcopy of what was built outside"
             )
     for name, tensor in first.items():
-        if name not in second or not torch.allclose(tensor, second[name], rtol=0, atol=0, equal_nan=True):
+        if name not in second or not torch.allclose(
+            tensor, second[name], rtol=0, atol=0, equal_nan=True
+        ):
             raise ModelError(
                 f"model {component}: two calls of the factory with the same seed give another {name}, and workers "
                 "begin with equal weights; draw from torch, numpy.random or random, which are seeded, and keep no "
@@ -163,7 +197,10 @@ def _require_new_parameters(component: Component, model: nn.Module, again: nn.Mo
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+    return {
+        name: tensor.detach()
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
+    }
 
 
 def _refuse_synchronised(component: Component, model: nn.Module) -> None:
@@ -183,7 +220,9 @@ class _Collectives(DispatchMode):
         super().__init__()
         self._component = component
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func.namespace in ("c10d", "_c10d_functional"):
             raise ModelError(
                 f"model {self._component}: communicates by itself ({func.name()}); leave that to the strategy, whose "
@@ -198,7 +237,8 @@ def _collectives_refused(component: Component) -> Iterator[None]:
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # A process group that sends nothing, so that a model that looks for one finds two ranks.
+    # A process group that sends nothing, so that a model that looks for one finds two
+    # ranks.
     distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with _Collectives(component):

@@ -22,7 +22,8 @@ from scalebench.training.state import State
 class Commits(ABC):
     """The committed states of the replicas of `group`, whose first rank tells the launcher by `events`.
 
-    Times of events are seconds of `time.monotonic`, which all processes of a host share.
+    Times of events are seconds of `time.monotonic`, which all processes of a host
+    share.
     """
 
     def __init__(self, group: ObjectGroup, events: JsonLines) -> None:
@@ -31,7 +32,9 @@ class Commits(ABC):
     def resume(self, replica: Replica) -> None:
         """Give `replica` the last committed state, if there is one, and say that training begins. Collective."""
         replica.first_epoch = self._restore(replica)
-        self._tell(began=time.monotonic(), workers=self._group.size, epoch=replica.first_epoch)
+        self._tell(
+            began=time.monotonic(), workers=self._group.size, epoch=replica.first_epoch
+        )
 
     def commit(self, replica: Replica, epoch: int, *, agreed: bool) -> None:
         """Keep the state of `replica` at the end of `epoch`, if possible; `agreed`: replicas are equal. Collective."""
@@ -59,7 +62,8 @@ class Commits(ABC):
 class FileCommits(Commits):
     """States in files of `folder`, one for each rank: replicas may differ. All ranks are started again to go on.
 
-    Random generators go on, too, so that the weights are those of a run without interruption, bit for bit.
+    Random generators go on, too, so that the weights are those of a run without
+    interruption, bit for bit.
     """
 
     def __init__(self, group: ObjectGroup, events: JsonLines, folder: Path) -> None:
@@ -68,7 +72,10 @@ class FileCommits(Commits):
         folder.mkdir(exist_ok=True)
 
     def _restore(self, replica: Replica) -> int:
-        own = [int(path.stem.removeprefix("epochs-")) for path in self._folder.glob(f"epochs-*.{self._group.rank}")]
+        own = [
+            int(path.stem.removeprefix("epochs-"))
+            for path in self._folder.glob(f"epochs-*.{self._group.rank}")
+        ]
         done: int = min(self._group.allgather(max(own, default=0)))
         if done:
             state: State = pickle.loads(self._path(done).read_bytes())  # noqa: S301 - written by a rank of this run
@@ -94,7 +101,8 @@ class FileCommits(Commits):
 class MemoryCommits(Commits):
     """States in the memory of the ranks that are left, in `held`, an `hvd.elastic.ObjectState` with `done` and `kept`.
 
-    Horovod gives all of them that of rank 0, so that only an epoch after which replicas agree can be committed.
+    Horovod gives all of them that of rank 0, so that only an epoch after which replicas
+    agree can be committed.
     """
 
     def __init__(self, group: ObjectGroup, events: JsonLines, held: Any) -> None:
@@ -110,6 +118,9 @@ class MemoryCommits(Commits):
 
     def _keep(self, replica: Replica, done: int, agreed: bool) -> bool:
         if agreed:
-            self._held.kept, self._held.done = State.of(replica, replica.steps, None), done
+            self._held.kept, self._held.done = (
+                State.of(replica, replica.steps, None),
+                done,
+            )
             self._held.commit()
         return agreed

@@ -1,7 +1,8 @@
 """The program of each rank of an elastic run: `python -m scalebench.native.elastic JOB.json`.
 
-torchrun starts all ranks again when one has died: they meet anew, and go on from files. Under horovodrun those that are
-left form a smaller Horovod, deal the data anew, and go on from memory.
+torchrun starts all ranks again when one has died: they meet anew, and go on from files.
+Under horovodrun those that are left form a smaller Horovod, deal the data anew, and go
+on from memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session
 from scalebench.system.parent_watch import end_with_launcher
 
-_NOTICED_S = 1.0  # in which the launcher notices, and names, the peer whose death broke a connection
+# in which the launcher notices, and names, the peer whose death broke a connection
+_NOTICED_S = 1.0
 
 
 def main(path: Path) -> None:
@@ -49,7 +51,12 @@ def _under_torchrun(job: Job, heart: Heartbeat, rank: int) -> None:
     start = job.folder / f"start-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     start.mkdir(exist_ok=True)
     group = meet(start, heart, rank, job.ranks, one_node=True)
-    _train(job, group, heart, FileCommits(group, JsonLines(job.events), job.folder / CHECKPOINTS))
+    _train(
+        job,
+        group,
+        heart,
+        FileCommits(group, JsonLines(job.events), job.folder / CHECKPOINTS),
+    )
     group.close()
 
 
@@ -65,7 +72,9 @@ def _under_horovodrun(job: Job, heart: Heartbeat, rank: int) -> None:
         group = HorovodGroup()
         _train(job, group, heart, MemoryCommits(group, JsonLines(job.events), held))
 
-    hvd.elastic.run(train)(ObjectState(hvd.broadcast_object, hvd.rank, done=0, kept=None))
+    hvd.elastic.run(train)(
+        ObjectState(hvd.broadcast_object, hvd.rank, done=0, kept=None)
+    )
 
 
 _PROGRAMS: dict[str, Callable[[Job, Heartbeat, int], None]] = {

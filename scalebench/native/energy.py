@@ -28,8 +28,8 @@ Joules = dict[str, float | None]  # by source; None is a counter that could not 
 class Counter:
     """Joules since `begin` by the counters that `read` returns, `per_joule` each; None is one that cannot be read.
 
-    A counter above its entry in `largest` wraps around, those of RAPL after some ten minutes under load: call `look` in
-    between.
+    A counter above its entry in `largest` wraps around, those of RAPL after some ten
+    minutes under load: call `look` in between.
     """
 
     def __init__(
@@ -51,10 +51,19 @@ class Counter:
         """Add the energy since the last look; a counter that cannot be read makes the sum unknown."""
         now = self._read()
         for before, after, largest in zip(self._last, now, self._largest, strict=True):
-            if self._counted is None or before is None or after is None or largest is None:
+            if (
+                self._counted is None
+                or before is None
+                or after is None
+                or largest is None
+            ):
                 self._counted = None
             else:
-                self._counted += after - before if math.isinf(largest) else (after - before) % (largest + 1)
+                self._counted += (
+                    after - before
+                    if math.isinf(largest)
+                    else (after - before) % (largest + 1)
+                )
         self._last = now
 
     def joules(self) -> float | None:
@@ -84,20 +93,35 @@ def slurm_joules() -> dict[str, float]:
     job, program = os.environ.get("SLURM_JOB_ID"), shutil.which("sstat")
     if not job or program is None:
         return {}
-    command = [program, "--jobs", job, "--allsteps", "--noheader", "--parsable2", "--format=JobID,ConsumedEnergyRaw"]
+    command = [
+        program,
+        "--jobs",
+        job,
+        "--allsteps",
+        "--noheader",
+        "--parsable2",
+        "--format=JobID,ConsumedEnergyRaw",
+    ]
     with suppress(OSError, subprocess.SubprocessError, ValueError):
-        output = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_S, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SLURM_S, check=True
+        ).stdout
         steps = (line.split("|") for line in output.split())
         joules = {step: float(energy) for step, energy in steps if energy}
-        return {step: energy for step, energy in joules.items() if energy not in _UNKNOWN_TO_SLURM}
+        return {
+            step: energy
+            for step, energy in joules.items()
+            if energy not in _UNKNOWN_TO_SLURM
+        }
     return {}
 
 
 class SlurmCounter:
     """Joules since `begin` by Slurm's accounting of the steps of this job, which `read` returns.
 
-    A step's energy is that of its nodes, whatever else runs there: the steps `batch`, `extern` and `0` of a job on one
-    node have the same, and their sum is three times what was used. The step that took most since `begin` counts.
+    A step's energy is that of its nodes, whatever else runs there: the steps `batch`,
+    `extern` and `0` of a job on one node have the same, and their sum is three times
+    what was used. The step that took most since `begin` counts.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, float]] = slurm_joules) -> None:
@@ -111,7 +135,10 @@ class SlurmCounter:
     def joules(self) -> float | None:
         """Energy since `begin`, None if unknown."""
         now = self._read()
-        return max((now[step] - before for step, before in self._first.items() if step in now), default=None)
+        return max(
+            (now[step] - before for step, before in self._first.items() if step in now),
+            default=None,
+        )
 
 
 class EnergyCounter(Protocol):
@@ -160,8 +187,13 @@ def total(readings: Sequence[Joules]) -> tuple[float, str] | None:
 
     Without RAPL, the GPUs are counted alone; if no sum is complete, Slurm's is taken.
     """
-    parts = {source: [reading[source] for reading in readings if source in reading] for source in _SOURCES}
-    known = {source: found for source, found in parts.items() if found and None not in found}
+    parts = {
+        source: [reading[source] for reading in readings if source in reading]
+        for source in _SOURCES
+    }
+    known = {
+        source: found for source, found in parts.items() if found and None not in found
+    }
     used = ["nvml"] if parts["nvml"] else []
     if "rapl" in known or not used:
         used.insert(0, "rapl")

@@ -1,11 +1,13 @@
 """Heartbeats: a small file that all ranks of a launch write and the launcher reads.
 
-A hung run shows no other sign. A stopped worker is behind those that wait for it: in batches, else in beats. One clock
-reading is one beat; beats of earlier batches are not compared, as not every worker takes the snapshots.
+A hung run shows no other sign. A stopped worker is behind those that wait for it: in
+batches, else in beats. One clock reading is one beat; beats of earlier batches are not
+compared, as not every worker takes the snapshots.
 
-A long computation reads no clock. A thread of each rank looks at it once a second: while the rank computes, which uses
-processor time outside of communication, that is a sign of life, too. A rank that waits for others gives none. A rank
-whose thread looks no more, though it is as far as the others, is the one that was stopped.
+A long computation reads no clock. A thread of each rank looks at it once a second:
+while the rank computes, which uses processor time outside of communication, that is a
+sign of life, too. A rank that waits for others gives none. A rank whose thread looks no
+more, though it is as far as the others, is the one that was stopped.
 """
 
 from __future__ import annotations
@@ -24,15 +26,20 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-_NUMBERS = "=6q"  # process id, phase, batches, beats, looks at which it computed, all looks
-_FIELDS = struct.Struct(f"{_NUMBERS}64s32s")  # the host name, and the function in which it waits
+_NUMBERS = (
+    "=6q"  # process id, phase, batches, beats, looks at which it computed, all looks
+)
+_FIELDS = struct.Struct(
+    f"{_NUMBERS}64s32s"
+)  # the host name, and the function in which it waits
 _HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
 _LOOK_S = 1.0
 _LOOKS_AT_FILE = 10  # looks between two at the launcher's mark
 _OVER = b"over"
 _COMMUNICATION = ("/mpi4py/", "/horovod/", "/torch/distributed/", "/scalebench/comm/")
 _CONTROL = "/scalebench/native/"
-_BACKWARD = "run_backward"  # ends the names of functions in which DDP communicates, torch's and that of a replica
+# ends the names of functions in which DDP communicates, torch's and that of a replica
+_BACKWARD = "run_backward"
 
 
 class Phase(IntEnum):
@@ -79,8 +86,21 @@ class Heartbeat:
     def __init__(self, path: Path, rank: int) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._text = memoryview(self._memory)[rank * _FIELDS.size : (rank + 1) * _FIELDS.size]
-        _FIELDS.pack_into(self._text, 0, os.getpid(), Phase.STARTING, 0, 0, 0, 0, platform.node().encode()[:64], b"")
+        self._text = memoryview(self._memory)[
+            rank * _FIELDS.size : (rank + 1) * _FIELDS.size
+        ]
+        _FIELDS.pack_into(
+            self._text,
+            0,
+            os.getpid(),
+            Phase.STARTING,
+            0,
+            0,
+            0,
+            0,
+            platform.node().encode()[:64],
+            b"",
+        )
         self._row = self._text[:_HOST].cast("q")
         self._path = path
 
@@ -105,7 +125,9 @@ class Heartbeat:
 
     def watch(self) -> None:
         """Begin to look at the calling thread once a second, and end this process once its launch is over."""
-        threading.Thread(target=self._look, args=(threading.get_ident(),), daemon=True).start()
+        threading.Thread(
+            target=self._look, args=(threading.get_ident(),), daemon=True
+        ).start()
 
     def _look(self, thread: int) -> None:
         clock = time.pthread_getcpuclockid(thread)
@@ -117,7 +139,9 @@ class Heartbeat:
             computes = not _communicates(frame) and used - before > _LOOK_S / 1000
             operation = "" if computes or frame is None else _operation(frame)
             del frame  # it would keep what it refers to
-            self._text[_OPERATION : _FIELDS.size] = operation.encode()[:32].ljust(32, b"\0")
+            self._text[_OPERATION : _FIELDS.size] = operation.encode()[:32].ljust(
+                32, b"\0"
+            )
             if computes:
                 self._row[4] += 1
             self._row[5] += 1
@@ -127,7 +151,9 @@ class Heartbeat:
 
 def _communicates(frame: FrameType | None) -> bool:
     """Return True if a thread whose innermost Python function is `frame` waits in a communication."""
-    return frame is not None and any(part in frame.f_code.co_filename for part in (*_COMMUNICATION, _CONTROL))
+    return frame is not None and any(
+        part in frame.f_code.co_filename for part in (*_COMMUNICATION, _CONTROL)
+    )
 
 
 def _operation(frame: FrameType) -> str:
@@ -140,7 +166,9 @@ def _operation(frame: FrameType) -> str:
 
 def _end_with_daemon() -> None:
     """End this rank, and its daemon if that is stopped: it would not notice that the launch is over."""
-    with suppress(ProcessLookupError, PermissionError):  # Slurm's own daemon is not ours to end
+    with suppress(
+        ProcessLookupError, PermissionError
+    ):  # Slurm's own daemon is not ours to end
         if is_stopped(os.getppid()):
             os.kill(os.getppid(), signal.SIGKILL)
     os._exit(1)
@@ -149,7 +177,9 @@ def _end_with_daemon() -> None:
 def is_stopped(pid: int) -> bool:
     """Return True if a process of this host is stopped, by a signal or a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+        )
     except OSError:
         return False
 
@@ -164,8 +194,19 @@ def read_heartbeats(path: Path) -> list[Beat]:
     rows = path.read_bytes()[: -len(_OVER)]
     rows = rows[: len(rows) - len(rows) % _FIELDS.size]
     return [
-        Beat(pid, Phase(phase), batches, beats, computed, _text(host), _text(operation), looks)
-        for pid, phase, batches, beats, computed, looks, host, operation in _FIELDS.iter_unpack(rows)
+        Beat(
+            pid,
+            Phase(phase),
+            batches,
+            beats,
+            computed,
+            _text(host),
+            _text(operation),
+            looks,
+        )
+        for pid, phase, batches, beats, computed, looks, host, operation in _FIELDS.iter_unpack(
+            rows
+        )
     ]
 
 

@@ -1,7 +1,8 @@
 """The files by which a launcher and its ranks communicate: job, further runs, events, errors, nodes.
 
-An event is the beginning of a run, with its `run_id`, or its end, with its `outcome` too. Further runs follow the job's
-own, block by block; an empty block ends them. Each node of the ranks describes itself once.
+An event is the beginning of a run, with its `run_id`, or its end, with its `outcome`
+too. Further runs follow the job's own, block by block; an empty block ends them. Each
+node of the ranks describes itself once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from scalebench.study.spec import Run
 NODES = "nodes.json"
 HEARTBEATS = "heartbeats"  # name of the file of a launch
 CHECKPOINTS = "checkpoints"  # name of a folder of an elastic launch
-REFUSED = "refused"  # status of a launch of which no run is to blame, and none can be made
+REFUSED = (
+    "refused"  # status of a launch of which no run is to blame, and none can be made
+)
 
 
 class Job(BaseModel):
@@ -40,7 +43,9 @@ class Job(BaseModel):
     folder: Path  # of this launch
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
     stays_open: bool = False  # after these runs others may follow
-    settings: dict[str, str] = {}  # environment variables the engine reads once, when it is initialised
+    settings: dict[
+        str, str
+    ] = {}  # environment variables the engine reads once, when it is initialised
     ranks: int = 0  # processes that are started
     launcher: str = "mpirun"
     rendezvous: bool = False  # without MPI
@@ -74,10 +79,13 @@ class Job(BaseModel):
 def settings_of(run: Run) -> dict[str, str]:
     """Environment variables of `run`'s engine that differ from the engine's defaults.
 
-    Horovod 0.28.1 dies of a null pointer when it is initialised again in a process in which both its cycle time and
-    its fusion threshold were ever set: defaults are not passed on, and runs with other settings get their own launch.
+    Horovod 0.28.1 dies of a null pointer when it is initialised again in a process in
+    which both its cycle time and its fusion threshold were ever set: defaults are not
+    passed on, and runs with other settings get their own launch.
     """
-    asked = registry.create(run.strategy.name, run.strategy.options, run.engine).traits.environment
+    asked = registry.create(
+        run.strategy.name, run.strategy.options, run.engine
+    ).traits.environment
     if not asked:
         return {}
     defaults = registry.create(run.strategy.name, {}, run.engine).traits.environment
@@ -93,7 +101,9 @@ def server_ranks(run: Run) -> int:
 
 def mesh_of(run: Run) -> Mesh:
     """Return how the workers of `run` divide into replicas of the model, and these into parts."""
-    return registry.create(run.strategy.name, run.strategy.options, run.engine).traits.mesh(run.workers)
+    return registry.create(
+        run.strategy.name, run.strategy.options, run.engine
+    ).traits.mesh(run.workers)
 
 
 class JsonLines:
@@ -130,14 +140,23 @@ class Death:
     def save(self, folder: Path) -> None:
         """Write the file of this rank, or print the failure where none can be written."""
         try:
-            (folder / f"rank-{self.rank}.error").write_text(json.dumps(asdict(self)), encoding="utf-8")
+            (folder / f"rank-{self.rank}.error").write_text(
+                json.dumps(asdict(self)), encoding="utf-8"
+            )
         except OSError as error:
-            print(f"rank {self.rank}: {self.error} (not written: {error})", file=sys.stderr, flush=True)
+            print(
+                f"rank {self.rank}: {self.error} (not written: {error})",
+                file=sys.stderr,
+                flush=True,
+            )
 
     @classmethod
     def reported(cls, folder: Path) -> Death | None:
         """The failure of the rank that failed first; those of others are usually its consequence."""
-        files = sorted(folder.glob("rank-*.error"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        files = sorted(
+            folder.glob("rank-*.error"),
+            key=lambda path: (path.stat().st_mtime_ns, path.name),
+        )
         for file in files:
             with suppress(ValueError):  # killed while writing
                 return cls(**json.loads(file.read_bytes()))
@@ -170,7 +189,11 @@ def keep_nodes(world: Control, launcher: str, folder: Path) -> None:
     if set(hosts) == {launcher}:
         return
     describes = hosts.index(own) == world.rank
-    told = world.gather(describe_node(pid=os.getppid()) if describes else None)  # a rank itself is bound to a core
+    told = world.gather(
+        describe_node(pid=os.getppid()) if describes else None
+    )  # a rank itself is bound to a core
     if told is not None:
-        nodes = Nodes(hosts=hosts, facts={facts["host_hash"]: facts for facts in told if facts})
+        nodes = Nodes(
+            hosts=hosts, facts={facts["host_hash"]: facts for facts in told if facts}
+        )
         (folder / NODES).write_text(nodes.model_dump_json(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """A GPU by NVML, the library of NVIDIA's driver: its energy, its clock rate, and why it is clocked down.
 
-The functions are those of nvml.h, called as by nvidia-ml-py, which needs not be installed. What a driver or a GPU does
-not report is None.
+The functions are those of nvml.h, called as by nvidia-ml-py, which needs not be
+installed. What a driver or a GPU does not report is None.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from scalebench.records.schema import NOT_SLOWED, POWER_CAP
 
 LIBRARY = "libnvidia-ml.so.1"
 _SM = 1  # NVML_CLOCK_SM
-# Reason -> bits of nvmlClocksThrottleReasons; others, as an idle GPU or a rate that was asked for, are no fault.
-_REASONS = {POWER_CAP: 0x4, "hardware": 0x8, "thermal": 0x20 | 0x40, "power-brake": 0x80}
+# Reason -> bits of nvmlClocksThrottleReasons; others, as an idle GPU or a rate that was
+# asked for, are no fault.
+_REASONS = {
+    POWER_CAP: 0x4,
+    "hardware": 0x8,
+    "thermal": 0x20 | 0x40,
+    "power-brake": 0x80,
+}
 
 
 class Gpu:
@@ -34,17 +40,31 @@ class Gpu:
 
     def slowdowns(self) -> frozenset[str] | None:
         """Return the reasons for which it is clocked down at this moment, of _REASONS."""
-        bits = self._asked("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong())
-        return None if bits is None else frozenset(name for name, mask in _REASONS.items() if bits & mask)
+        bits = self._asked(
+            "nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong()
+        )
+        return (
+            None
+            if bits is None
+            else frozenset(name for name, mask in _REASONS.items() if bits & mask)
+        )
 
-    def _asked(self, function: str, found: ctypes.c_uint | ctypes.c_ulonglong, *arguments: int) -> int | None:
+    def _asked(
+        self, function: str, found: ctypes.c_uint | ctypes.c_ulonglong, *arguments: int
+    ) -> int | None:
         device = ctypes.c_void_p()
-        with suppress(OSError, AttributeError):  # no such library; no such function in it
+        with suppress(
+            OSError, AttributeError
+        ):  # no such library; no such function in it
             nvml = ctypes.CDLL(self._library)
             if (
                 nvml.nvmlInit_v2() == 0
-                and nvml.nvmlDeviceGetHandleByUUID(self._name.encode(), ctypes.byref(device)) == 0
-                and getattr(nvml, function)(device, *arguments, ctypes.byref(found)) == 0
+                and nvml.nvmlDeviceGetHandleByUUID(
+                    self._name.encode(), ctypes.byref(device)
+                )
+                == 0
+                and getattr(nvml, function)(device, *arguments, ctypes.byref(found))
+                == 0
             ):
                 return int(found.value)
         return None
@@ -76,4 +96,8 @@ class GpuClocks:
     @property
     def slowdowns(self) -> str | None:
         """The reasons as in records: `power-cap+thermal`, `none`; None if they are unknown."""
-        return None if self._slowdowns is None else "+".join(sorted(self._slowdowns)) or NOT_SLOWED
+        return (
+            None
+            if self._slowdowns is None
+            else "+".join(sorted(self._slowdowns)) or NOT_SLOWED
+        )

@@ -22,18 +22,24 @@ from scalebench.comm.launchers.choice import named
 from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
 from scalebench.native.job_files import REFUSED, Death
 
-_LOST = re.compile(r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)")
+_LOST = re.compile(
+    r"daemon.*?(?:Remote host:|Remote daemon:.*? on node|daemon on node) (\S+)"
+)
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
-_RANK = re.compile(r"^(\[rank\d+\]: ?)+")  # torch puts it before a traceback, once for each process group there was
+_RANK = re.compile(
+    r"^(\[rank\d+\]: ?)+"
+)  # torch puts it before a traceback, once for each process group there was
 _NOISE = re.compile(r"^(-+|\s*)$")
 _SILENCE = "it said nothing"
 _MOST_TOLD = 300  # characters
 _REPORT_BYTES = 1 << 16  # of a run's outcome, about
 _SERVER = ("a server", "servers")
 _LONGER = 3.0  # times the longest silence that ended: then it is unusual
-_SILENCE_S = 2.5  # without a sign of life for so long, of which a rank that computes gives one a second
-_PAUSED_S = 5.0  # between two looks: then this process was stopped itself, and the ranks perhaps with it
+# without a sign of life for so long, of which a rank that computes gives one a second
+_SILENCE_S = 2.5
+# between two looks: then this process was stopped itself, and the ranks perhaps with it
+_PAUSED_S = 5.0
 _ANSWER_S = 3.0  # for a host to accept or refuse a connection
 _SSH = 22  # a port: whether anything listens there does not matter
 
@@ -54,17 +60,23 @@ def cause_of_death(
     reported = Death.reported(folder)
     # mpirun writes of its daemons to its standard output.
     output, more = (
-        (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).exists() else ""
+        (folder / name).read_text(encoding="utf-8", errors="replace")
+        if (folder / name).exists()
+        else ""
         for name in ("stderr.txt", "stdout.txt")
     )
     if reported is not None and reported.status == REFUSED:
         return reported
     ranks = _Names(hosts, mesh)
     starter = named(launcher)
-    if error := _told_by(starter, f"{output}\n{more}", ranks, -1 if reported is None else reported.rank):
+    if error := _told_by(
+        starter, f"{output}\n{more}", ranks, -1 if reported is None else reported.rank
+    ):
         return Death("failed", error, reported.run_id if reported is not None else "")
     if reported is not None:
-        return replace(reported, error=f"{ranks.named(reported.rank)}: {reported.error}")
+        return replace(
+            reported, error=f"{ranks.named(reported.rank)}: {reported.error}"
+        )
     if full := _not_writable(folder):
         return Death("failed", full)
     if match := _HUNG_UP.search(" ".join(output.split())):
@@ -74,11 +86,18 @@ def cause_of_death(
         error = "the ranks exited before reporting"
     elif returncode < 0:
         error = f"{launcher} {_ended_by(-returncode)}"
-    elif starter.has_daemons and len(set(hosts)) > 1 and returncode - 128 in set(signal.Signals):
+    elif (
+        starter.has_daemons
+        and len(set(hosts)) > 1
+        and returncode - 128 in set(signal.Signals)
+    ):
         where = ", ".join(sorted(set(hosts)))
         ended = _ended_by(returncode - 128)
         error = f"a daemon of {launcher} {ended} on one of {where}: check these hosts, their memory and network"
-    elif returncode == starter.silent_code and telling_line(f"{output}\n{more}") == _SILENCE:
+    elif (
+        returncode == starter.silent_code
+        and telling_line(f"{output}\n{more}") == _SILENCE
+    ):
         # It names every other end, of itself and of ranks.
         ended = _ended_by(signal.SIGTERM)
         error = f"{launcher} {ended}, or by 2 or 1, of which it says as little (exit code {returncode})"
@@ -108,7 +127,11 @@ class _Names:
     def on(self, host: str, text: str) -> str:
         """The ranks on `host`, in `text`; empty without any."""
         short = host.partition(".")[0]
-        there = [rank for rank, name in enumerate(self.hosts) if name.partition(".")[0] == short]
+        there = [
+            rank
+            for rank, name in enumerate(self.hosts)
+            if name.partition(".")[0] == short
+        ]
         return text.format(_ranks(there)) if there else ""
 
 
@@ -165,7 +188,9 @@ def telling_line(text: str) -> str:
     if exception := exception_in(text):
         return exception
     lines = _lines(text)
-    paragraph = takewhile(lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines))
+    paragraph = takewhile(
+        lambda line: not _NOISE.match(line), dropwhile(_NOISE.match, lines)
+    )
     text = " ".join(paragraph).rstrip(":")
     return textwrap.shorten(text, _MOST_TOLD, placeholder=" ...") or _SILENCE
 
@@ -187,14 +212,20 @@ class Pulse:
         self._path = path
         self._beats: list[Beat] = read_heartbeats(path)
         self._changed = [time.monotonic()] * len(self._beats)
-        self._looked = list(self._changed)  # when the thread of each rank was last seen to look
+        self._looked = list(
+            self._changed
+        )  # when the thread of each rank was last seen to look
         self._watched, self._longest = 0, 0.0
         self._felt = time.monotonic()
 
     @property
     def pids(self) -> list[int]:
         """Process numbers of the ranks of this host that have started."""
-        return [beat.pid for beat in self._last_known() if beat.pid and beat.host == platform.node()]
+        return [
+            beat.pid
+            for beat in self._last_known()
+            if beat.pid and beat.host == platform.node()
+        ]
 
     def _last_known(self) -> list[Beat]:
         try:
@@ -246,7 +277,9 @@ class Pulse:
         text = f"{', '.join(map(names.named, behind)) or 'no rank'} had stopped while {phase}"
         if behind and (own := beats[behind[0]].operation):
             text += f", in {own}"
-        if operations := Counter(beats[rank].operation for rank in waiting if rank not in behind):
+        if operations := Counter(
+            beats[rank].operation for rank in waiting if rank not in behind
+        ):
             text += f", and the others waited in {operations.most_common(1)[0][0]}"
         for host in unanswering(dict.fromkeys(filter(None, names.hosts))):
             text += f"; {host}{names.on(host, ' with {}')} does not answer: check that host and its network"
@@ -255,7 +288,9 @@ class Pulse:
     def connecting_s(self, ranks: int) -> float:
         """Seconds for which one of the first `ranks` ranks has been connecting while the others did so, or before."""
         beats = self._beats[:ranks]
-        connecting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
+        connecting = [
+            rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING
+        ]
         if not connecting or any(beat.phase < Phase.CONNECTING for beat in beats):
             return 0.0
         return time.monotonic() - max(self._changed[rank] for rank in connecting)
@@ -263,22 +298,34 @@ class Pulse:
     def unconnected(self, ranks: int) -> str:
         """Name the first `ranks` ranks that wait while they connect, and those they wait for."""
         hosts, beats = self.hosts, self._beats[:ranks]
-        waiting = [rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING]
-        pairs = [(rank, beats[rank].batches - 1) for rank in waiting if beats[rank].batches]
+        waiting = [
+            rank for rank, beat in enumerate(beats) if beat.phase is Phase.CONNECTING
+        ]
+        pairs = [
+            (rank, beats[rank].batches - 1) for rank in waiting if beats[rank].batches
+        ]
         if pairs:
-            # A third rank waits for one of two that cannot connect: those wait for each other.
-            stuck = [pair for pair in pairs if pair[1] not in waiting or pair[::-1] in pairs]
+            # A third rank waits for one of two that cannot connect: those wait for each
+            # other.
+            stuck = [
+                pair for pair in pairs if pair[1] not in waiting or pair[::-1] in pairs
+            ]
             rank, awaited = (stuck or pairs)[0]
             return f"{_named(rank, hosts)} waited for {_named(awaited, hosts)}"
-        places = f" on {', '.join(sorted({hosts[rank] for rank in waiting}))}" if hosts else ""
+        places = (
+            f" on {', '.join(sorted({hosts[rank] for rank in waiting}))}"
+            if hosts
+            else ""
+        )
         return f"{_ranks(waiting)}{places} waited for the others"
 
     def stopped(self, workers: int, servers: int = 0) -> str:
         """Name the first `workers` ranks, or the `servers` after them, that stopped first.
 
-        A server beats while it waits: one that fell silent as early as any worker has stopped, and the workers with it;
-        one that fell silent later was kept from the core. Workers that wait for a stopped one are silent too, but ahead
-        of it: only the ones furthest behind are named.
+        A server beats while it waits: one that fell silent as early as any worker has
+        stopped, and the workers with it; one that fell silent later was kept from the
+        core. Workers that wait for a stopped one are silent too, but ahead of it: only
+        the ones furthest behind are named.
         """
         now = time.monotonic()
         named = self._behind(workers, servers)
@@ -292,17 +339,32 @@ class Pulse:
     def _behind(self, workers: int, servers: int) -> list[int]:
         """The silent ranks for which the others wait."""
         now = time.monotonic()
-        silent = [rank for rank in range(workers + servers) if now - self._changed[rank] > _SILENCE_S]
+        silent = [
+            rank
+            for rank in range(workers + servers)
+            if now - self._changed[rank] > _SILENCE_S
+        ]
         if not silent:
             return []
         first = min(self._changed[rank] for rank in silent)
-        if dumb := [rank for rank in silent if rank >= workers and self._changed[rank] < first + _SILENCE_S]:
+        if dumb := [
+            rank
+            for rank in silent
+            if rank >= workers and self._changed[rank] < first + _SILENCE_S
+        ]:
             return dumb
         silent = [rank for rank in silent if rank < workers]
         furthest_behind = min(self._beats[rank].progress for rank in silent)
-        behind = [rank for rank in silent if self._beats[rank].progress == furthest_behind]
-        # Others share their place where no clock is read between their work and their wait, as in DDP's backward pass.
-        stopped = [rank for rank in behind if now - self._looked[rank] > max(_SILENCE_S, (now - first) / 2)]
+        behind = [
+            rank for rank in silent if self._beats[rank].progress == furthest_behind
+        ]
+        # Others share their place where no clock is read between their work and their
+        # wait, as in DDP's backward pass.
+        stopped = [
+            rank
+            for rank in behind
+            if now - self._looked[rank] > max(_SILENCE_S, (now - first) / 2)
+        ]
         return stopped or behind
 
     def not_ended(self, launcher: str, pid: int) -> str:
@@ -313,9 +375,17 @@ class Pulse:
         for rank, beat in enumerate(self._beats):
             if beat.host == platform.node() and is_stopped(beat.pid):
                 return f"{_named(rank, hosts)} is stopped"
-        if running := [rank for rank, beat in enumerate(self._beats) if beat.phase is Phase.FINISHED]:
+        if running := [
+            rank
+            for rank, beat in enumerate(self._beats)
+            if beat.phase is Phase.FINISHED
+        ]:
             return f"a thread of {', '.join(_named(rank, hosts) for rank in running)} does not end"
-        return "a process on another host is stopped" if hosts else f"{launcher} does not end"
+        return (
+            "a process on another host is stopped"
+            if hosts
+            else f"{launcher} does not end"
+        )
 
     def _hush_s(self, now: float) -> float:
         return now - max(self._changed[: self._watched], default=now)
@@ -330,7 +400,11 @@ def unanswering(hosts: Iterable[str]) -> list[str]:
     if not others:
         return []
     with ThreadPoolExecutor(min(32, len(others))) as pool:
-        return [host for host, answers in zip(others, pool.map(_answers, others), strict=True) if not answers]
+        return [
+            host
+            for host, answers in zip(others, pool.map(_answers, others), strict=True)
+            if not answers
+        ]
 
 
 def _answers(host: str) -> bool:

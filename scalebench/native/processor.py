@@ -1,6 +1,7 @@
 """The processor or GPU of one worker: its name, peak memory, and cores as the kernel reports them.
 
-What a kernel does not report, as clock rates and throttling in most virtual machines, is None.
+What a kernel does not report, as clock rates and throttling in most virtual machines,
+is None.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from scalebench.records.machine_facts import cpu_model, text_of
 
 _ROOT = Path("/")
 _KHZ_PER_MHZ = 1000
-_THROTTLES = ("core_throttle_count", "package_throttle_count")  # of Intel; others report none
+_THROTTLES = (
+    "core_throttle_count",
+    "package_throttle_count",
+)  # of Intel; others report none
 
 
 def device_name(device: torch.device) -> str:
@@ -64,7 +68,11 @@ def peak_memory(device: torch.device) -> tuple[float, float | None]:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 peak = int(line.split()[1]) / 1024
-    on_device = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    on_device = (
+        torch.cuda.max_memory_allocated(device) / 2**20
+        if device.type == "cuda"
+        else None
+    )
     return peak, on_device
 
 
@@ -84,7 +92,10 @@ class Cores(NamedTuple):
     def throttled_since(self, before: Cores) -> int | None:
         """Return how often the most throttled core was throttled since `before`."""
         return max(
-            (now - then for now, then in zip(self.throttles, before.throttles, strict=True)),
+            (
+                now - then
+                for now, then in zip(self.throttles, before.throttles, strict=True)
+            ),
             default=None,
         )
 
@@ -92,7 +103,10 @@ class Cores(NamedTuple):
 def clock_rate(cores: Collection[int], root: Path = _ROOT) -> float | None:
     """Return the mean clock rate of `cores` in MHz: by cpufreq, else by /proc/cpuinfo."""
     frequencies = [
-        text_of(root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq").strip() for core in cores
+        text_of(
+            root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"
+        ).strip()
+        for core in cores
     ]
     if all(frequency.isdecimal() for frequency in frequencies):
         return fmean(int(frequency) for frequency in frequencies) / _KHZ_PER_MHZ
@@ -109,6 +123,15 @@ def clock_rate(cores: Collection[int], root: Path = _ROOT) -> float | None:
 
 def throttle_counters(cores: Collection[int], root: Path = _ROOT) -> tuple[int, ...]:
     """Return how often each of `cores` and their packages were throttled since boot, in the order of the cores."""
-    folders = [root / f"sys/devices/system/cpu/cpu{core}/thermal_throttle" for core in sorted(cores)]
-    counters = [text_of(folder / name).strip() for folder in folders for name in _THROTTLES]
-    return tuple(int(counter) for counter in counters) if all(map(str.isdecimal, counters)) else ()
+    folders = [
+        root / f"sys/devices/system/cpu/cpu{core}/thermal_throttle"
+        for core in sorted(cores)
+    ]
+    counters = [
+        text_of(folder / name).strip() for folder in folders for name in _THROTTLES
+    ]
+    return (
+        tuple(int(counter) for counter in counters)
+        if all(map(str.isdecimal, counters))
+        else ()
+    )

@@ -1,8 +1,9 @@
 """The program of each real process: one launch serves a whole sweep.
 
-Runs follow in the job's order. The first W ranks work on a run of W workers, and a strategy's servers are the ranks
-after them; the others sleep until it is over, for a spinning rank would take a core from those that compute. Rank 0
-gathers the meters and tells the launcher.
+Runs follow in the job's order. The first W ranks work on a run of W workers, and a
+strategy's servers are the ranks after them; the others sleep until it is over, for a
+spinning rank would take a core from those that compute. Rank 0 gathers the meters and
+tells the launcher.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from scalebench.comm.launchers.choice import named
 from scalebench.comm.mpi_match import apart
 from scalebench.errors import RunError, in_one_line
 from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
-from scalebench.native.job_files import REFUSED, Death, Job, JsonLines, keep_nodes, server_ranks
+from scalebench.native.job_files import (
+    REFUSED,
+    Death,
+    Job,
+    JsonLines,
+    keep_nodes,
+    server_ranks,
+)
 from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
@@ -33,7 +41,8 @@ from scalebench.system.parent_watch import end_with_launcher
 from scalebench.training.outcome import Outcome
 from scalebench.training.reference_step import Gauge
 
-if TYPE_CHECKING:  # imported where it is used: it would initialise MPI, which a rendezvous does without
+# imported where it is used: it would initialise MPI, which a rendezvous does without
+if TYPE_CHECKING:
     from mpi4py import MPI
 
 _LEAVING_S = 30  # the launcher has given up by then
@@ -72,7 +81,9 @@ def main(path: Path) -> None:
     heart.watch()
     finish_importing()
     try:
-        group = meet(job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node())
+        group = meet(
+            job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node()
+        )
     except Exception as error:  # no route, a port in use
         Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
@@ -91,14 +102,16 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
         finally:  # whatever becomes of the reason: the others wait for this rank
             world.Abort(1)
     heart.enter(Phase.FINISHED)
-    atexit.register(_leave, heart)  # called after the last thread of an own model has ended
+    atexit.register(
+        _leave, heart
+    )  # called after the last thread of an own model has ended
 
 
 def _leave(heart: Heartbeat) -> None:
     """Say that only MPI's own end is left, and bound it: it waits for the daemon, which may be stopped.
 
-    In MPI's end no thread of Python runs, so that a daemon that is stopped before is waited for here: the heartbeat's
-    thread ends both once the launch is over.
+    In MPI's end no thread of Python runs, so that a daemon that is stopped before is
+    waited for here: the heartbeat's thread ends both once the launch is over.
     """
     heart.enter(Phase.LEAVING)
     while is_stopped(os.getppid()):
@@ -111,7 +124,10 @@ def contact(world: MPI.Comm, heart: Heartbeat) -> None:
     """Exchange a message with the ranks 1, 2, 4 ... away, so that two hosts that cannot connect are known by name."""
     distance = 1
     while distance < world.size:
-        to, source = (world.rank + distance) % world.size, (world.rank - distance) % world.size
+        to, source = (
+            (world.rank + distance) % world.size,
+            (world.rank - distance) % world.size,
+        )
         heart.wait_for(source)
         sending = world.isend(None, to)
         world.recv(source=source)
@@ -127,14 +143,19 @@ class RankLoop:
     def __init__(self, job: Job, world: Control, heart: Heartbeat) -> None:
         self.job, self.world, self.heart = job, world, heart
         self.current = ""  # the run under way
-        self._events, self._further = JsonLines(job.events), JsonLines(job.further)  # rank 0's alone
+        self._events, self._further = (
+            JsonLines(job.events),
+            JsonLines(job.further),
+        )  # rank 0's alone
         self._groups: dict[int, Control] = {}
         self._gauge: Gauge | None = None  # of the first run
         ranks = world.allgather((platform.node(), os.getpid(), os.sched_getaffinity(0)))
         here = [pid for node, pid, _ in ranks if node == platform.node()]
         self._nap = _NAP * max(1.0, len(here) / len(os.sched_getaffinity(0)) / 8)
         self._family = (os.getppid(), *here)  # the launch's processes on this node
-        if not named(job.launcher).binds_surely and _share_cores([(node, cores) for node, _, cores in ranks]):
+        if not named(job.launcher).binds_surely and _share_cores(
+            [(node, cores) for node, _, cores in ranks]
+        ):
             self.job = job.model_copy(update={"binding": "none"})
 
     def serve(self) -> None:
@@ -159,7 +180,12 @@ class RankLoop:
                 from scalebench.comm.server import ServerLoop
 
                 loop = ServerLoop(
-                    cast("MPI.Comm", served), dtype, servers, beat=self.heart.beat, traced=run.trace, slow_links=slow
+                    cast("MPI.Comm", served),
+                    dtype,
+                    servers,
+                    beat=self.heart.beat,
+                    traced=run.trace,
+                    slow_links=slow,
                 )
                 loop.serve()
                 served.gather((loop.served, loop.laps))
@@ -171,7 +197,9 @@ class RankLoop:
         gc.collect()
         references = self._references()
         try:
-            outcome = Session(self.job, run, workers, self.heart, served, self._family).execute()
+            outcome = Session(
+                self.job, run, workers, self.heart, served, self._family
+            ).execute()
         except Exception as error:
             if run.workers > 1 or served is not None:
                 raise  # the others wait for this rank inside a collective
@@ -179,7 +207,9 @@ class RankLoop:
             outcome = Outcome(run.run_id, status, f"rank 0: {in_one_line(error)}")
         if outcome is not None:  # on rank 0
             references += self._references()
-            outcome.add_facts(reference_step_s=fmean(references) if references else None)
+            outcome.add_facts(
+                reference_step_s=fmean(references) if references else None
+            )
             self._events.append({"run_id": run.run_id, "outcome": outcome.to_json()})
 
     def _references(self) -> list[float]:
@@ -194,7 +224,9 @@ class RankLoop:
     def _told_by_first(self) -> list[Run]:
         """Further runs: rank 0 gets them from the launcher, the others sleep until it broadcasts them."""
         block = None
-        while self.world.rank == 0 and (block := next(self._further.new(), None)) is None:
+        while (
+            self.world.rank == 0 and (block := next(self._further.new(), None)) is None
+        ):
             time.sleep(_NAP)
         self._rest()
         return [Run.model_validate(run) for run in self.world.bcast(block)]
@@ -202,7 +234,9 @@ class RankLoop:
     def _first(self, ranks: int) -> Control:
         """The group of the first `ranks` ranks, or of the others, created once by all ranks together."""
         if ranks not in self._groups:
-            self._groups[ranks] = self.world.Split(int(self.world.rank >= ranks), self.world.rank)
+            self._groups[ranks] = self.world.Split(
+                int(self.world.rank >= ranks), self.world.rank
+            )
         return self._groups[ranks]
 
     def _rest(self) -> None:

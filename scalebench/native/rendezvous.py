@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.comm.control import StoreGroup
-from scalebench.comm.torch_dist import LOOPBACK, STORE, first_answering, listen, listening_address, own_addresses
+from scalebench.comm.torch_dist import (
+    LOOPBACK,
+    STORE,
+    first_answering,
+    listen,
+    listening_address,
+    own_addresses,
+)
 from scalebench.errors import EngineError
 from scalebench.native.heartbeat import Heartbeat
 
@@ -21,13 +28,18 @@ _FOREVER = timedelta(days=365)  # a run's limit is the launching command's to ke
 _LOOK_S = 0.05
 
 
-def meet(folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool = False) -> StoreGroup:
+def meet(
+    folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool = False
+) -> StoreGroup:
     """Connect the `size` ranks of a launch, whose files lie in `folder`; `one_node`: all are known to be on one.
 
     Raises:
         EngineError: no address of rank 0's host can be reached from here, or rank 0 cannot listen at MASTER_PORT.
     """
-    stated, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT") or 0)
+    stated, port = (
+        os.environ.get("MASTER_ADDR"),
+        int(os.environ.get("MASTER_PORT") or 0),
+    )
     heart.wait_for(0 if rank else None)
     path = folder / FILE
     if rank == 0:
@@ -39,8 +51,14 @@ def meet(folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool
                 f"cannot listen at port {port} of {address or platform.node()}: {os.strerror(error.errno or 0)}; set "
                 "MASTER_PORT to a free one, or to nothing for one that the system chooses"
             ) from None
-        addresses = [address] if address else [stated] if stated else list(own_addresses())
-        told: dict[str, Any] = {"host": platform.node(), "port": store.port, "addresses": addresses}
+        addresses = (
+            [address] if address else [stated] if stated else list(own_addresses())
+        )
+        told: dict[str, Any] = {
+            "host": platform.node(),
+            "port": store.port,
+            "addresses": addresses,
+        }
         told["on_all"] = not address
         told["key"] = secrets.token_hex()
         _write_for_this_user(path, json.dumps(told))

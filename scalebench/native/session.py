@@ -28,7 +28,13 @@ from scalebench.native.commits import Commits
 from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import Job
-from scalebench.native.laps import ClockOffset, TracedClock, TracedPacedClock, align, clock_offsets
+from scalebench.native.laps import (
+    ClockOffset,
+    TracedClock,
+    TracedPacedClock,
+    align,
+    clock_offsets,
+)
 from scalebench.native.nvml import Gpu, GpuClocks
 from scalebench.native.processor import (
     Cores,
@@ -53,7 +59,9 @@ from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerRep
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from scalebench.training.replica import Replica
 
-if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, which a rendezvous does without
+# imported where they are used: they would initialise MPI, which a rendezvous does
+# without
+if TYPE_CHECKING:
     from mpi4py import MPI
 
     from scalebench.comm.server import OneSidedState, RankServer
@@ -62,8 +70,9 @@ if TYPE_CHECKING:  # imported where they are used: they would initialise MPI, wh
 class Session:
     """A run on one of its workers; `mpi` joins the run's workers, `served` them and their servers.
 
-    `family` are the launch's processes on this node; the first, unlike the ranks, is bound to no core. An elastic run
-    begins with what its `commits` hold, and commits each epoch.
+    `family` are the launch's processes on this node; the first, unlike the ranks, is
+    bound to no core. An elastic run begins with what its `commits` hold, and commits
+    each epoch.
     """
 
     def __init__(
@@ -76,7 +85,13 @@ class Session:
         family: Sequence[int] = (),
         commits: Commits | None = None,
     ) -> None:
-        self.job, self.run, self.mpi, self.heart, self.served = job, run, mpi, heart, served
+        self.job, self.run, self.mpi, self.heart, self.served = (
+            job,
+            run,
+            mpi,
+            heart,
+            served,
+        )
         self._family, self._commits = family, commits
         heart.wait_for(None)
         places = mpi.allgather(platform.node())
@@ -104,7 +119,10 @@ class Session:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
-        alone, for_good = self.nodes == 1, bool(self.job.settings) or self._commits is not None
+        alone, for_good = (
+            self.nodes == 1,
+            bool(self.job.settings) or self._commits is not None,
+        )
         waits_for = self.heart.wait_for
         waits_for(None)
         place = Place(self.mpi, clock, alone, for_good, waits_for)
@@ -113,10 +131,16 @@ class Session:
             return self._train(strategy, dataset, clock, comm)
 
     def _train(
-        self, strategy: Strategy, dataset: Dataset, clock: WallClock, comm: NativeCommunicator
+        self,
+        strategy: Strategy,
+        dataset: Dataset,
+        clock: WallClock,
+        comm: NativeCommunicator,
     ) -> Outcome | None:
         mesh = strategy.traits.mesh(self.run.workers)
-        plan = BatchPlan.of(self.run, self.run.workers, self.run.seed, dataset, mesh.parts)
+        plan = BatchPlan.of(
+            self.run, self.run.workers, self.run.seed, dataset, mesh.parts
+        )
         opened = _Opened(comm, self.served, getattr(torch, self.run.dtype))
         replica = Replica(
             self.run,
@@ -130,10 +154,18 @@ class Session:
             self.workers_per_node,
             mesh=mesh,
         )
-        parameters = replica.parameters.numel()  # of a whole model, from which a worker may take a part
-        initial = replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
-        if isinstance(clock, PacedClock) and _goes_back_at_once(strategy, self.run.workers):
-            clock.attach(replica.model, waits_in_backward=not strategy.traits.split_is_measured)
+        parameters = (
+            replica.parameters.numel()
+        )  # of a whole model, from which a worker may take a part
+        initial = (
+            replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
+        )
+        if isinstance(clock, PacedClock) and _goes_back_at_once(
+            strategy, self.run.workers
+        ):
+            clock.attach(
+                replica.model, waits_in_backward=not strategy.traits.split_is_measured
+            )
         offsets = clock_offsets(self.mpi) if self.nodes > 1 else None
         try:
             report, ends, energy = self._measure(replica, strategy, clock)
@@ -149,21 +181,35 @@ class Session:
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
         told = self._close(opened)
-        shares = self.mpi.gather(_Share(report, verdict.evaluations, events, ends, others, energy))
+        shares = self.mpi.gather(
+            _Share(report, verdict.evaluations, events, ends, others, energy)
+        )
         if shares is None:
             return None
         self._save_weights(initial, verdict)
         facts = self._facts(dataset, plan, parameters, shares)
         waited = None
         if strategy.traits.split_is_measured and self.nodes == 1:
-            waited = waits([share.events for share in shares], [meter for meter, _ in told])
+            waited = waits(
+                [share.events for share in shares], [meter for meter, _ in told]
+            )
         _set_offsets(shares, offsets)
         _set_waiting(shares, waited)
-        found = sorted(chain(*(share.evaluations for share in shares)), key=lambda each: (each.epoch, each.elapsed_s))
+        found = sorted(
+            chain(*(share.evaluations for share in shares)),
+            key=lambda each: (each.epoch, each.elapsed_s),
+        )
         reports = [share.report for share in shares]
-        outcome = Outcome(self.run.run_id, "completed", "", reports, found, eval_s, facts)
+        outcome = Outcome(
+            self.run.run_id, "completed", "", reports, found, eval_s, facts
+        )
         if self.run.trace:
-            align(outcome, waited, [busy for _, busy in told] if self.nodes == 1 else (), offsets)
+            align(
+                outcome,
+                waited,
+                [busy for _, busy in told] if self.nodes == 1 else (),
+                offsets,
+            )
         return outcome
 
     def _measure(
@@ -196,7 +242,9 @@ class Session:
             if clocks is not None:
                 clocks.look()
             if self._commits is not None:
-                self._commits.commit(replica, epoch, agreed=strategy.in_agreement(replica, epoch) is True)
+                self._commits.commit(
+                    replica, epoch, agreed=strategy.in_agreement(replica, epoch) is True
+                )
 
         self.heart.enter(Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
@@ -214,14 +262,26 @@ class Session:
         _set_cores(report, before, Cores.now())
         if clocks is not None:
             clocks.end()
-            report.gpu_mhz_before, report.gpu_mhz_after = clocks.mhz_before, clocks.mhz_after
+            report.gpu_mhz_before, report.gpu_mhz_after = (
+                clocks.mhz_before,
+                clocks.mhz_after,
+            )
             report.gpu_slowdowns = clocks.slowdowns
         self.mpi.Barrier()  # the energy is that up to the last worker's end
         return report, ends, meter.end()
 
-    def _facts(self, dataset: Dataset, plan: BatchPlan, parameters: int, shares: Sequence[_Share]) -> RunFacts:
+    def _facts(
+        self,
+        dataset: Dataset,
+        plan: BatchPlan,
+        parameters: int,
+        shares: Sequence[_Share],
+    ) -> RunFacts:
         """Return what is one for all workers of the run, from what each of them has told."""
-        energy_j, energy_source = total([share.energy for share in shares]) or (None, None)
+        energy_j, energy_source = total([share.energy for share in shares]) or (
+            None,
+            None,
+        )
         return RunFacts.of(
             dataset,
             plan,
@@ -232,7 +292,14 @@ class Session:
             gpus=self.run.workers if self.device.type == "cuda" else None,
             launcher=self.job.launcher,
             binding=self.job.binding,
-            others_load=max((share.others_load for share in shares if share.others_load is not None), default=None),
+            others_load=max(
+                (
+                    share.others_load
+                    for share in shares
+                    if share.others_load is not None
+                ),
+                default=None,
+            ),
             energy_j=energy_j,
             energy_source=energy_source,
         )
@@ -252,7 +319,11 @@ class Session:
     def _meter(self, gpu: Gpu | None) -> Meter:
         """The energy meter; without counters in a paced run, which sleeps while a device would work."""
         counts = self.run.execution == "native"
-        return Meter(first_on_node=counts and self.local_rank == 0, first=counts and self.mpi.rank == 0, gpu=gpu)
+        return Meter(
+            first_on_node=counts and self.local_rank == 0,
+            first=counts and self.mpi.rank == 0,
+            gpu=gpu,
+        )
 
     def _diverged(self, said: str, opened: _Opened) -> Outcome | None:
         """The outcome of a run in which all workers stopped together; the launch continues with the next run."""
@@ -271,13 +342,19 @@ class Session:
         return [said for said in told or () if said is not None]
 
     def _save_weights(self, initial: Tensor | None, verdict: EvaluationResult) -> None:
-        if initial is not None and self.job.weights is not None and verdict.final is not None:
+        if (
+            initial is not None
+            and self.job.weights is not None
+            and verdict.final is not None
+        ):
             save_weights(self.job.weights, self.run.run_id, initial, verdict.final)
 
     def _choose_device(self) -> torch.device:
         if self.engine.on_gpus:
             if not torch.cuda.is_available():
-                raise EngineError(f"engine {self.engine.name} needs a CUDA GPU on every node; use --engine gloo")
+                raise EngineError(
+                    f"engine {self.engine.name} needs a CUDA GPU on every node; use --engine gloo"
+                )
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
             require_gpus_of_their_own(self.mpi.allgather(gpu_name(device)))
@@ -300,7 +377,13 @@ class Session:
         paced = TracedPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
         target, samples = _pace(self.run)
-        return paced(target, synchronise, slowness_of(self.run, rank), jitter_of(self.run, rank), samples)
+        return paced(
+            target,
+            synchronise,
+            slowness_of(self.run, rank),
+            jitter_of(self.run, rank),
+            samples,
+        )
 
 
 class _Share(NamedTuple):
@@ -317,7 +400,9 @@ class _Share(NamedTuple):
 class _Opened:
     """The states and servers that a run has opened on its ranks, `served`."""
 
-    def __init__(self, comm: NativeCommunicator, served: Control | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, comm: NativeCommunicator, served: Control | None, dtype: torch.dtype
+    ) -> None:
         self._comm, self._served, self._dtype = comm, served, dtype
         self._kept: list[OneSidedState | RankServer] = []
 
@@ -338,7 +423,9 @@ class _Opened:
 
         assert isinstance(self._comm, MpiCommunicator)
         assert self._served is not None
-        server = RankServer(self._comm, cast("MPI.Comm", self._served), rule, self._dtype)
+        server = RankServer(
+            self._comm, cast("MPI.Comm", self._served), rule, self._dtype
+        )
         self._kept.append(server)
         return server
 
@@ -352,12 +439,20 @@ def _set_waiting(shares: Sequence[_Share], waited: Sequence[Waits] | None) -> No
     """Set the waiting times, and the bubbles of pipelines, in the reports of `shares`; None if they are unknown."""
     for worker, share in enumerate(shares):
         report = share.report
-        report.wait_s = float(np.diff(waited[worker]).sum()) if waited is not None else None
-        of_epochs = by_epoch(waited[worker], share.ends) if waited is not None else [None] * len(report.epochs)
+        report.wait_s = (
+            float(np.diff(waited[worker]).sum()) if waited is not None else None
+        )
+        of_epochs = (
+            by_epoch(waited[worker], share.ends)
+            if waited is not None
+            else [None] * len(report.epochs)
+        )
         for epoch, seconds in zip(report.epochs, of_epochs, strict=True):
             epoch.wait_s = seconds
     if waited is not None:
-        for share, seconds in zip(shares, bubbles([share.events for share in shares]), strict=True):
+        for share, seconds in zip(
+            shares, bubbles([share.events for share in shares]), strict=True
+        ):
             share.report.bubble_s = seconds
 
 
@@ -369,10 +464,15 @@ def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
     report.throttles = after.throttled_since(before)
 
 
-def _set_offsets(shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None) -> None:
+def _set_offsets(
+    shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None
+) -> None:
     """Set the clock offsets in the reports; None are known where all workers have the clock of one node."""
     for share, offset in zip(shares, offsets or (), strict=False):
-        share.report.clock_offset_s, share.report.clock_error_s = offset.wall_s, offset.error_s
+        share.report.clock_offset_s, share.report.clock_error_s = (
+            offset.wall_s,
+            offset.error_s,
+        )
 
 
 def _goes_back_at_once(strategy: Strategy, workers: int) -> bool:
@@ -387,15 +487,19 @@ def _goes_back_at_once(strategy: Strategy, workers: int) -> bool:
 def _pace(run: Run) -> tuple[PacedStep | float, int]:
     """The step time of the stated device, the study's or else the cluster's, and the samples of the step.
 
-    `device_step_time` is the time of a worker's batch; with `batch_global`, that of the global batch, of which a
-    replica takes its share. The times of a cluster are those of one batch size, and no samples are returned.
+    `device_step_time` is the time of a worker's batch; with `batch_global`, that of the
+    global batch, of which a replica takes its share. The times of a cluster are those
+    of one batch size, and no samples are returned.
     """
     batch = run.batch_per_worker
     if batch is None:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         batch = (run.batch_global or 0) // strategy.traits.mesh(run.workers).data
     if (seconds := run.device_step_time) is not None:
-        return seconds * batch / run.batch_global if run.batch_global else seconds, batch
+        return (
+            seconds * batch / run.batch_global if run.batch_global else seconds,
+            batch,
+        )
     known = load_cluster(run.cluster).step_times_of(str(run.model), run.dtype)
     if batch not in known:
         raise ClusterError(

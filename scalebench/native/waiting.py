@@ -10,7 +10,8 @@ d: the time at which it continued, u: the time at which the other was ready, it 
     server          u = t + max(f - t, 0) + (r - b): the server finished earlier requests at f, took this one up at b,
                         and at r the one upon which its rule released the reply; its own work is communication
 
-All times must be of one clock, so of one host. Virtual workers wait by the same rule (docs/records.md).
+All times must be of one clock, so of one host. Virtual workers wait by the same rule
+(docs/records.md).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ Waits = NDArray[np.float64]
 """(n, 2) in the order of time: begin and end of each wait of a worker."""
 
 
-def waits(event_logs: Sequence[EventLog], served: Sequence[Served] = ()) -> list[Waits] | None:
+def waits(
+    event_logs: Sequence[EventLog], served: Sequence[Served] = ()
+) -> list[Waits] | None:
     """The waits of each worker; `served` are the servers' event logs, of which the slowest server counts.
 
-    None if unknown: a synchronisation went past the event logs, or the logs are inconsistent.
+    None if unknown: a synchronisation went past the event logs, or the logs are
+    inconsistent.
     """
     if not all(event_log.complete for event_log in event_logs):
         return None
@@ -48,7 +52,11 @@ def waits(event_logs: Sequence[EventLog], served: Sequence[Served] = ()) -> list
 
 def bubbles(event_logs: Sequence[EventLog]) -> list[float]:
     """Seconds that each worker waited for other stages of its replica, by event logs whose `waits` are known."""
-    senders = {mail: event_log.sent[mail] for event_log in event_logs for mail in event_log.sent}
+    senders = {
+        mail: event_log.sent[mail]
+        for event_log in event_logs
+        for mail in event_log.sent
+    }
     found = []
     for event_log in event_logs:
         seconds = 0.0
@@ -64,7 +72,9 @@ def bubbles(event_logs: Sequence[EventLog]) -> list[float]:
 def by_epoch(waited: Waits, ends: Sequence[float]) -> list[float]:
     """Seconds waited in each epoch, by the times `ends`; a wait after the last one (a barrier) is left out."""
     places = np.searchsorted(ends, waited[:, 0], side="right")
-    seconds: list[float] = np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[: len(ends)].tolist()
+    seconds: list[float] = np.bincount(places, waited[:, 1] - waited[:, 0], len(ends))[
+        : len(ends)
+    ].tolist()
     return seconds
 
 
@@ -73,9 +83,17 @@ class _InconsistentLogsError(Exception):
 
 
 def _at_collectives(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
-    for group in {group: None for event_log in event_logs for group in event_log.collectives}:
-        members = [worker for worker, event_log in enumerate(event_logs) if group in event_log.collectives]
-        meters = [_table(event_logs[worker].collectives[group], 3) for worker in members]
+    for group in {
+        group: None for event_log in event_logs for group in event_log.collectives
+    }:
+        members = [
+            worker
+            for worker, event_log in enumerate(event_logs)
+            if group in event_log.collectives
+        ]
+        meters = [
+            _table(event_logs[worker].collectives[group], 3) for worker in members
+        ]
         if len({len(book) for book in meters}) > 1:
             raise _InconsistentLogsError
         last = np.max([book[:, 0] for book in meters], axis=0)
@@ -84,20 +102,33 @@ def _at_collectives(event_logs: Sequence[EventLog], found: list[list[Waits]]) ->
 
 
 def _for_messages(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
-    senders = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.sent}
-    receivers = {mail: worker for worker, event_log in enumerate(event_logs) for mail in event_log.received}
+    senders = {
+        mail: worker
+        for worker, event_log in enumerate(event_logs)
+        for mail in event_log.sent
+    }
+    receivers = {
+        mail: worker
+        for worker, event_log in enumerate(event_logs)
+        for mail in event_log.received
+    }
     if senders.keys() != receivers.keys():
         raise _InconsistentLogsError
     for mail, sender in senders.items():
         receiver = receivers[mail]
-        sent, received = _table(event_logs[sender].sent[mail], 2), _table(event_logs[receiver].received[mail], 2)
+        sent, received = (
+            _table(event_logs[sender].sent[mail], 2),
+            _table(event_logs[receiver].received[mail], 2),
+        )
         if len(sent) != len(received):
             raise _InconsistentLogsError
         found[sender].append(_waits(sent[:, 0], sent[:, 1], received[:, 0]))
         found[receiver].append(_waits(received[:, 0], received[:, 1], sent[:, 0]))
 
 
-def _for_shared_vectors(event_logs: Sequence[EventLog], found: list[list[Waits]]) -> None:
+def _for_shared_vectors(
+    event_logs: Sequence[EventLog], found: list[list[Waits]]
+) -> None:
     for meters in zip(*(event_log.accesses for event_log in event_logs), strict=True):
         tables = [_table(book, 4) for book in meters]
         owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
@@ -110,14 +141,22 @@ def _for_shared_vectors(event_logs: Sequence[EventLog], found: list[list[Waits]]
             each.append(waited[owner == worker])
 
 
-def _at_servers(event_logs: Sequence[EventLog], served: Sequence[Served], found: list[list[Waits]]) -> None:
+def _at_servers(
+    event_logs: Sequence[EventLog], served: Sequence[Served], found: list[list[Waits]]
+) -> None:
     for worker, event_log in enumerate(event_logs):
         asked = _table(event_log.requests, 3)
         if not len(asked):
             continue
         meters = [_table(book[worker], 3)[asked[:, 0].astype(int)] for book in served]
         since = asked[:, 1]
-        seconds = np.max([np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1] for book in meters], axis=0)
+        seconds = np.max(
+            [
+                np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1]
+                for book in meters
+            ],
+            axis=0,
+        )
         found[worker].append(_waits(since, asked[:, 2], since + seconds))
 
 

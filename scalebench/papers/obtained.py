@@ -1,6 +1,7 @@
 """Our value of a published quantity: from the rows of a study, by a fit to published rows, or from a priced what-if.
 
-`what_if.yaml` of a paper has the what-ifs, priced in seconds and drawn with the component that binds each cell.
+`what_if.yaml` of a paper has the what-ifs, priced in seconds and drawn with the
+component that binds each cell.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.critical_batch import EpochsLaw, fit_epochs
-from scalebench.analysis.intervals import median_interval, metric_difference, metric_interval, time_interval
+from scalebench.analysis.intervals import (
+    median_interval,
+    metric_difference,
+    metric_interval,
+    time_interval,
+)
 from scalebench.analysis.target import target_ratios
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
@@ -39,7 +45,8 @@ from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published
 from scalebench.validation.prediction_errors import with_errors
 
-# In the column `study`: ours follows from the paper's entries.csv; from its rows.csv; from the rows of all sources.
+# In the column `study`: ours follows from the paper's entries.csv; from its rows.csv;
+# from the rows of all sources.
 ENTRIES, ROWS, PUBLISHED_ROWS = "entries", "rows", "published"
 _FITTED_UP_TO = "1.0"  # MLPerf rounds that are fitted; later ones are held out
 
@@ -65,15 +72,19 @@ class Rows:
         """Return the runs of strategy `label` in this execution at this worker count; serial: at one worker."""
         completed, first = self.results.completed, self.at.iloc[0]
         workers = 1 if label == "serial" else first["workers"]
-        same = completed["execution"].eq(first["execution"]) & completed["workers"].eq(workers)
+        same = completed["execution"].eq(first["execution"]) & completed["workers"].eq(
+            workers
+        )
         return completed[same & completed["label"].eq(label)]
 
 
-def obtain(results: Results, quantity: str, strategy: str, workers: int | None) -> list[Obtained]:
+def obtain(
+    results: Results, quantity: str, strategy: str, workers: int | None
+) -> list[Obtained]:
     """Return `quantity` of a strategy (with its options) at a worker count, one value per execution and engine.
 
-    A quantity is a name of QUANTITIES, with its argument after @: `epochs_to@0.80`, `time_reduction@serial`. Empty if
-    the study has no such rows.
+    A quantity is a name of QUANTITIES, with its argument after @: `epochs_to@0.80`,
+    `time_reduction@serial`. Empty if the study has no such rows.
 
     Raises:
         UsageError: an unknown quantity.
@@ -84,12 +95,18 @@ def obtain(results: Results, quantity: str, strategy: str, workers: int | None) 
     found = []
     completed = results.completed
     of_strategy = completed[completed["label"] == strategy]
-    for (execution, engine), runs in of_strategy.groupby(["execution", "engine"], sort=False):
+    for (execution, engine), runs in of_strategy.groupby(
+        ["execution", "engine"], sort=False
+    ):
         at = runs if workers is None else runs[runs["workers"] == workers]
         if len(at):
             value = QUANTITIES[name](Rows(results, runs, at, argument))
             if value is not None and not math.isnan(value.value):
-                place = execution if execution == engine or engine == "virtual" else f"{execution} {engine}"
+                place = (
+                    execution
+                    if execution == engine or engine == "virtual"
+                    else f"{execution} {engine}"
+                )
                 found.append(Obtained(value, str(place)))
     return found
 
@@ -122,7 +139,10 @@ def _time_reduction(rows: Rows) -> Measured | None:
 
 
 def _largest_time_reduction(rows: Rows) -> Measured | None:
-    each = [_time_reduction(replace(rows, at=some)) for _, some in rows.runs.groupby("workers")]
+    each = [
+        _time_reduction(replace(rows, at=some))
+        for _, some in rows.runs.groupby("workers")
+    ]
     return max(filter(None, each), key=lambda found: found.value, default=None)
 
 
@@ -131,7 +151,9 @@ def _speedup_over(rows: Rows) -> Measured | None:
     fewer = rows.runs[rows.runs["workers"] == int(rows.argument)]
     if fewer.empty:
         return None
-    times, fewer_times = (time_interval(runs["train_s"]).value for runs in (rows.at, fewer))
+    times, fewer_times = (
+        time_interval(runs["train_s"]).value for runs in (rows.at, fewer)
+    )
     return Measured(fewer_times / times, n=min(len(fewer), len(rows.at)))
 
 
@@ -155,7 +177,9 @@ def _largest_workers(rows: Rows) -> Measured | None:
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
     last = len(times) - 1
     if not falling.all():
-        last = int((~falling).to_numpy().argmax()) - 1  # before the first count that is no faster
+        last = (
+            int((~falling).to_numpy().argmax()) - 1
+        )  # before the first count that is no faster
     return Measured(float(times.index[last]), n=len(rows.runs))
 
 
@@ -163,7 +187,11 @@ def _fewer_syncs(rows: Rows) -> Measured | None:
     """Synchronisations of another strategy until the study's target, over its own."""
 
     def until_target(runs: pd.DataFrame) -> pd.Series[float]:
-        return runs["syncs"] * runs["epochs_to_target"].astype(float).fillna(math.inf) / runs["epochs"]
+        return (
+            runs["syncs"]
+            * runs["epochs_to_target"].astype(float).fillna(math.inf)
+            / runs["epochs"]
+        )
 
     found = _over(rows, until_target)
     return found and found._replace(value=1 / found.value if found.value else math.nan)
@@ -171,32 +199,48 @@ def _fewer_syncs(rows: Rows) -> Measured | None:
 
 def _largest_lead(rows: Rows) -> Measured | None:
     """Largest lead over the slowest worker with which a push came, in steps, of all runs."""
-    leads = [int(lead) for text in rows.at["lead_histogram"].dropna() for lead in json.loads(text)]
+    leads = [
+        int(lead)
+        for text in rows.at["lead_histogram"].dropna()
+        for lead in json.loads(text)
+    ]
     return Measured(float(max(leads)), n=len(rows.at)) if leads else None
 
 
 QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
     # Metric after the last epoch, and after that many epochs.
     "final_metric": lambda rows: _over_seeds(rows, rows.at["final_metric"].dropna()),
-    "final_train_metric": lambda rows: _over_seeds(rows, rows.at["final_train_metric"].dropna()),
-    "metric_after_epoch": lambda rows: _over_seeds(rows, _curves(rows.results, rows.at).get(int(rows.argument))),
+    "final_train_metric": lambda rows: _over_seeds(
+        rows, rows.at["final_train_metric"].dropna()
+    ),
+    "metric_after_epoch": lambda rows: _over_seeds(
+        rows, _curves(rows.results, rows.at).get(int(rows.argument))
+    ),
     "metric_difference": _metric_difference,
     "epochs_to": _epochs_to,
     "ideal_speedup_to": _ideal_speedup_to,
-    # 1 - T / T(baseline), of training and to the study's target: against serial at one worker, else against the
-    # baseline at the same worker count. A baseline on another engine counts too: against real Horovod, say.
+    # 1 - T / T(baseline), of training and to the study's target: against serial at one
+    # worker, else against the baseline at the same worker count. A baseline on another
+    # engine counts too: against real Horovod, say.
     "time_reduction": _time_reduction,
     "largest_time_reduction": _largest_time_reduction,  # over worker counts
-    "target_time_reduction": lambda rows: _compared(rows, target_ratios(rows.results), rows.argument, "reduction"),
+    "target_time_reduction": lambda rows: _compared(
+        rows, target_ratios(rows.results), rows.argument, "reduction"
+    ),
     # T(serial, 1) / T, the same over workers, and T at fewer workers over T.
     "speedup": lambda rows: _compared(rows, ratios(rows.results), "serial", "speedup"),
-    "efficiency": lambda rows: _compared(rows, ratios(rows.results), "serial", "efficiency"),
+    "efficiency": lambda rows: _compared(
+        rows, ratios(rows.results), "serial", "efficiency"
+    ),
     "speedup_over": _speedup_over,
     "optimum_workers": _optimum_workers,
     "largest_workers": _largest_workers,
-    # T over that of another strategy at the same worker count, of training and to the study's target.
+    # T over that of another strategy at the same worker count, of training and to the
+    # study's target.
     "time_over": lambda rows: _over(rows, lambda runs: runs["train_s"]),
-    "target_time_over": lambda rows: _over(rows, lambda runs: runs["time_to_target_s"].fillna(math.inf)),
+    "target_time_over": lambda rows: _over(
+        rows, lambda runs: runs["time_to_target_s"].fillna(math.inf)
+    ),
     "fewer_syncs": _fewer_syncs,
     "largest_lead": _largest_lead,
 }
@@ -205,7 +249,9 @@ QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
 def _curves(results: Results, at: pd.DataFrame) -> pd.DataFrame:
     """Metric by run (rows) and number of epochs trained (columns); empty if nothing was evaluated."""
     attempt = ["run_id", "attempt"]
-    epochs = results.epochs.merge(at[attempt], on=attempt).dropna(subset=["test_metric"])
+    epochs = results.epochs.merge(at[attempt], on=attempt).dropna(
+        subset=["test_metric"]
+    )
     if epochs.empty:
         return pd.DataFrame()
     counted = epochs.assign(trained=epochs["epoch"].astype(int) + 1)
@@ -222,15 +268,22 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
     return median_interval(values)
 
 
-def _over(rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]) -> Measured | None:
+def _over(
+    rows: Rows, values: Callable[[pd.DataFrame], pd.Series[float]]
+) -> Measured | None:
     """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
-    own, base = (median_interval(values(runs)).value for runs in (rows.at, rows.of(rows.argument)))
+    own, base = (
+        median_interval(values(runs)).value
+        for runs in (rows.at, rows.of(rows.argument))
+    )
     if math.isnan(own) or base == 0 or not math.isfinite(base):
         return None
     return Measured(own / base, n=len(rows.at))
 
 
-def _compared(rows: Rows, table: pd.DataFrame, baseline: str, name: str) -> Measured | None:
+def _compared(
+    rows: Rows, table: pd.DataFrame, baseline: str, name: str
+) -> Measured | None:
     """Return the column `name` of a table of ratios with its interval; None without a finite value."""
     same = table["baseline"].eq(baseline)
     first = rows.at.iloc[0]
@@ -252,39 +305,65 @@ class WhatIf(StrictModel):
     description: str
     model: str = Field(description="layer table")
     cluster: str
-    device: str | None = Field(None, description="roofline of this device, in place of a stated step")
-    step_time: PositiveFloat | None = Field(None, description="seconds of a worker's step")
+    device: str | None = Field(
+        None, description="roofline of this device, in place of a stated step"
+    )
+    step_time: PositiveFloat | None = Field(
+        None, description="seconds of a worker's step"
+    )
     strategy: Component = Component(name="allreduce")
     workers: PositiveInt = 64
     batch: PositiveInt = 64
     samples: PositiveInt
     epochs: PositiveInt = 1
     collective: str = "auto"
-    vary: list[str] = Field(min_length=1, max_length=2, description="AXIS=LOW..HIGH[:POINTS] or AXIS=VALUE,VALUE,...")
+    vary: list[str] = Field(
+        min_length=1,
+        max_length=2,
+        description="AXIS=LOW..HIGH[:POINTS] or AXIS=VALUE,VALUE,...",
+    )
 
     def price(self) -> Plane:
         """Return the priced plane."""
-        workload = Workload(load_layers(self.model), self.samples, self.epochs, self.batch)
+        workload = Workload(
+            load_layers(self.model), self.samples, self.epochs, self.batch
+        )
         axes = [Axis.parse(text) for text in self.vary]
-        return what_if(Predictor(workload, self._platform()), self.strategy, self.workers, axes)
+        return what_if(
+            Predictor(workload, self._platform()), self.strategy, self.workers, axes
+        )
 
     def draw(self, plane: Plane, path: Path) -> None:
         """Write the figure of `plane` to `path`."""
-        place = "" if any(axis.name == "workers" for axis in plane.axes) else f" at {self.workers:,} workers"
+        place = (
+            ""
+            if any(axis.name == "workers" for axis in plane.axes)
+            else f" at {self.workers:,} workers"
+        )
         platform = self._platform()
         what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
         draw_what_if(path, {str(self.strategy): plane}, what)
 
     def seen_from(self, paper: Path) -> WhatIf:
         """Return this with the files of its cluster and device found from the folder `paper`."""
-        files = {name: found_file(paper, file) for name in ("cluster", "device") if (file := getattr(self, name))}
+        files = {
+            name: found_file(paper, file)
+            for name in ("cluster", "device")
+            if (file := getattr(self, name))
+        }
         return self.model_copy(update=files)
 
     def _platform(self) -> Platform:
         if (self.device is None) == (self.step_time is None):
-            raise UsageError(f"what-if of {self.model}: give device or step_time, one of them")
+            raise UsageError(
+                f"what-if of {self.model}: give device or step_time, one of them"
+            )
         if self.device is not None:
-            return Platform(load_cluster(self.cluster), Roofline(load_device(self.device)), collective=self.collective)
+            return Platform(
+                load_cluster(self.cluster),
+                Roofline(load_device(self.device)),
+                collective=self.collective,
+            )
         stated = Stated(self.step_time or 0.0, self.batch)
         return Platform(load_cluster(self.cluster), stated, collective=self.collective)
 
@@ -310,12 +389,16 @@ def sources(folder: Path) -> tuple[str, ...]:
     return (ENTRIES, ROWS, PUBLISHED_ROWS, *read_what_ifs(folder / WHAT_IFS))
 
 
-def without_run(folder: Path, study: str, quantity: str, workers: int | None) -> Obtained | None:
+def without_run(
+    folder: Path, study: str, quantity: str, workers: int | None
+) -> Obtained | None:
     """Return `quantity` of the paper in `folder`, None if it takes runs of `study`.
 
-    `epochs_at_batch@B`: by E0 (1 + B / B_crit), fitted to the first rounds of entries.csv. `prediction_accuracy`: 1 -
-    mean error at the held rows of experiments/published/. `predicted_efficiency@MODEL`: of rows.csv, calibrated
-    on its base row and on the base rows of experiments/published/. `share_bound_by@COMPONENT`: of a what-if.
+    `epochs_at_batch@B`: by E0 (1 + B / B_crit), fitted to the first rounds of
+    entries.csv. `prediction_accuracy`: 1 - mean error at the held rows of
+    experiments/published/. `predicted_efficiency@MODEL`: of rows.csv, calibrated on its
+    base row and on the base rows of experiments/published/. `share_bound_by@COMPONENT`:
+    of a what-if.
     """
     name, _, argument = quantity.partition("@")
     published = folder.parent / "published" / "scaling.csv"
@@ -326,15 +409,23 @@ def without_run(folder: Path, study: str, quantity: str, workers: int | None) ->
         errors = _predicted(published, None)["error"].abs()
         return Obtained(Measured(1 - float(errors.mean()), n=len(errors)), "fitted")
     if (study, name) == (ROWS, "predicted_efficiency"):
-        return _efficiency(_predicted(published, folder / f"{ROWS}.csv"), argument, workers)
+        return _efficiency(
+            _predicted(published, folder / f"{ROWS}.csv"), argument, workers
+        )
     if study not in (what_ifs := read_what_ifs(folder / WHAT_IFS)):
         return None
     plane = what_ifs[study].price()
     if name != "share_bound_by":
-        raise UsageError(f"unknown quantity {name!r} of a what-if; expected share_bound_by@COMPONENT")
+        raise UsageError(
+            f"unknown quantity {name!r} of a what-if; expected share_bound_by@COMPONENT"
+        )
     if argument not in plane.components:
-        raise UsageError(f"{quantity}: unknown component {argument!r}; {nearest(argument, plane.components)}")
-    return Obtained(Measured(plane.share_bound_by(argument), n=plane.train_s.size), "modelled")
+        raise UsageError(
+            f"{quantity}: unknown component {argument!r}; {nearest(argument, plane.components)}"
+        )
+    return Obtained(
+        Measured(plane.share_bound_by(argument), n=plane.train_s.size), "modelled"
+    )
 
 
 @lru_cache
@@ -354,11 +445,17 @@ def _predicted(published: Path, own: Path | None) -> pd.DataFrame:
     return with_errors(predict_published(table)[0])
 
 
-def _efficiency(predictions: pd.DataFrame, model: str, workers: int | None) -> Obtained | None:
+def _efficiency(
+    predictions: pd.DataFrame, model: str, workers: int | None
+) -> Obtained | None:
     """Return the predicted throughput over that of linear scaling from one worker."""
-    found = predictions[(predictions["model"] == model) & (predictions["workers"] == workers)]
+    found = predictions[
+        (predictions["model"] == model) & (predictions["workers"] == workers)
+    ]
     if found.empty:
         return None
     row = found.iloc[0]
-    value, low, high = (float(row[name] / row["linear"]) for name in ("predicted", "low", "high"))
+    value, low, high = (
+        float(row[name] / row["linear"]) for name in ("predicted", "low", "high")
+    )
     return Obtained(Measured(value, low, high, len(found)), "fitted")

@@ -30,7 +30,9 @@ PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
 WHAT_IFS, PLANS = "what_if.yaml", "plans.yaml"
 SMOKE = "smoke"  # shows that everything runs; too small to compare anything
 SCALE_NAMES = (SMOKE, "laptop", "cluster")
-INSTALLED = Path(scalebench.__file__).parent / "experiments"  # a link in a checkout, files in a wheel
+INSTALLED = (
+    Path(scalebench.__file__).parent / "experiments"
+)  # a link in a checkout, files in a wheel
 _OWN = "laptop"  # the scale at which a study keeps its own name
 _NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, PLANS, "machine.yaml", "device.yaml")
 
@@ -49,13 +51,21 @@ class Paper:
     def title(self) -> str:
         """First heading of the README, without the name."""
         readme = self.folder / "README.md"
-        first = readme.read_text(encoding="utf-8").splitlines()[0] if readme.is_file() else ""
+        first = (
+            readme.read_text(encoding="utf-8").splitlines()[0]
+            if readme.is_file()
+            else ""
+        )
         return first.lstrip("# ").removeprefix(f"{self.name}:").strip()
 
     @property
     def studies(self) -> list[str]:
         """Names of the study files, without `.yaml`."""
-        return sorted(path.stem for path in self.folder.glob("*.yaml") if path.name not in _NOT_STUDIES)
+        return sorted(
+            path.stem
+            for path in self.folder.glob("*.yaml")
+            if path.name not in _NOT_STUDIES
+        )
 
     def studies_of(self, figure: str | None) -> list[str]:
         """Return the studies of a figure or table: `4` and `fig4` mean fig4, fig4-time and so on; None: all.
@@ -65,12 +75,24 @@ class Paper:
         """
         if figure is None:
             return self.studies
-        wanted = f"fig{figure}" if figure.isdecimal() else figure.lower().replace(" ", "")
-        found = [study for study in self.studies if study == wanted or study.startswith(f"{wanted}-")]
+        wanted = (
+            f"fig{figure}" if figure.isdecimal() else figure.lower().replace(" ", "")
+        )
+        found = [
+            study
+            for study in self.studies
+            if study == wanted or study.startswith(f"{wanted}-")
+        ]
         if not found:
             known = sorted({study.partition("-")[0] for study in self.studies})
-            having = nearest(wanted, known) if known else "it has no studies, only published numbers"
-            raise UsageError(f"--figure {figure}: {self.name} has no study {wanted!r}; {having}")
+            having = (
+                nearest(wanted, known)
+                if known
+                else "it has no studies, only published numbers"
+            )
+            raise UsageError(
+                f"--figure {figure}: {self.name} has no study {wanted!r}; {having}"
+            )
         return found
 
     def study_at(self, name: str, scale: str, data_dir: Path | None = None) -> Study:
@@ -84,31 +106,53 @@ class Paper:
         changes = self._changes(name, scale)
         path = self.folder / f"{name}.yaml"
         dataset = changes.get("dataset")
-        if data_dir is not None and isinstance(dataset, dict) and dataset.get("name") not in (None, "synthetic"):
+        if (
+            data_dir is not None
+            and isinstance(dataset, dict)
+            and dataset.get("name") not in (None, "synthetic")
+        ):
             changes["data_dir"] = data_dir
         study = load_study(path, changes, [])
-        study = study.model_copy(update={"cluster": found_file(self.folder, study.cluster)})
-        return study if scale == _OWN else study.model_copy(update={"name": f"{study.name}-{scale}"})
+        study = study.model_copy(
+            update={"cluster": found_file(self.folder, study.cluster)}
+        )
+        return (
+            study
+            if scale == _OWN
+            else study.model_copy(update={"name": f"{study.name}-{scale}"})
+        )
 
-    def load(self, studies: Iterable[str], scale: str, results: Path) -> dict[str, Results]:
+    def load(
+        self, studies: Iterable[str], scale: str, results: Path
+    ) -> dict[str, Results]:
         """Return the records at `scale` of those of the `studies` that have a folder in `results`.
 
         Raises:
             ResultsError: the records of a study are damaged.
         """
         folders = {name: results / self.study_at(name, scale).name for name in studies}
-        return {name: load(folder) for name, folder in folders.items() if (folder / RUNS).is_file()}
+        return {
+            name: load(folder)
+            for name, folder in folders.items()
+            if (folder / RUNS).is_file()
+        }
 
     def _changes(self, name: str, scale: str) -> dict[str, Any]:
         path = self.folder / SCALES
-        scales = read_mapping(path, StudyError, "file of scales") if path.is_file() else {}
+        scales = (
+            read_mapping(path, StudyError, "file of scales") if path.is_file() else {}
+        )
         if unknown := sorted(set(scales) - set(SCALE_NAMES)):
-            raise StudyError(f"{path}: unknown scale {unknown[0]!r}; {nearest(unknown[0], SCALE_NAMES)}")
+            raise StudyError(
+                f"{path}: unknown scale {unknown[0]!r}; {nearest(unknown[0], SCALE_NAMES)}"
+            )
         changes: dict[str, Any] = {}
         for names, some in (scales.get(scale) or {}).items():
             studies = re.split(r",\s*", names)
             if unknown := sorted(set(studies) - {"all", *self.studies}):
-                raise StudyError(f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}")
+                raise StudyError(
+                    f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}"
+                )
             if {"all", name} & set(studies):
                 changes |= some or {}
         return changes
@@ -187,11 +231,15 @@ def read_published(path: Path) -> list[Published]:
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text in UTF-8'}") from None
+        raise ResultsError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text in UTF-8'}"
+        ) from None
     found = []
     for number, row in enumerate(rows, start=2):
         try:
             found.append(Published.model_validate(row))
         except ValidationError as error:
-            raise ResultsError(explain(error, Published, f"{path}, line {number}")) from None
+            raise ResultsError(
+                explain(error, Published, f"{path}, line {number}")
+            ) from None
     return found

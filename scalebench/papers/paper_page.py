@@ -1,7 +1,7 @@
 """The page of a paper, `plots/<paper>/index.html`: a verdict, published numbers with ours beside them, the figures.
 
-The same page in Markdown is index.md. `plans.yaml` of a paper has the peak memory of strategies, and the choices of
-`adaptive` for each component, which are priced for it.
+The same page in Markdown is index.md. `plans.yaml` of a paper has the peak memory of
+strategies, and the choices of `adaptive` for each component, which are priced for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
 from scalebench.models.layer_files import load_layers
 from scalebench.papers.obtained import WhatIf, read_what_ifs
-from scalebench.papers.paper_folder import CLAIMS, PLANS, PUBLISHED, SMOKE, WHAT_IFS, Paper, found_file, read_published
+from scalebench.papers.paper_folder import (
+    CLAIMS,
+    PLANS,
+    PUBLISHED,
+    SMOKE,
+    WHAT_IFS,
+    Paper,
+    found_file,
+    read_published,
+)
 from scalebench.papers.side_by_side import (
     Pair,
     Verdict,
@@ -59,7 +68,9 @@ from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.atomic_write import open_own
 
 _GIB = 2**30
-_FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction", "breakdown")}  # by execution
+_FIGURES = {
+    "modelled": ("{scaling}-scaling", "time-reduction", "breakdown")
+}  # by execution
 _OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
@@ -109,11 +120,13 @@ class Page(NamedTuple):
     verdict: str
 
 
-def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output: Path) -> Page:
+def write_page(
+    paper: Paper, results: Mapping[str, Results], scale: str, output: Path
+) -> Page:
     """Write `output`/<paper>/index.html and index.md with figures, from the `results` of its studies by name.
 
-    Scale smoke trains so little that its numbers are not compared with published ones. Published numbers whose study
-    is not in `results` are shown too, as not run.
+    Scale smoke trains so little that its numbers are not compared with published ones.
+    Published numbers whose study is not in `results` are shown too, as not run.
 
     Raises:
         ResultsError: `published.csv` is not well formed, or `output` cannot be written.
@@ -122,26 +135,60 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ResultsError(f"cannot write {folder}: {error.strerror}; choose another folder with --output") from None
+        raise ResultsError(
+            f"cannot write {folder}: {error.strerror}; choose another folder with --output"
+        ) from None
     pairs = pair_up(paper, read_published(paper.folder / PUBLISHED), results)
     verdict = _verdict(paper, pairs, results, scale)
     title = f"{paper.name}: {paper.title}"
-    lines = [f"# {title}", "", f"**{verdict}**", "", *_introduction(paper, results, scale), ""]
+    lines = [
+        f"# {title}",
+        "",
+        f"**{verdict}**",
+        "",
+        *_introduction(paper, results, scale),
+        "",
+    ]
     by_figure: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_figure.setdefault(pair.published.figure, []).append(pair)
     for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
         own = by_figure[figure]
-        lines += [f"## {figure[0].upper()}{figure[1:]}, published and ours", "", *_table(own, scale != SMOKE), ""]
+        lines += [
+            f"## {figure[0].upper()}{figure[1:]}, published and ours",
+            "",
+            *_table(own, scale != SMOKE),
+            "",
+        ]
         picture = folder / f"published-{slug(figure.lower())}.svg"
-        lines += [f"![published and ours, {figure}]({picture.name})\n"] if scale != SMOKE and draw(own, picture) else []
+        lines += (
+            [f"![published and ours, {figure}]({picture.name})\n"]
+            if scale != SMOKE and draw(own, picture)
+            else []
+        )
     for study, one in results.items():
         drawn_of = _timeline if len(one.runs) == 1 else _pictures
-        lines += [f"## Study {study}", "", *_study(paper, study, one), *drawn_of(paper, scale, one, folder / study), ""]
+        lines += [
+            f"## Study {study}",
+            "",
+            *_study(paper, study, one),
+            *drawn_of(paper, scale, one, folder / study),
+            "",
+        ]
     for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
-        lines += [f"## What if: {name}", "", *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"), ""]
+        lines += [
+            f"## What if: {name}",
+            "",
+            *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"),
+            "",
+        ]
     for name, plan in read_plans(paper.folder / PLANS).items():
-        lines += [f"## Plan: {name}", "", *_plan(plan, folder / f"plan-{slug(name)}.svg"), ""]
+        lines += [
+            f"## Plan: {name}",
+            "",
+            *_plan(plan, folder / f"plan-{slug(name)}.svg"),
+            "",
+        ]
     text = "\n".join(lines).rstrip() + "\n"
     with open_own(folder / "index.md", "w") as file:
         file.write(text)
@@ -152,17 +199,32 @@ def write_page(paper: Paper, results: Mapping[str, Results], scale: str, output:
     return Page(page, verdict)
 
 
-def _verdict(paper: Paper, pairs: Sequence[Pair], results: Mapping[str, Results], scale: str) -> str:
+def _verdict(
+    paper: Paper, pairs: Sequence[Pair], results: Mapping[str, Results], scale: str
+) -> str:
     """Return what became of the paper's claims, and how many of its numbers have ours beside them, in a sentence."""
-    incomplete = [name for name, one in results.items() if len(one.failed) or one.completed.empty]
+    incomplete = [
+        name for name, one in results.items() if len(one.failed) or one.completed.empty
+    ]
     if scale == SMOKE:
         whole = len(results) - len(incomplete)
         ran = f"{whole} of {_studies(len(results))} ran to the end"
-        return f"{ran}; scale smoke trains too little to compare anything with the paper."
-    judged = Counter(judge(claim, results, paper.folder).verdict for claim in read_claims(paper.folder / CLAIMS))
-    counts = ", ".join(f"{judged[verdict]} {verdict}" for verdict in get_args(Verdict) if judged[verdict])
+        return (
+            f"{ran}; scale smoke trains too little to compare anything with the paper."
+        )
+    judged = Counter(
+        judge(claim, results, paper.folder).verdict
+        for claim in read_claims(paper.folder / CLAIMS)
+    )
+    counts = ", ".join(
+        f"{judged[verdict]} {verdict}"
+        for verdict in get_args(Verdict)
+        if judged[verdict]
+    )
     claims = f"Of {counted(judged.total(), 'claim')}: {counts}. " if judged else ""
-    numbers = {pair.published for pair in pairs}  # of one published number there is a pair for each execution
+    numbers = {
+        pair.published for pair in pairs
+    }  # of one published number there is a pair for each execution
     beside = {pair.published for pair in pairs if pair.obtained is not None}
     covered = {pair.published for pair in pairs if _covers(pair)}
     return (
@@ -183,7 +245,9 @@ def _covers(pair: Pair) -> bool:
     return is_interval(low, high) and low <= pair.published.value <= high
 
 
-def _introduction(paper: Paper, results: Mapping[str, Results], scale: str) -> list[str]:
+def _introduction(
+    paper: Paper, results: Mapping[str, Results], scale: str
+) -> list[str]:
     ran = f"{_studies(len(results))} at scale {scale}" if results else "No study"
     return [
         f"{ran}. What the paper did, what is the same here and what is not: `{paper.folder}/README.md`. Each of our "
@@ -210,7 +274,9 @@ def _cells(pair: Pair, compared: bool) -> list[str]:
         pair.absent if ours is None else with_interval(ours.measured),
         EMPTY if ours is None else ours.execution,
         difference,
-        "; ".join(filter(None, [row.source, "digitised" if row.digitised else "", row.note])),
+        "; ".join(
+            filter(None, [row.source, "digitised" if row.digitised else "", row.note])
+        ),
     ]
 
 
@@ -226,7 +292,11 @@ def _study(paper: Paper, study: str, results: Results) -> list[str]:
     executions = [name for name in EXECUTIONS if name in set(runs["execution"])]
     stated = results.study.get("device_step_time")
     step = f" A step is stated to take {stated:g} s." if stated is not None else ""
-    failed = f" {counted(len(results.failed), 'run')} did not complete." if len(results.failed) else ""
+    failed = (
+        f" {counted(len(results.failed), 'run')} did not complete."
+        if len(results.failed)
+        else ""
+    )
     return [
         f"{results.study.get('description', '')} {counted(len(runs), 'run')}, {' and '.join(executions)}: "
         f"{first['model']} on {first['dataset']}, {first['epochs']} epochs, cluster {first['cluster']}.{step}{failed} "
@@ -247,13 +317,22 @@ def _timeline(paper: Paper, scale: str, results: Results, folder: Path) -> list[
 def _what_if(one: WhatIf, picture: Path) -> list[str]:
     plane = one.price()
     one.draw(plane, picture)
-    return [one.description, "", *(f"- {line}" for line in plane.sentences()), "", f"![what if]({picture.name})"]
+    return [
+        one.description,
+        "",
+        *(f"- {line}" for line in plane.sentences()),
+        "",
+        f"![what if]({picture.name})",
+    ]
 
 
 def _plan(plan: Plan, picture: Path) -> list[str]:
     """Draw a plan; return its memory by strategy and its components in sentences, and the picture."""
     plan.draw(picture)
-    memories = [f"{strategy} {memory.total / _GIB:.3g} GiB" for strategy, memory in plan.memories().items()]
+    memories = [
+        f"{strategy} {memory.total / _GIB:.3g} GiB"
+        for strategy, memory in plan.memories().items()
+    ]
     components = [
         f"- {one.first if one.first == one.last else f'{one.first} to {one.last}'}: {one.parameters:,} parameters, "
         f"{'data parallelism' if one.degree == 1 else f'shared by {one.degree} of {plan.devices} devices'}"
@@ -261,7 +340,12 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
     ]
     saved = f"This layout moves {plan.numbers_saved():.1%} fewer numbers in a step than data parallelism:"
     return [
-        *(plan.description, "", f"Memory of the fullest worker, modelled: {', '.join(memories)}.", ""),
+        *(
+            plan.description,
+            "",
+            f"Memory of the fullest worker, modelled: {', '.join(memories)}.",
+            "",
+        ),
         *(saved, "", *components, "", f"![plan]({picture.name})"),
     ]
 
@@ -269,11 +353,20 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
 def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
     executions = dict.fromkeys(results.completed["execution"])
     scaling = results.study.get("scaling", "strong")
-    figures = [figure for execution in executions for figure in _FIGURES.get(execution, _OF_TRAINED)]
+    figures = [
+        figure
+        for execution in executions
+        for figure in _FIGURES.get(execution, _OF_TRAINED)
+    ]
     lines = []
     for name in dict.fromkeys(figure.format(scaling=scaling) for figure in figures):
         with suppress(ResultsError):  # the study has no such figure
-            plot_folder(results.folder, folder.parent, PlotRequest((name,), ("svg",)), place=folder)
+            plot_folder(
+                results.folder,
+                folder.parent,
+                PlotRequest((name,), ("svg",)),
+                place=folder,
+            )
             lines.append(f"![{name}]({folder.name}/{name}.svg)")
     return lines
 
@@ -286,14 +379,18 @@ class Plan(StrictModel):
     cluster: str
     devices: PositiveInt
     batch: PositiveInt = Field(description="samples of a step of all devices")
-    step_time: PositiveFloat = Field(description="seconds of a step of that batch on one device")
+    step_time: PositiveFloat = Field(
+        description="seconds of a step of that batch on one device"
+    )
     strategies: list[Component]
 
     def memories(self) -> dict[str, WorkerMemory]:
         """Return the memory of the fullest worker by strategy; of serial on one device."""
         found = {}
         for strategy in self.strategies:
-            workers = self.devices if create(strategy.name, strategy.options).requires else 1
+            workers = (
+                self.devices if create(strategy.name, strategy.options).requires else 1
+            )
             found[str(strategy)] = memory_of(self._predictor, strategy, workers)
         return found
 
@@ -317,7 +414,9 @@ class Plan(StrictModel):
             for part, colour in _PARTS.items():
                 values = [getattr(each, part) / _GIB for each in memories.values()]
                 memory.barh(names, values, left=left, color=colour, label=part)
-                left = [before + value for before, value in zip(left, values, strict=True)]
+                left = [
+                    before + value for before, value in zip(left, values, strict=True)
+                ]
             memory.invert_yaxis()
             memory.set_xlabel("memory of the fullest worker [GiB]")
             memory.legend(fontsize="small")
@@ -325,16 +424,25 @@ class Plan(StrictModel):
             millions = [layer.parameters / 1e6 for layer in layers]
             bars = choice.bar(range(len(layers)), millions, color=_PARTS["parameters"])
             choice.bar_label(bars, [str(degree) for degree in self._degrees])
-            choice.set_xticks(range(len(layers)), [layer.name for layer in layers], rotation=90)
+            choice.set_xticks(
+                range(len(layers)), [layer.name for layer in layers], rotation=90
+            )
             choice.set_ylabel("parameters [millions]")
-            choice.set_title(f"above each layer: how many of {self.devices} devices share it")
+            choice.set_title(
+                f"above each layer: how many of {self.devices} devices share it"
+            )
             with open_own(path, "wb") as file:
                 figure.savefig(file, format=path.suffix[1:], metadata={"Date": None})
 
     @cached_property
     def _predictor(self) -> Predictor:
-        workload = Workload(load_layers(self.model), self.batch, 1, self.batch, in_all=True)
-        return Predictor(workload, Platform(load_cluster(self.cluster), Stated(self.step_time, self.batch)))
+        workload = Workload(
+            load_layers(self.model), self.batch, 1, self.batch, in_all=True
+        )
+        return Predictor(
+            workload,
+            Platform(load_cluster(self.cluster), Stated(self.step_time, self.batch)),
+        )
 
     @cached_property
     def _layers(self) -> list[LayerProfile]:
@@ -364,5 +472,10 @@ def read_plans(path: Path) -> dict[str, Plan]:
     if not path.is_file():
         return {}
     plans = read_as(path, _Plans, StudyError, "file of plans").plans
-    clusters = {name: found_file(path.parent, plan.cluster) for name, plan in plans.items()}
-    return {name: plan.model_copy(update={"cluster": clusters[name]}) for name, plan in plans.items()}
+    clusters = {
+        name: found_file(path.parent, plan.cluster) for name, plan in plans.items()
+    }
+    return {
+        name: plan.model_copy(update={"cluster": clusters[name]})
+        for name, plan in plans.items()
+    }

@@ -38,9 +38,13 @@ _PHRASES = {
 }
 _LETTERS = 100  # of titles in a row of panels
 _TICKS = 8  # that fit below a panel
-_LEAST_IN = 7.2  # width in which titles, names of strategies and the legend of one panel fit
+_LEAST_IN = (
+    7.2  # width in which titles, names of strategies and the legend of one panel fit
+)
 
-Verdict = Literal["reproduced", "partly", "not reproduced", "not testable here", "not run"]
+Verdict = Literal[
+    "reproduced", "partly", "not reproduced", "not testable here", "not run"
+]
 
 
 @dataclass(frozen=True)
@@ -55,22 +59,32 @@ class Pair:
     def difference(self) -> float:
         """Ours minus the published value; NaN where either is missing or was never reached."""
         ours = math.nan if self.obtained is None else self.obtained.measured.value
-        return ours - self.published.value if math.isfinite(ours) and math.isfinite(self.published.value) else math.nan
+        return (
+            ours - self.published.value
+            if math.isfinite(ours) and math.isfinite(self.published.value)
+            else math.nan
+        )
 
 
-def pair_up(paper: Paper, rows: Iterable[Published], results: Mapping[str, Results]) -> list[Pair]:
+def pair_up(
+    paper: Paper, rows: Iterable[Published], results: Mapping[str, Results]
+) -> list[Pair]:
     """Join each published number with ours, from `results` by study; one pair for each execution of ours."""
     pairs = []
     for row in rows:
         if row.study == "":
             pairs.append(Pair(row, None, "no counterpart"))
-        elif (law := without_run(paper.folder, row.study, row.quantity, row.workers)) is not None:
+        elif (
+            law := without_run(paper.folder, row.study, row.quantity, row.workers)
+        ) is not None:
             pairs.append(Pair(row, law))
         elif row.study not in results:
             pairs.append(Pair(row, None, "not run"))
         else:
             found = obtain(results[row.study], row.quantity, row.strategy, row.workers)
-            pairs += [Pair(row, one) for one in found] or [Pair(row, None, "not in this scale")]
+            pairs += [Pair(row, one) for one in found] or [
+                Pair(row, None, "not in this scale")
+            ]
     return pairs
 
 
@@ -89,7 +103,11 @@ def number(value: float) -> str:
 
 def with_interval(one: Measured) -> str:
     """Return our value with its interval, if there is one."""
-    bounds = f" [{number(one.low)}, {number(one.high)}]" if is_interval(one.low, one.high) else ""
+    bounds = (
+        f" [{number(one.low)}, {number(one.high)}]"
+        if is_interval(one.low, one.high)
+        else ""
+    )
     return number(one.value) + bounds
 
 
@@ -104,8 +122,9 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     """Draw published and obtained values: a panel for each quantity that has several worker counts, or arguments in
     numbers; those at one place together, a line for each.
 
-    Published values are crosses on a thick pale line, ours circles, filled where measured; triangles at the top were
-    never reached. Writes the SVG `picture`; returns False if no number has ours beside it.
+    Published values are crosses on a thick pale line, ours circles, filled where
+    measured; triangles at the top were never reached. Writes the SVG `picture`; returns
+    False if no number has ours beside it.
     """
     curves, single = _panels(pairs)
     if not (curves or single):
@@ -114,11 +133,16 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     rows = -(-(len(curves) + len(single)) // columns)
     height = 2.5 if curves else 1.2 + 0.25 * max(map(len, single.values()))
     with house_style(REPORT):
-        figure = Figure(figsize=(max(_LEAST_IN, 3.2 * columns), height * rows + 0.5), layout="constrained")
+        figure = Figure(
+            figsize=(max(_LEAST_IN, 3.2 * columns), height * rows + 0.5),
+            layout="constrained",
+        )
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         labels: dict[str, int] = {}
         variants = {pair.published.strategy for own in curves.values() for pair in own}
-        for axis, (name, own) in zip(axes, [*curves.items(), *single.items()], strict=False):
+        for axis, (name, own) in zip(
+            axes, [*curves.items(), *single.items()], strict=False
+        ):
             if name in single:
                 _lines(axis, own)
             else:
@@ -129,13 +153,17 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
         for axis in axes:
             for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
                 handles[label] = handle
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=2
+        )
         with open_own(picture, "wb") as file:
             figure.savefig(file, format=picture.suffix[1:], metadata={"Date": None})
     return True
 
 
-def _panels(pairs: Sequence[Pair]) -> tuple[dict[str, list[Pair]], dict[str, list[Pair]]]:
+def _panels(
+    pairs: Sequence[Pair],
+) -> tuple[dict[str, list[Pair]], dict[str, list[Pair]]]:
     """Return the numbers with ours beside them by panel: those along a curve, and those at one place."""
     curves: dict[str, list[Pair]] = {}
     single: dict[str, list[Pair]] = {}
@@ -145,7 +173,9 @@ def _panels(pairs: Sequence[Pair]) -> tuple[dict[str, list[Pair]], dict[str, lis
     places = {name: {_x(pair) for pair in own} for name, own in curves.items()}
     for name in [name for name, own in places.items() if len(own) == 1]:
         for pair in curves.pop(name):
-            single.setdefault(f"{name.partition('@')[0]} {pair.published.workers}", []).append(pair)
+            single.setdefault(
+                f"{name.partition('@')[0]} {pair.published.workers}", []
+            ).append(pair)
     return curves, single
 
 
@@ -158,7 +188,11 @@ def _x(pair: Pair) -> float | None:
 def _curve(pair: Pair) -> str:
     """Name of the curve's quantity: without the argument where that is the place on the curve."""
     quantity = pair.published.quantity
-    return quantity if pair.published.workers or _x(pair) is None else quantity.partition("@")[0]
+    return (
+        quantity
+        if pair.published.workers or _x(pair) is None
+        else quantity.partition("@")[0]
+    )
 
 
 def _lines(axis: Any, own: Sequence[Pair]) -> None:
@@ -175,7 +209,15 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
         if pair.obtained is not None:
             y = lines.index(line)
             kind = pair.obtained.execution.split()[0]
-            axis.plot(pair.published.value, y, "x", color="black", alpha=0.5, markeredgewidth=3, label="published")
+            axis.plot(
+                pair.published.value,
+                y,
+                "x",
+                color="black",
+                alpha=0.5,
+                markeredgewidth=3,
+                label="published",
+            )
             value, low, high = pair.obtained.measured[:3]
             axis.plot(value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),
                       label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
@@ -184,12 +226,16 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlabel(first.unit)
-    beside = max(map(len, names)) // 2  # the names of the lines take their room from the panel's width
+    beside = (
+        max(map(len, names)) // 2
+    )  # the names of the lines take their room from the panel's width
     _title(axis, f"{what}, {first.workers} workers" if first.workers else what, beside)
 
 
 def _title(axis: Any, text: str, beside: int = 0) -> None:
-    axis.set_title(fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols - beside))
+    axis.set_title(
+        fill(text, _LETTERS // axis.get_subplotspec().get_gridspec().ncols - beside)
+    )
 
 
 def _never(axis: Any, places: Sequence[float | None], **look: object) -> None:
@@ -206,14 +252,22 @@ def _label(strategy: str, variants: Iterable[str], what: str) -> str:
     return ", ".join(filter(None, [bare if alone else strategy, what]))
 
 
-def _panel(axis: Any, name: str, own: Sequence[Pair], labels: dict[str, int], variants: Iterable[str]) -> None:
+def _panel(
+    axis: Any,
+    name: str,
+    own: Sequence[Pair],
+    labels: dict[str, int],
+    variants: Iterable[str],
+) -> None:
     for strategy in dict.fromkeys(pair.published.strategy for pair in own):
         pairs = [pair for pair in own if pair.published.strategy == strategy]
         colour = _COLOURS[labels.setdefault(strategy, len(labels)) % len(_COLOURS)]
         x = [_x(pair) for pair in pairs]
         axis.plot(x, [pair.published.value for pair in pairs], "x-", color=colour, alpha=0.5, linewidth=3,
                   label=_label(strategy, variants, "published"))  # fmt: skip
-        for execution in dict.fromkeys(pair.obtained.execution for pair in pairs if pair.obtained):
+        for execution in dict.fromkeys(
+            pair.obtained.execution for pair in pairs if pair.obtained
+        ):
             some = [(_x(pair), pair.obtained.measured) for pair in pairs
                     if pair.obtained and pair.obtained.execution == execution]  # fmt: skip
             kind = execution.split()[0]
@@ -223,7 +277,12 @@ def _panel(axis: Any, name: str, own: Sequence[Pair], labels: dict[str, int], va
             for at, one in some:
                 if is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)
-            _never(axis, [at for at, one in some if one.value == math.inf], color=colour, fillstyle="none")
+            _never(
+                axis,
+                [at for at, one in some if one.value == math.inf],
+                color=colour,
+                fillstyle="none",
+            )
         _never(axis, [_x(pair) for pair in pairs if pair.published.value == math.inf],
                color=colour, alpha=0.5)  # fmt: skip
     counts = sorted({_x(pair) or 0 for pair in own})
@@ -269,7 +328,11 @@ class Check(StrictModel):
         """The bounds in words: `at least 0.95`, `0.85 to 0.95`."""
         if self.at_least is not None and self.at_most is not None:
             return f"{number(self.at_least)} to {number(self.at_most)}"
-        return f"at most {number(self.at_most or 0)}" if self.at_least is None else f"at least {number(self.at_least)}"
+        return (
+            f"at most {number(self.at_most or 0)}"
+            if self.at_least is None
+            else f"at least {number(self.at_least)}"
+        )
 
 
 class Claim(StrictModel):
@@ -308,11 +371,14 @@ def read_claims(path: Path) -> list[Claim]:
     return read_as(path, _Claims, StudyError, "file of claims").claims
 
 
-def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = None) -> Judged:
+def judge(
+    claim: Claim, results: Mapping[str, Results], folder: Path | None = None
+) -> Judged:
     """Return the verdict on `claim` by the `results` of studies, and by what follows from the paper's `folder` alone.
 
-    Reproduced: all checks hold in every execution; not reproduced: none does; else partly. An interval that contains a
-    bound leaves its check open, which is partly, too.
+    Reproduced: all checks hold in every execution; not reproduced: none does; else
+    partly. An interval that contains a bound leaves its check open, which is partly,
+    too.
     """
     if not claim.checks:
         return Judged(claim, "not testable here", [])
@@ -320,7 +386,9 @@ def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = No
         (check, one)
         for check in claim.checks
         if check.study in results
-        for one in obtain(results[check.study], check.quantity, check.strategy, check.workers)
+        for one in obtain(
+            results[check.study], check.quantity, check.strategy, check.workers
+        )
     ]
     if folder is not None:
         for check in claim.checks:
@@ -333,7 +401,11 @@ def judge(claim: Claim, results: Mapping[str, Results], folder: Path | None = No
     answers = [check.holds(one) for check, one in found]
     if all(answers):
         return Judged(claim, "reproduced", found)
-    return Judged(claim, "not reproduced" if not any(a is not False for a in answers) else "partly", found)
+    return Judged(
+        claim,
+        "not reproduced" if not any(a is not False for a in answers) else "partly",
+        found,
+    )
 
 
 def claims_page(papers: Iterable[Paper], scale: str, results: Path) -> str:
@@ -356,7 +428,12 @@ def claims_page(papers: Iterable[Paper], scale: str, results: Path) -> str:
 
 def _section(paper: Paper, judged: Judged) -> list[str]:
     claim = judged.claim
-    lines = [f"## {paper.name}: {claim.claim}", "", f"**{judged.verdict.capitalize()}.** {claim.why}", ""]
+    lines = [
+        f"## {paper.name}: {claim.claim}",
+        "",
+        f"**{judged.verdict.capitalize()}.** {claim.why}",
+        "",
+    ]
     lines += [f"Claimed in: {claim.source}.", ""]
     for check, one in judged.obtained:
         answer = {True: "holds", False: "does not hold", None: "open"}[check.holds(one)]

@@ -69,16 +69,24 @@ class Planned:
     def study(self, model: str, table: str | None, cluster: str) -> dict[str, Any]:
         """Return a study with the best layout of each kind, and serial, on data that are made for it.
 
-        Of a model of its own it trains; of a layer table, `model` or the file `table`, its runs are modelled.
+        Of a model of its own it trains; of a layer table, `model` or the file `table`,
+        its runs are modelled.
         """
         planner, found = self.planner, self.found
         workload, platform = planner.predictor.workload, planner.predictor.platform
         content: dict[str, Any] = {
-            "name": re.sub(r"[^A-Za-z0-9]+", "-", f"plan-{Path(workload.layers.name).stem}-{planner.devices}"),
+            "name": re.sub(
+                r"[^A-Za-z0-9]+",
+                "-",
+                f"plan-{Path(workload.layers.name).stem}-{planner.devices}",
+            ),
             "description": f"Layouts of {workload.layers.name} on {planner.devices} devices",
             "workers": [planner.devices],
             "repetitions": 1,
-            "strategies": ["serial", *(_plain(planner.stated(step.layout)) for step in found.steps)],
+            "strategies": [
+                "serial",
+                *(_plain(planner.stated(step.layout)) for step in found.steps),
+            ],
             "batch_global": planner.batch,
             "epochs": 1,
             "evaluate_every": 0,
@@ -86,23 +94,38 @@ class Planned:
             "dtype": workload.dtype,
             "cluster": cluster,
         }
-        data: dict[str, Any] = {"n_train": _STEPS * planner.batch, "n_test": max(_FEWEST_TESTED, planner.batch)}
+        data: dict[str, Any] = {
+            "n_train": _STEPS * planner.batch,
+            "n_test": max(_FEWEST_TESTED, planner.batch),
+        }
         if workload.trained is not None or is_own(model):
             own = workload.trained
             shape = list(own.input_shape if own else workload.layers.input_shape)
-            data |= {"shape": shape, **({"kind": "images"} if len(shape) == _IMAGES else {})}
+            data |= {
+                "shape": shape,
+                **({"kind": "images"} if len(shape) == _IMAGES else {}),
+            }
             content["model"] = _plain(own.model) if own else model
         else:
-            content |= {"execution": "modelled", "model": {"layers": {"table": table or model}}}
+            content |= {
+                "execution": "modelled",
+                "model": {"layers": {"table": table or model}},
+            }
         content["dataset"] = {"synthetic": data}
         if platform.cluster.compute == "stated":
             alone = platform.device.times(workload.layers, planner.batch)
-            content["device_step_time"] = alone.step_s  # of the largest batch, that of serial
+            content["device_step_time"] = (
+                alone.step_s
+            )  # of the largest batch, that of serial
         return content
 
     def _adaptive_choice(self) -> Iterator[str]:
         """Yield the layers that `adaptive` shares, and what its greedy choice loses."""
-        planner, best, greedy = self.planner, self.found.adaptive, self.found.adaptive_greedy
+        planner, best, greedy = (
+            self.planner,
+            self.found.adaptive,
+            self.found.adaptive_greedy,
+        )
         if best is None:
             return
         degrees = planner.degrees(best.layout)
@@ -117,7 +140,10 @@ class Planned:
         elif planner.degrees(greedy.layout) == degrees:
             line += "; chosen greedily, layer after layer, the layout is the same"
         else:
-            moved, least = (sum(each.moved for each in planner.components(step.layout)) for step in (greedy, best))
+            moved, least = (
+                sum(each.moved for each in planner.components(step.layout))
+                for step in (greedy, best)
+            )
             line += (
                 f"; chosen greedily, layer after layer, it moves {share(moved / least - 1)} more and takes "
                 f"{digits(greedy.step_s / best.step_s)} times as long"
@@ -140,24 +166,53 @@ class Planned:
         columns: list[Column[Step]] = [
             Column("layout", _layout, left=True),
             Column("data", lambda step: if_uniform(step, step.layout.mesh.data), COUNT),
-            Column("stages", lambda step: if_uniform(step, step.layout.mesh.pipeline), COUNT),
-            Column("tensor", lambda step: if_uniform(step, step.layout.mesh.tensor), COUNT),
-            Column("micro-batches", lambda step: if_staged(step, step.layout.micro_batches), COUNT, spare=2),
+            Column(
+                "stages",
+                lambda step: if_uniform(step, step.layout.mesh.pipeline),
+                COUNT,
+            ),
+            Column(
+                "tensor", lambda step: if_uniform(step, step.layout.mesh.tensor), COUNT
+            ),
+            Column(
+                "micro-batches",
+                lambda step: if_staged(step, step.layout.micro_batches),
+                COUNT,
+                spare=2,
+            ),
             *([Column("computed again", recomputed)] if again else []),
-            Column("step", lambda step: Measured(step.step_s, step.low_s, step.high_s), SPAN),
-            Column("speedup", lambda step: Measured(found.alone_s / step.step_s), NUMBER, spare=1),
-            Column("compute", lambda step: Measured(step.compute_s), TIME_ALONE, spare=4),
+            Column(
+                "step",
+                lambda step: Measured(step.step_s, step.low_s, step.high_s),
+                SPAN,
+            ),
+            Column(
+                "speedup",
+                lambda step: Measured(found.alone_s / step.step_s),
+                NUMBER,
+                spare=1,
+            ),
+            Column(
+                "compute", lambda step: Measured(step.compute_s), TIME_ALONE, spare=4
+            ),
             Column("communication", lambda step: Measured(step.comm_s), TIME_ALONE),
             Column("bubble", lambda step: if_staged(step, step.bubble_s), TIME_ALONE),
             Column("memory", lambda step: Measured(step.memory.total), MEMORY),
         ]
         platform = planner.predictor.platform
         title = f"modelled ({platform.device.source}): a step on {planner.devices:,} workers of {platform.cluster.name}"
-        notes = ["the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"]
+        notes = [
+            "the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"
+        ]
         if not planner.uncut:
-            notes.append(f"times of layers: {platform.device.of_layers(planner.predictor.workload.layers)}")
+            notes.append(
+                f"times of layers: {platform.device.of_layers(planner.predictor.workload.layers)}"
+            )
         if found.unfitting:
-            least = min((planner.memory(layout).total, str(layout.strategy)) for layout in found.unfitting)
+            least = min(
+                (planner.memory(layout).total, str(layout.strategy))
+                for layout in found.unfitting
+            )
             notes.append(
                 f"{len(found.unfitting)} of {found.tried} layouts do not fit into {platform.memory_gib:g} GiB; the "
                 f"smallest of these, {least[1]}, needs {_gib(least[0])} a worker"
@@ -168,12 +223,16 @@ class Planned:
 
     def _stages(self) -> Iterator[Table]:
         """Yield the stages of the fastest layout that has several."""
-        step = next((step for step in self.found.steps if step.layout.mesh.pipeline > 1), None)
+        step = next(
+            (step for step in self.found.steps if step.layout.mesh.pipeline > 1), None
+        )
         if step is None:
             return
 
         def size(name: str) -> Column[tuple[int, StageOf]]:
-            return Column(name, lambda each: Measured(getattr(each[1].memory, name)), MEMORY)
+            return Column(
+                name, lambda each: Measured(getattr(each[1].memory, name)), MEMORY
+            )
 
         columns: list[Column[tuple[int, StageOf]]] = [
             Column("stage", lambda each: str(each[0])),
@@ -204,7 +263,11 @@ class Planned:
             Column("to", lambda each: each.shared.last, left=True),
             Column("number", lambda each: Measured(each.shared.layers), COUNT),
             Column("shared by", lambda each: Measured(each.shared.degree), COUNT),
-            Column("replicas", lambda each: Measured(planner.devices // each.shared.degree), COUNT),
+            Column(
+                "replicas",
+                lambda each: Measured(planner.devices // each.shared.degree),
+                COUNT,
+            ),
             Column("both passes", lambda each: Measured(each.pass_s), TIME_ALONE),
             Column("parameters", lambda each: Measured(each.parameters), MEMORY),
             Column("moved", lambda each: Measured(each.moved), MEMORY),
@@ -229,7 +292,9 @@ def _at_ends(found: Plan) -> str:
             others.setdefault(str(fastest.layout.strategy), []).append(words)
     if not others:
         return "It is the fastest at both ends of the intervals, too."
-    said = "; ".join(f"{name} with {' or '.join(words)}" for name, words in others.items())
+    said = "; ".join(
+        f"{name} with {' or '.join(words)}" for name, words in others.items()
+    )
     return f"Not at both ends of the intervals: {said}."
 
 
@@ -241,7 +306,11 @@ def _layout(step: Step) -> str:
 
 
 def _gib(nbytes: int) -> str:
-    return f"{digits(nbytes / _GIB)} GiB" if nbytes >= _GIB / 10 else f"{digits(nbytes / _MIB)} MiB"
+    return (
+        f"{digits(nbytes / _GIB)} GiB"
+        if nbytes >= _GIB / 10
+        else f"{digits(nbytes / _MIB)} MiB"
+    )
 
 
 def _plain(component: Component) -> object:

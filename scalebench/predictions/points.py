@@ -12,14 +12,24 @@ from scalebench.measured import Measured
 from scalebench.predictions.targets import Target, aimed, target_sentences
 from scalebench.pricing import advice, decision
 from scalebench.pricing.validity import outside
-from scalebench.tables.table import COUNT, MEMORY, NUMBER, SHARE, TIME_ALONE, Column, Table
+from scalebench.tables.table import (
+    COUNT,
+    MEMORY,
+    NUMBER,
+    SHARE,
+    TIME_ALONE,
+    Column,
+    Table,
+)
 
 if TYPE_CHECKING:
     from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
-    _Row = tuple[Point, Target | None]  # a point, and the epochs to a target where these are given
+    _Row = tuple[
+        Point, Target | None
+    ]  # a point, and the epochs to a target where these are given
 
 _FEW = 3  # points that a line names
 _MEMORY = ("parameters", "gradients", "optimizer", "strategy", "activations")
@@ -30,7 +40,8 @@ _NAMED_REST = 0.02  # least share of the time that no component explains, to be 
 class Predicted:
     """The points of a prediction, its predictor, and by their place the epochs to a target, where these are known.
 
-    A budget is in GPU-hours (core-hours) of the cluster, a price in any currency for one of them.
+    A budget is in GPU-hours (core-hours) of the cluster, a price in any currency for
+    one of them.
     """
 
     predictor: Predictor
@@ -40,21 +51,40 @@ class Predicted:
     def answer(self, budget: float | None, price: float | None) -> list[str]:
         """Return the answer: times with their intervals, the decision and what it rests on."""
         predictor, grid, to_target = self.predictor, self.grid, self.to_target
-        points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
-        scale = {grid.points[place]: aim.epochs.value / grid.points[place].epochs for place, aim in to_target.items()}
+        points = (
+            [grid.points[place] for place in aimed(grid, to_target)]
+            if to_target
+            else grid.advised()
+        )
+        scale = {
+            grid.points[place]: aim.epochs.value / grid.points[place].epochs
+            for place, aim in to_target.items()
+        }
         _, each = predictor.platform.hours
-        choice = decision.choose(points, scale, math.inf if budget is None else budget / each)
+        choice = decision.choose(
+            points, scale, math.inf if budget is None else budget / each
+        )
         if choice is None:
             return []
         said = [decision.answer(points, choice, scale, predictor.platform.device.name)]
         said += decision.decision(predictor, choice, scale, price)
-        if not to_target and (caveat := decision.epochs_taken_as_equal([point.strategy for point in points])):
+        if not to_target and (
+            caveat := decision.epochs_taken_as_equal(
+                [point.strategy for point in points]
+            )
+        ):
             said.append(f"  {caveat}; --epochs-to-target states what was measured.")
         said.append(f"  {decision.interval_words([choice.point])}")
         platform = predictor.platform
         if platform.jitter and max(point.workers for point in points) > 1:
-            out = "; --jitter 0 leaves it out" if platform.jitter_source != "--jitter" else ""
-            said.append(f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out}).")
+            out = (
+                "; --jitter 0 leaves it out"
+                if platform.jitter_source != "--jitter"
+                else ""
+            )
+            said.append(
+                f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out})."
+            )
         return [*said, *engine_asked_for(predictor, choice.point.strategy)]
 
     def table(self) -> Table:
@@ -78,28 +108,71 @@ class Predicted:
         has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
         columns: list[Column[_Row]] = [
             Column("strategy", lambda each: str(each[0].strategy), shared=True),
-            Column("workers", lambda each: Measured(each[0].workers), COUNT, mark=is_outside),
+            Column(
+                "workers",
+                lambda each: Measured(each[0].workers),
+                COUNT,
+                mark=is_outside,
+            ),
             Column("step", lambda each: Measured(each[0].step_s), TIME_ALONE),
-            Column("epoch", lambda each: Measured(each[0].epoch_s), TIME_ALONE, spare=5),
-            Column("training", lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s), decision.SPAN),
+            Column(
+                "epoch", lambda each: Measured(each[0].epoch_s), TIME_ALONE, spare=5
+            ),
+            Column(
+                "training",
+                lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s),
+                decision.SPAN,
+            ),
             *([Column("to target", to_the_target, TIME_ALONE)] if to_target else []),
             Column("speedup", lambda each: Measured(each[0].speedup), NUMBER, spare=4),
             Column("efficiency", lambda each: Measured(each[0].efficiency), SHARE),
-            Column("exposed", of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1),
-            Column("hidden", of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6),
-            Column("waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7),
-            *([Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)] if has_stages else []),
-            Column("hours", lambda each: Measured(each[0].worker_hours), NUMBER, spare=2),
-            Column("memory", lambda each: Measured(each[0].memory.total), MEMORY, spare=3, mark=is_too_large),
+            Column(
+                "exposed", of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1
+            ),
+            Column(
+                "hidden", of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6
+            ),
+            Column(
+                "waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7
+            ),
+            *(
+                [Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)]
+                if has_stages
+                else []
+            ),
+            Column(
+                "hours", lambda each: Measured(each[0].worker_hours), NUMBER, spare=2
+            ),
+            Column(
+                "memory",
+                lambda each: Measured(each[0].memory.total),
+                MEMORY,
+                spare=3,
+                mark=is_too_large,
+            ),
             Column("bound by", lambda each: each[0].binds, left=True),
         ]
         title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
         beyond = dict.fromkeys(text for point in grid.points for text in point.outside)
         beyond |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
-        notes = [f"* outside what the inputs are known to hold for: {'; '.join(beyond)}"] if beyond else []
-        if any(predictor.strategy(point.strategy).traits.cuts_model(point.workers) for point in grid.points):
-            notes.append(f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}")
-        return Table.of(title, columns, [(point, to_target.get(n)) for n, point in enumerate(grid.points)], notes)
+        notes = (
+            [f"* outside what the inputs are known to hold for: {'; '.join(beyond)}"]
+            if beyond
+            else []
+        )
+        if any(
+            predictor.strategy(point.strategy).traits.cuts_model(point.workers)
+            for point in grid.points
+        ):
+            notes.append(
+                f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}"
+            )
+        return Table.of(
+            title,
+            columns,
+            [(point, to_target.get(n)) for n, point in enumerate(grid.points)],
+            notes,
+        )
 
     def sentences(self, budget: float | None, price: float | None) -> Iterator[str]:
         """Yield what binds each strategy, what would change that, where they cross, and what is not predicted."""
@@ -112,13 +185,24 @@ class Predicted:
             )
         for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
             points = [point for point in grid.points if str(point.strategy) == strategy]
-            last, bend = points[-1], advice.knee([point for point in points if not point.marked])
+            last, bend = (
+                points[-1],
+                advice.knee([point for point in points if not point.marked]),
+            )
             cost = last.worker_hours * each
             gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
             line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}: {_shares(last)}); "
-            line += f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); " if bend else ""
+            line += (
+                f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); "
+                if bend
+                else ""
+            )
             line += f"{digits(cost)} {hour}{' for all epochs' if to_target else ''}"
-            yield line + (f", {digits(cost * price)} at {price:g} each" if price else "") + "."
+            yield (
+                line
+                + (f", {digits(cost * price)} at {price:g} each" if price else "")
+                + "."
+            )
             if last.workers > 1:
                 yield from _needs(predictor, last)
         for crossing in advice.crossovers(predictor, advised):
@@ -129,7 +213,9 @@ class Predicted:
         unfitting: dict[str, list[str]] = {}
         for point in grid.points:
             if point.lacking:
-                unfitting.setdefault(point.lacking, []).append(f"{point.strategy} at {point.workers:,}")
+                unfitting.setdefault(point.lacking, []).append(
+                    f"{point.strategy} at {point.workers:,}"
+                )
         for text, where in unfitting.items():
             more = f" and {len(where) - _FEW} more" if len(where) > _FEW else ""
             yield f"Does not fit: {', '.join(where[:_FEW])}{more}: {text}."
@@ -139,13 +225,20 @@ class Predicted:
 
     def rows(self, price: float | None) -> list[dict[str, object]]:
         """Return a row with all columns for each point."""
-        return [_row(self.predictor, point, price, self.to_target.get(n)) for n, point in enumerate(self.grid.points)]
+        return [
+            _row(self.predictor, point, price, self.to_target.get(n))
+            for n, point in enumerate(self.grid.points)
+        ]
 
 
 def engine_asked_for(predictor: Predictor, strategy: Component) -> list[str]:
     """Return the engine that carries all strategies, where one was asked for, and where its costs are from."""
     engine = predictor.platform.engine
-    return [] if engine == "auto" else [f"  Engine: {engine} ({predictor.engine_source(strategy)})."]
+    return (
+        []
+        if engine == "auto"
+        else [f"  Engine: {engine} ({predictor.engine_source(strategy)})."]
+    )
 
 
 def _bubble(point: Point) -> float:
@@ -162,21 +255,34 @@ def _shares(point: Point) -> str:
     rest = 1 - sum(part for _, part in own)
     if rest <= -_NAMED_REST:
         return f"{said}; more than all together, as one waits for another"
-    return f"{said}; the rest, {share(rest)}, to several at once or to none" if rest >= _NAMED_REST else said
+    return (
+        f"{said}; the rest, {share(rest)}, to several at once or to none"
+        if rest >= _NAMED_REST
+        else said
+    )
 
 
-def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: Mapping[int, Target]) -> Iterator[str]:
+def _best(
+    grid: Grid, budget: float, unit: tuple[str, float], to_target: Mapping[int, Target]
+) -> Iterator[str]:
     """Say what the `budget` buys: the training, or, where epochs to a target are known, the way to it."""
     hour, each = unit
     epochs = {grid.points[place]: aim.epochs.value for place, aim in to_target.items()}
-    points = [grid.points[place] for place in aimed(grid, to_target)] if to_target else grid.advised()
+    points = (
+        [grid.points[place] for place in aimed(grid, to_target)]
+        if to_target
+        else grid.advised()
+    )
 
     def seconds_of(point: Point) -> float:
         return float(epochs.get(point, point.epochs) * point.epoch_s)
 
     if not points:
         return
-    best, aim = advice.best_within(points, budget / each, seconds_of), " to the target" if epochs else ""
+    best, aim = (
+        advice.best_within(points, budget / each, seconds_of),
+        " to the target" if epochs else "",
+    )
     if best is not None:
         cost = advice.hours_of(best, seconds_of) * each
         where = f"{best.strategy} at {best.workers:,} workers, {seconds(seconds_of(best))}{aim}"
@@ -189,7 +295,10 @@ def _best(grid: Grid, budget: float, unit: tuple[str, float], to_target: Mapping
 def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     if point.nodes > 1:
         own = predictor.link_between_nodes(point.strategy)
-        rates = {part: factor * own * 8 / 1e9 for part, factor in advice.bandwidth_for(predictor, point).items()}
+        rates = {
+            part: factor * own * 8 / 1e9
+            for part, factor in advice.bandwidth_for(predictor, point).items()
+        }
         needed = [
             f"{100 * part:.0f} % {'with no link' if math.isinf(rate) else digits(rate) + ' Gbit/s'}"
             for part, rate in rates.items()
@@ -202,13 +311,17 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
     if (batch := advice.batch_for(predictor, point)) is not None:
         beyond = outside(predictor, point.strategy, point.workers, batch)
         whose = "of all workers" if predictor.workload.in_all else "a worker"
-        ways.append(f"a batch of {batch:,} {whose}{f' ({beyond[0]})' if beyond else ''}")
+        ways.append(
+            f"a batch of {batch:,} {whose}{f' ({beyond[0]})' if beyond else ''}"
+        )
     if (interval := advice.interval_for(predictor, point)) is not None:
         ways.append(f"{interval[0]}={interval[1]:,}")
     yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
 
 
-def _row(predictor: Predictor, point: Point, price: float | None, target: Target | None) -> dict[str, object]:
+def _row(
+    predictor: Predictor, point: Point, price: float | None, target: Target | None
+) -> dict[str, object]:
     workload, node = predictor.workload, predictor.platform.cluster.node
     hour, each = predictor.platform.hours
     return {
@@ -233,7 +346,10 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "micro_batches": point.micro_batches,
         "epochs": workload.epochs,
         "steps_per_epoch": point.steps,
-        **{name: getattr(point, name) for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")},
+        **{
+            name: getattr(point, name)
+            for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")
+        },
         "train_s_low": point.low_s,
         "train_s_high": point.high_s,
         "interval_by": str(point.known),
@@ -255,5 +371,7 @@ def _row(predictor: Predictor, point: Point, price: float | None, target: Target
         "memory_bytes": point.memory.total,
         **{f"memory_{part}_bytes": getattr(point.memory, part) for part in _MEMORY},
         "fits": "" if not point.lacking else "no",
-        "outside": "; ".join(filter(None, [*point.outside, target.beyond if target else ""])),
+        "outside": "; ".join(
+            filter(None, [*point.outside, target.beyond if target else ""])
+        ),
     }

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from scalebench.measured import Measured
     from scalebench.pricing.grid import Grid
 
-_NEAR = 0.01  # the mean batch of an epoch is a little smaller than the one that was asked for
+# the mean batch of an epoch is a little smaller than the one that was asked for
+_NEAR = 0.01
 
 
 class Target(NamedTuple):
@@ -33,7 +34,9 @@ def stated_law(said: str) -> dict[str, SeriesLaw]:
     try:
         at_zero, critical = map(float, said.split(","))
     except ValueError:
-        raise UsageError(f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}") from None
+        raise UsageError(
+            f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}"
+        ) from None
     return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}
 
 
@@ -61,7 +64,9 @@ def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
     return laws, f"{run['model']} on {run['dataset']}"
 
 
-def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int, Target]:
+def targets_of(
+    grid: Grid, laws: dict[str, SeriesLaw], source: str
+) -> dict[int, Target]:
     """Return the epochs to target of the points whose strategy has a law, by their place.
 
     An empty label is any strategy's; `source` names what the laws were fitted to.
@@ -72,13 +77,19 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
     for place, point in enumerate(grid.points):
         if (own := laws.get(str(point.strategy), laws.get(""))) is None:
             continue
-        law, batch, fitted = own.law, point.batch_global, f"{own.least:,.0f} to {own.most:,.0f}"
+        law, batch, fitted = (
+            own.law,
+            point.batch_global,
+            f"{own.least:,.0f} to {own.most:,.0f}",
+        )
         words = f"e0 (1 + B / b-crit), e0 {digits(law.epochs_at_zero)}, b-crit {law.critical_batch:,.0f}"
         if law.resampled:
             least, most = law.critical[1:3]
             words += f" ({least:,.0f} to {most:,.0f}), fitted to {source} at global batches of {fitted}"
         near = own.least * (1 - _NEAR) <= batch <= own.most * (1 + _NEAR)
-        beyond = "" if near else f"epochs to target fitted to global batches of {fitted}"
+        beyond = (
+            "" if near else f"epochs to target fitted to global batches of {fitted}"
+        )
         if str(point.strategy) not in laws and not averages_gradients(point.strategy):
             beyond = "epochs to target of gradients that are averaged in every batch"
         found[place] = Target(law.epochs(batch), words, beyond)
@@ -87,7 +98,9 @@ def targets_of(grid: Grid, laws: dict[str, SeriesLaw], source: str) -> dict[int,
 
 def aimed(grid: Grid, to_target: Mapping[int, Target]) -> list[int]:
     """Return the places of the points to choose from: of the advised ones those whose epochs are known to hold."""
-    advised = [place for place in to_target if grid.points[place] in grid.advised()] or list(to_target)
+    advised = [
+        place for place in to_target if grid.points[place] in grid.advised()
+    ] or list(to_target)
     return [place for place in advised if not to_target[place].beyond] or advised
 
 
@@ -96,13 +109,19 @@ def target_sentences(grid: Grid, to_target: Mapping[int, Target]) -> Iterator[st
     if not to_target:
         return
     places = aimed(grid, to_target)
-    place = min(places, key=lambda n: to_target[n].epochs.value * grid.points[n].epoch_s)
+    place = min(
+        places, key=lambda n: to_target[n].epochs.value * grid.points[n].epoch_s
+    )
     point, epochs = grid.points[place], to_target[place].epochs.value
     yield (
         f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epochs by {point.strategy} at "
         f"{point.workers:,} workers is the least."
     )
-    laws = {str(grid.points[place].strategy): each.law for place, each in to_target.items()}
+    laws = {
+        str(grid.points[place].strategy): each.law for place, each in to_target.items()
+    }
     yield from (f"  epochs to target of {name}: {said}." for name, said in laws.items())
-    if unknown := dict.fromkeys(str(point.strategy) for point in grid.points if str(point.strategy) not in laws):
+    if unknown := dict.fromkeys(
+        str(point.strategy) for point in grid.points if str(point.strategy) not in laws
+    ):
         yield f"  epochs to target of {', '.join(unknown)}: not known from what was run."

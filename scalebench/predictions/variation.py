@@ -48,12 +48,24 @@ class Variation:
         if planes[0].ends is None:
             return []
         along_workers = any(axis.name == "workers" for axis in planes[0].axes)
-        place = "" if along_workers else f"{workers:,} {self.predictor.platform.device.name}: "
+        place = (
+            ""
+            if along_workers
+            else f"{workers:,} {self.predictor.platform.device.name}: "
+        )
         said = [place + text for text in _answers(chosen, planes)]
-        if len(planes[0].axes) == 1 and not along_workers and len(planes[0].axes[0].values) <= _NAMED:
+        if (
+            len(planes[0].axes) == 1
+            and not along_workers
+            and len(planes[0].axes[0].values) <= _NAMED
+        ):
             decision = _decision(self.predictor, chosen, planes, workers, price)
             caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
-            said = [decision, *(said if len(chosen) <= _COMPARED else []), *([f"  {caveat}."] if caveat else [])]
+            said = [
+                decision,
+                *(said if len(chosen) <= _COMPARED else []),
+                *([f"  {caveat}."] if caveat else []),
+            ]
         elif len(chosen) > 1:
             said.append(place + _preferred(chosen, planes))
         return [*said, *engine_asked_for(self.predictor, chosen[0])]
@@ -66,12 +78,18 @@ class Variation:
     def remarks(self) -> Iterator[str]:
         """Yield what rows do not say of each strategy; everything where cells are too many for rows."""
         for strategy, plane in zip(self.strategies, self.planes, strict=True):
-            for sentence in plane.remarks() if self.is_priced_in_few_cells else plane.sentences():
+            for sentence in (
+                plane.remarks() if self.is_priced_in_few_cells else plane.sentences()
+            ):
                 yield f"{strategy}: {sentence}" if len(self.planes) > 1 else sentence
 
     def table(self) -> Table:
         """Return a table with a row for each strategy and cell."""
-        strategies, planes, platform = self.strategies, self.planes, self.predictor.platform
+        strategies, planes, platform = (
+            self.strategies,
+            self.planes,
+            self.predictor.platform,
+        )
         axes, rows = planes[0].axes, []
         for strategy, plane in zip(strategies, planes, strict=True):
             assert plane.low is not None
@@ -82,8 +100,15 @@ class Variation:
                 rows.append(
                     {
                         "strategy": str(strategy),
-                        **{axis.name: axis.text(value) for axis, value in zip(axes, values, strict=True)},
-                        "training": Measured(time, float(plane.low.flat[place]), float(plane.high.flat[place])),
+                        **{
+                            axis.name: axis.text(value)
+                            for axis, value in zip(axes, values, strict=True)
+                        },
+                        "training": Measured(
+                            time,
+                            float(plane.low.flat[place]),
+                            float(plane.high.flat[place]),
+                        ),
                         "difference": math.nan if place == 0 else time / first - 1,
                         "efficiency": Measured(float(plane.efficiency.flat[place])),
                         "outside": "*" * bool(plane.marked.flat[place]),
@@ -95,18 +120,36 @@ class Variation:
             *(Column(axis.name, text(axis.name)) for axis in axes),
             Column("training", itemgetter("training"), SPAN),
             Column("difference", fields("difference"), CHANGE),
-            Column("efficiency", itemgetter("efficiency"), SHARE, mark=itemgetter("outside")),
+            Column(
+                "efficiency",
+                itemgetter("efficiency"),
+                SHARE,
+                mark=itemgetter("outside"),
+            ),
             Column("bound by", text("bound by"), left=True),
         ]
         title = f"modelled ({platform.device.source}): {self.predictor.training}"
         marked = any(plane.marked.any() for plane in planes)
-        notes = ["* outside what the inputs are known to hold for, or too large: below"] if marked else []
-        return Table.of(title, columns, rows, ["difference: to the first row of the strategy", *notes])
+        notes = (
+            ["* outside what the inputs are known to hold for, or too large: below"]
+            if marked
+            else []
+        )
+        return Table.of(
+            title,
+            columns,
+            rows,
+            ["difference: to the first row of the strategy", *notes],
+        )
 
     def rows(self) -> list[dict[str, object]]:
         """Return a row with all columns for each cell."""
         axes = self.planes[0].axes
-        names = [axis.name.replace("-", "_") + ("_gbit_per_s" if axis.unit == "Gbit/s" else "") for axis in axes]
+        names = [
+            axis.name.replace("-", "_")
+            + ("_gbit_per_s" if axis.unit == "Gbit/s" else "")
+            for axis in axes
+        ]
         rows: list[dict[str, object]] = []
         for strategy, plane in zip(self.strategies, self.planes, strict=True):
             for place, values in enumerate(product(*(axis.values for axis in axes))):
@@ -116,8 +159,12 @@ class Variation:
                         "strategy": str(strategy),
                         **dict(zip(names, values, strict=True)),
                         "train_s": plane.train_s.flat[place],
-                        "train_s_low": "" if plane.low is None else plane.low.flat[place],
-                        "train_s_high": "" if plane.high is None else plane.high.flat[place],
+                        "train_s_low": ""
+                        if plane.low is None
+                        else plane.low.flat[place],
+                        "train_s_high": ""
+                        if plane.high is None
+                        else plane.high.flat[place],
                         "samples_per_s": plane.throughput.flat[place],
                         "efficiency": plane.efficiency.flat[place],
                         "bound_by": plane.components[plane.bound.flat[place]],
@@ -142,9 +189,14 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
             most_of_all = max(most_of_all, *map(abs, changes))
             if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
                 only_at_an_end.append(str(strategy))
-            spans = [seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0]) for n in (-1, 0)]
+            spans = [
+                seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0])
+                for n in (-1, 0)
+            ]
             band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
-            parts.append(f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})")
+            parts.append(
+                f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})"
+            )
         verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
         if only_at_an_end:
             verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
@@ -154,7 +206,9 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         assert plane.low is not None
         assert plane.high is not None
         cell = plane.least()
-        span = seconds_span(*(float(times[cell]) for times in (plane.train_s, plane.low, plane.high)))
+        span = seconds_span(
+            *(float(times[cell]) for times in (plane.train_s, plane.low, plane.high))
+        )
         yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
 
 
@@ -171,13 +225,19 @@ def _decision(
     hour, each = predictor.platform.hours
 
     def best(place: int) -> int:
-        return preferred(strategies, [float(plane.train_s[place, 0]) for plane in planes])
+        return preferred(
+            strategies, [float(plane.train_s[place, 0]) for plane in planes]
+        )
 
     def times(strategy: int, place: int) -> tuple[float, float, float]:
         plane = planes[strategy]
         assert plane.low is not None
         assert plane.high is not None
-        return float(plane.train_s[place, 0]), float(plane.low[place, 0]), float(plane.high[place, 0])
+        return (
+            float(plane.train_s[place, 0]),
+            float(plane.low[place, 0]),
+            float(plane.high[place, 0]),
+        )
 
     first = best(0)
     said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
@@ -185,7 +245,11 @@ def _decision(
     said += hours_span(times(first, 0), workers * each, hour, price)
     for place in range(1, len(axis.values)):
         taken = best(place)
-        own = "the same" if taken == first else f"{strategies[taken]}, which averages gradients and takes hardly longer"
+        own = (
+            "the same"
+            if taken == first
+            else f"{strategies[taken]}, which averages gradients and takes hardly longer"
+        )
         if taken != first and not averages_gradients(strategies[taken]):
             own = f"{strategies[taken]} instead"
         changes = _changes(planes[taken], planes[taken], place)
@@ -210,21 +274,36 @@ def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
         return "."
     axes = planes[0].axes
     cells = list(product(*(axis.values for axis in axes)))
-    others: dict[tuple[str, str], list[str]] = {}  # strategy, end of the interval -> cells
+    others: dict[
+        tuple[str, str], list[str]
+    ] = {}  # strategy, end of the interval -> cells
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
-        name = strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])]
+        name = strategies[
+            preferred(
+                strategies, [float(plane.train_s[row, column]) for plane in planes]
+            )
+        ]
         for end, words in enumerate(ENDS):
-            seconds = [float(plane.ends[row, column, end]) for plane in planes if plane.ends is not None]
+            seconds = [
+                float(plane.ends[row, column, end])
+                for plane in planes
+                if plane.ends is not None
+            ]
             other = strategies[preferred(strategies, seconds)]
             if other is not name:
                 others.setdefault((str(other), words), []).append(_cell(axes, values))
     if not others:
         return "; the strategy is the same at both ends of the interval."
-    alike: dict[tuple[str, str], list[str]] = {}  # strategy, its cells -> ends of the interval
+    alike: dict[
+        tuple[str, str], list[str]
+    ] = {}  # strategy, its cells -> ends of the interval
     for (name_of, words), own in others.items():
         alike.setdefault((name_of, _where(own, len(cells))), []).append(words)
-    ends = "; ".join(f"{name_of} {where} with {ends_in_words(words)}" for (name_of, where), words in alike.items())
+    ends = "; ".join(
+        f"{name_of} {where} with {ends_in_words(words)}"
+        for (name_of, where), words in alike.items()
+    )
     return f"; not at both ends of the interval: {ends}."
 
 
@@ -235,9 +314,17 @@ def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
     best: dict[str, list[str]] = {}
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
-        name = str(strategies[preferred(strategies, [float(plane.train_s[row, column]) for plane in planes])])
+        name = str(
+            strategies[
+                preferred(
+                    strategies, [float(plane.train_s[row, column]) for plane in planes]
+                )
+            ]
+        )
         best.setdefault(name, []).append(_cell(axes, values))
-    said = "to take (the fastest; one that averages gradients if it takes hardly longer): "
+    said = (
+        "to take (the fastest; one that averages gradients if it takes hardly longer): "
+    )
     said += "; ".join(f"{name} {_where(own, len(cells))}" for name, own in best.items())
     return said + _at_ends(strategies, planes)
 

@@ -49,25 +49,40 @@ def crossovers(predictor: Predictor, points: Sequence[Point]) -> list[Crossover]
     found = []
     for first, second in combinations(by_name.values(), 2):
         shared = sorted(first.keys() & second.keys())
-        told_apart = [n for n in shared if abs(first[n].train_s / second[n].train_s - 1) > _LEAST_GAP]
+        told_apart = [
+            n
+            for n in shared
+            if abs(first[n].train_s / second[n].train_s - 1) > _LEAST_GAP
+        ]
         for low, high in pairwise(told_apart):
             before, after = (first[n].train_s < second[n].train_s for n in (low, high))
             if before != after:
                 slower, faster = first[high].strategy, second[high].strategy
                 if after:
                     slower, faster = faster, slower
-                found.append(Crossover(faster, slower, _first_where(predictor, faster, slower, low, high)))
+                found.append(
+                    Crossover(
+                        faster,
+                        slower,
+                        _first_where(predictor, faster, slower, low, high),
+                    )
+                )
     return found
 
 
-def _first_where(predictor: Predictor, faster: Component, slower: Component, low: int, high: int) -> int:
+def _first_where(
+    predictor: Predictor, faster: Component, slower: Component, low: int, high: int
+) -> int:
     """Return the least count, up to a node's workers, at which `faster` is the faster one; it is at `high`."""
     step = predictor.platform.cluster.node.workers_per_node if high > 64 else 1
     case = [Case(predictor.platform, predictor.workload.batch)]
     while high - low > step:
         middle = max(low + 1, (low + high) // 2 // step * step)
         try:
-            times = [float(predictor.times(each, middle, case).time[0]) for each in (faster, slower)]
+            times = [
+                float(predictor.times(each, middle, case).time[0])
+                for each in (faster, slower)
+            ]
         except UsageError:  # a count that does not suit one of them
             break
         low, high = (low, middle) if times[0] < times[1] else (middle, high)
@@ -77,14 +92,21 @@ def _first_where(predictor: Predictor, faster: Component, slower: Component, low
 def knee(points: Sequence[Point]) -> Point | None:
     """Return the point of the largest efficiency times speedup; None where it lies at an end of `points`.
 
-    Nor where its efficiency is below a third: with speedup p / (1 + a p) it is a half at the knee.
+    Nor where its efficiency is below a third: with speedup p / (1 + a p) it is a half
+    at the knee.
     """
     best = max(points, key=lambda point: point.efficiency * point.speedup, default=None)
     inside = best is not None and points[0].workers < best.workers < points[-1].workers
-    return best if inside and best is not None and best.efficiency >= _LEAST_AT_KNEE else None
+    return (
+        best
+        if inside and best is not None and best.efficiency >= _LEAST_AT_KNEE
+        else None
+    )
 
 
-def best_within(points: Sequence[Point], hours: float, seconds_of: Callable[[Point], float]) -> Point | None:
+def best_within(
+    points: Sequence[Point], hours: float, seconds_of: Callable[[Point], float]
+) -> Point | None:
     """Return the point of the least `seconds_of` that takes at most `hours` of its workers; None if all take more."""
     affordable = [point for point in points if hours_of(point, seconds_of) <= hours]
     return min(affordable, key=seconds_of, default=None)
@@ -98,10 +120,14 @@ def hours_of(point: Point, seconds_of: Callable[[Point], float]) -> float:
 def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
     """Return the factor on the bandwidth between nodes at which workers compute 50, 75, 90 and 95 % of the time.
 
-    Between 241 factors ln(factor) is linear in the share; `inf` where no bandwidth is enough.
+    Between 241 factors ln(factor) is linear in the share; `inf` where no bandwidth is
+    enough.
     """
     factors = np.logspace(-6, np.log10(_FASTEST_LINK), 241)
-    cases = [Case(predictor.platform.between_nodes(float(factor)), predictor.workload.batch) for factor in factors]
+    cases = [
+        Case(predictor.platform.between_nodes(float(factor)), predictor.workload.batch)
+        for factor in factors
+    ]
     times = predictor.times(point.strategy, point.workers, cases)
     utilisation = times.compute / times.time
     needed = {}
@@ -111,12 +137,18 @@ def bandwidth_for(predictor: Predictor, point: Point) -> dict[float, float]:
             needed[wanted] = np.inf
             continue
         low, high = max(0, enough[0] - 1), enough[0]
-        part = (wanted - utilisation[low]) / (utilisation[high] - utilisation[low]) if high else 1.0
+        part = (
+            (wanted - utilisation[low]) / (utilisation[high] - utilisation[low])
+            if high
+            else 1.0
+        )
         needed[wanted] = float(factors[low] * (factors[high] / factors[low]) ** part)
     return needed
 
 
-def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> int | None:
+def batch_for(
+    predictor: Predictor, point: Point, efficiency: float = 0.8
+) -> int | None:
     """Return the least batch (a power of two) that fits and holds `efficiency` at the workers of `point`, or None.
 
     A point's efficiency is against one worker at the same batch.
@@ -127,7 +159,9 @@ def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> in
         try:
             if lacking(predictor, point.strategy, point.workers, batch):
                 break
-            many = predictor.times(point.strategy, point.workers, [Case(predictor.platform, batch)])
+            many = predictor.times(
+                point.strategy, point.workers, [Case(predictor.platform, batch)]
+            )
             alone = predictor.times(SERIAL, 1, [Case(predictor.platform, batch)])
         except UsageError:  # a global batch smaller than the workers
             continue
@@ -138,23 +172,36 @@ def batch_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> in
     return None
 
 
-def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) -> tuple[str, int] | None:
+def interval_for(
+    predictor: Predictor, point: Point, efficiency: float = 0.8
+) -> tuple[str, int] | None:
     """Return the strategy's interval option and its least power of two that holds `efficiency`; None without one.
 
-    Nor where the longest does not hold it, as synchronising less often does not take longer.
+    Nor where the longest does not hold it, as synchronising less often does not take
+    longer.
     """
     strategy = predictor.strategy(point.strategy)
     name = strategy.traits.interval_option
     if name is None:
         return None
     steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
-    longest = min(_LONGEST_INTERVAL, int(steps * point.epochs))  # of a training that synchronises
-    intervals = [1 << power for power in range(1 if name == "period" else 0, longest.bit_length())]
+    longest = min(
+        _LONGEST_INTERVAL, int(steps * point.epochs)
+    )  # of a training that synchronises
+    intervals = [
+        1 << power
+        for power in range(1 if name == "period" else 0, longest.bit_length())
+    ]
 
     def holds(interval: int) -> bool:
         longer = with_option(point.strategy, name, interval)
-        times = predictor.times(longer, point.workers, [Case(predictor.platform, predictor.workload.batch)])
-        return point.speedup * point.train_s / float(times.time[0]) / point.workers >= efficiency
+        times = predictor.times(
+            longer, point.workers, [Case(predictor.platform, predictor.workload.batch)]
+        )
+        return (
+            point.speedup * point.train_s / float(times.time[0]) / point.workers
+            >= efficiency
+        )
 
     try:
         if not intervals or not holds(intervals[-1]):
@@ -166,8 +213,13 @@ def interval_for(predictor: Predictor, point: Point, efficiency: float = 0.8) ->
 
 def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held:
     """Return what holds `efficiency` at the workers of `point`: one point of an iso-efficiency curve (Grama 1993)."""
-    interval, batch = interval_for(predictor, point, efficiency), batch_for(predictor, point, efficiency)
-    beyond = batch is not None and bool(outside(predictor, point.strategy, point.workers, batch))
+    interval, batch = (
+        interval_for(predictor, point, efficiency),
+        batch_for(predictor, point, efficiency),
+    )
+    beyond = batch is not None and bool(
+        outside(predictor, point.strategy, point.workers, batch)
+    )
     return Held(efficiency, batch, interval[1] if interval else None, beyond)
 
 

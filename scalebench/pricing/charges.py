@@ -31,8 +31,9 @@ Floats = NDArray[np.float64]
 class Machines(Protocol):
     """Charges of M machines.
 
-    `spread` (M,) is the standard deviation of a step's seconds where jitter is expected, not drawn; `slowness[worker]`
-    the factor on compute that begins at a moment.
+    `spread` (M,) is the standard deviation of a step's seconds where jitter is
+    expected, not drawn; `slowness[worker]` the factor on compute that begins at a
+    moment.
     """
 
     @property
@@ -53,9 +54,9 @@ class Machines(Protocol):
 class Charges:
     """Prices and times of M repetitions of one run. Implements `Machines`.
 
-    `times` and `jitter` have those of each repetition. `speed` (workers,) multiplies every computation of a worker
-    (2.0: half as fast), `jitter[m][worker](step)` those of that step, and `slowness[worker](now)` those that begin at
-    that moment.
+    `times` and `jitter` have those of each repetition. `speed` (workers,) multiplies
+    every computation of a worker (2.0: half as fast), `jitter[m][worker](step)` those
+    of that step, and `slowness[worker](now)` those that begin at that moment.
     """
 
     costs: Costs
@@ -75,10 +76,24 @@ class Charges:
         network = Network(cluster, cluster.node.workers_per_node, options.collective)
         return cls(
             Costs(network, machine.engines, carrier(run)),
-            [StepTimes(table, seed=each.seed - each.repetition, repetition=each.repetition) for each in runs],
+            [
+                StepTimes(
+                    table, seed=each.seed - each.repetition, repetition=each.repetition
+                )
+                for each in runs
+            ],
             np.array([options.slowdown.get(rank, 1.0) for rank in workers]),
-            [[jitter_of(each, table, rank) for rank in workers] if _jitters(each, table) else [] for each in runs],
-            {rank: slowness for rank in workers if (slowness := options.slowness(rank)) is not None},
+            [
+                [jitter_of(each, table, rank) for rank in workers]
+                if _jitters(each, table)
+                else []
+                for each in runs
+            ],
+            {
+                rank: slowness
+                for rank in workers
+                if (slowness := options.slowness(rank)) is not None
+            },
             machine.operations.get(str(run.strategy), {}),
         )
 
@@ -89,22 +104,32 @@ class Charges:
 
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, M, workers), without slowness."""
-        base = np.empty((len(compute.amounts), len(self.times), compute.amounts.shape[1]))
+        base = np.empty(
+            (len(compute.amounts), len(self.times), compute.amounts.shape[1])
+        )
         for task, places in compute.places.items():
             if task != Task.OTHER:
                 for repetition, times in enumerate(self.times):
-                    base[places, repetition] = times.seconds(task, compute.amounts[places])
+                    base[places, repetition] = times.seconds(
+                        task, compute.amounts[places]
+                    )
                 continue
             for place in places.tolist():
-                base[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))[:, None]
+                base[place] = self.operation_s(
+                    compute.names[place], int(compute.amounts[place, 0])
+                )[:, None]
         base *= compute.shares[:, None, None]
-        factors: Floats = np.broadcast_to(self.speed[workers], (len(base), len(self.times), len(workers)))
+        factors: Floats = np.broadcast_to(
+            self.speed[workers], (len(base), len(self.times), len(workers))
+        )
         if any(self.jitter) and len(base):
             low, high = int(compute.steps[0]), int(compute.steps[-1]) + 1
             factors = factors.copy()
             for repetition, jitter in enumerate(self.jitter):
                 if jitter:
-                    drawn = np.array([jitter[worker].span(low, high) for worker in workers.tolist()])
+                    drawn = np.array(
+                        [jitter[worker].span(low, high) for worker in workers.tolist()]
+                    )
                     factors[:, repetition] *= drawn.T[compute.steps - low]
         return base * factors
 
@@ -118,8 +143,9 @@ class Charges:
 class EqualWorkers:
     """Prices of M machines on which all workers are equal. Implements `Machines`.
 
-    `tasks` (tasks, M) are the seconds of each task, of a step or of an epoch's shuffle; `jitter` (M,) is the standard
-    deviation of a step's compute relative to its mean; `operations` are those of the strategy on each machine.
+    `tasks` (tasks, M) are the seconds of each task, of a step or of an epoch's shuffle;
+    `jitter` (M,) is the standard deviation of a step's compute relative to its mean;
+    `operations` are those of the strategy on each machine.
     """
 
     prices: Prices
@@ -132,34 +158,49 @@ class EqualWorkers:
     @property
     def spread(self) -> Floats | None:
         """Standard deviation of a step's seconds, (M,)."""
-        step = self.tasks[Task.FORWARD] + self.tasks[Task.BACKWARD] + self.tasks[Task.UPDATE]
+        step = (
+            self.tasks[Task.FORWARD]
+            + self.tasks[Task.BACKWARD]
+            + self.tasks[Task.UPDATE]
+        )
         return self.jitter * step if self.jitter.any() else None
 
     def with_joined(self, steps: Floats) -> EqualWorkers:
         """Return the machines on which a step takes the time of `steps` (M,)."""
         tasks = self.tasks * steps
         tasks[Task.SHUFFLE] = self.tasks[Task.SHUFFLE]
-        return replace(self, tasks=tasks, jitter=self.jitter / np.sqrt(steps), joined=steps)
+        return replace(
+            self, tasks=tasks, jitter=self.jitter / np.sqrt(steps), joined=steps
+        )
 
     def seconds(self, compute: Compute, workers: Ints) -> Floats:
         """Return the seconds of each event, (events, M, 1)."""
         found = self.tasks[compute.tasks] * compute.shares[:, None]
         updates = compute.places.get(Task.UPDATE)
         for place in compute.places.get(Task.OTHER, ()):
-            found[place] = self.operation_s(compute.names[place], int(compute.amounts[place, 0]))
-            if self.joined is not None and updates is not None and place < updates[-1]:  # a part of the step
+            found[place] = self.operation_s(
+                compute.names[place], int(compute.amounts[place, 0])
+            )
+            if (
+                self.joined is not None and updates is not None and place < updates[-1]
+            ):  # a part of the step
                 found[place] *= self.joined
         return found[:, :, None]
 
     def operation_s(self, name: str, messages: int) -> Floats:
         """Return the seconds of a strategy's operation on so many messages, (M,); zero if it was not measured."""
         times = [own.get(name) for own in self.operations]
-        return np.array([0.0 if time is None else time.among(messages) for time in times])
+        return np.array(
+            [0.0 if time is None else time.among(messages) for time in times]
+        )
 
 
 def carrier(run: Run) -> str:
     """Return the engine whose costs a simulated run is charged for its communication."""
-    return charged_as(registry.create(run.strategy.name, run.strategy.options, "virtual"), run.virtual.engine)
+    return charged_as(
+        registry.create(run.strategy.name, run.strategy.options, "virtual"),
+        run.virtual.engine,
+    )
 
 
 def charged_as(strategy: Strategy, engine: EngineName | Literal["auto"]) -> str:
@@ -170,16 +211,29 @@ def charged_as(strategy: Strategy, engine: EngineName | Literal["auto"]) -> str:
 def jitter_of(run: Run, table: StepTable, worker: int) -> Jitter:
     """Return the factor on the compute of `worker` as a function of the step number."""
     options = run.virtual
-    return jitter_source(options.jitter, options.jitter_sigma, seed=run.seed, worker=worker, measured=table.jitter)
+    return jitter_source(
+        options.jitter,
+        options.jitter_sigma,
+        seed=run.seed,
+        worker=worker,
+        measured=table.jitter,
+    )
 
 
 def _jitters(run: Run, table: StepTable) -> bool:
-    return run.virtual.jitter != "none" and (run.virtual.jitter != "measured" or bool(table.jitter))
+    return run.virtual.jitter != "none" and (
+        run.virtual.jitter != "measured" or bool(table.jitter)
+    )
 
 
 def gradients(model: torch.nn.Module, release: Sequence[float]) -> list[GradientTensor]:
     """Return the gradients of a model; without measured shares released as in paced runs."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     if len(release) != len(trainable):
         release = release_shares([parameter.numel() for parameter in trainable])
-    return [GradientTensor(parameter.nbytes, share) for parameter, share in zip(trainable, release, strict=True)]
+    return [
+        GradientTensor(parameter.nbytes, share)
+        for parameter, share in zip(trainable, release, strict=True)
+    ]

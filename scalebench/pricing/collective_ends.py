@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 class Groups:
     """Groups of a partition, as far as the workers in the arrays are their members.
 
-    `labels` (workers,) number the group of each. `alike` are pairs of labels whose groups cost the same, and the
-    members of one of them.
+    `labels` (workers,) number the group of each. `alike` are pairs of labels whose
+    groups cost the same, and the members of one of them.
     """
 
     def __init__(self, partition: RankGroups, workers: int, costs: Costs) -> None:
@@ -37,27 +37,46 @@ class Groups:
         self.members = [partition.members(label) for label in first.tolist()]
         kinds: dict[object, list[int]] = defaultdict(list)
         for label, members in enumerate(self.members):
-            kinds[members if costs.network.cluster.links.slow else costs.network.shape_of(members)].append(label)
-        self.alike = [(np.array(labels), self.members[labels[0]]) for labels in kinds.values()]
+            kinds[
+                members
+                if costs.network.cluster.links.slow
+                else costs.network.shape_of(members)
+            ].append(label)
+        self.alike = [
+            (np.array(labels), self.members[labels[0]]) for labels in kinds.values()
+        ]
 
     def of(self, program: Program) -> tuple[Ints, Ints]:
         """Return the labels of the workers of `program`, and the number of them in each group."""
         if program not in self._of_programs:
             labels = self.labels[program.ranks]
-            self._of_programs[program] = labels, np.bincount(labels, minlength=len(self.sizes))
+            self._of_programs[program] = (
+                labels,
+                np.bincount(labels, minlength=len(self.sizes)),
+            )
         return self._of_programs[program]
 
 
 class Rendezvous:
     """One collective of every group of a partition: arrivals, ends and costs by worker, state by group."""
 
-    def __init__(self, event: Event, key: tuple[RankGroups, int], groups: Groups, shape: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        event: Event,
+        key: tuple[RankGroups, int],
+        groups: Groups,
+        shape: tuple[int, int],
+    ) -> None:
         self.event, self.key, self.groups = event, key, groups
-        self.others: dict[int, Event] = {}  # of groups whose collective of this number is another one
+        self.others: dict[
+            int, Event
+        ] = {}  # of groups whose collective of this number is another one
         self.missing, self.awaited = groups.sizes.copy(), int(groups.sizes.sum())
         self.settled = np.zeros(len(self.missing), dtype=bool)
         self.arrivals = np.empty(shape)
-        self.late = np.zeros((len(self.missing), shape[0]))  # variance of the slowest member, (groups, M)
+        self.late = np.zeros(
+            (len(self.missing), shape[0])
+        )  # variance of the slowest member, (groups, M)
         self.passes: Floats | None = None  # seconds of the last backward passes
         self.latest = self.ends = self.costs = self.arrivals
 
@@ -67,7 +86,9 @@ class Rendezvous:
         for label in labels.tolist() if self.others else []:
             event = self.others.get(label, self.event)
             found.setdefault(_cost_key(event), (event, []))[1].append(label)
-        return [(event, np.array(own)) for event, own in found.values()] or [(self.event, labels)]
+        return [(event, np.array(own)) for event, own in found.values()] or [
+            (self.event, labels)
+        ]
 
     def is_complete(self, program: Program) -> bool:
         """Return True if all members of the groups of its workers have joined."""
@@ -95,7 +116,8 @@ class Collectives:
     ) -> Rendezvous:
         """Return the `call`-th collective of the event's partition, which the workers of `program` join `now`.
 
-        `variance` is that of their compute before, `passes` are the seconds of their last backward passes.
+        `variance` is that of their compute before, `passes` are the seconds of their
+        last backward passes.
         """
         partition = event.partition
         assert partition is not None
@@ -103,12 +125,16 @@ class Collectives:
         rendezvous = self._pending.get(key)
         if rendezvous is None:
             if partition not in self._groups:
-                self._groups[partition] = Groups(partition, self.shape[1], self.prices.distinct[0])
+                self._groups[partition] = Groups(
+                    partition, self.shape[1], self.prices.distinct[0]
+                )
             groups = self._groups[partition]
             rendezvous = self._pending[key] = Rendezvous(event, key, groups, self.shape)
         at = program.places
         labels, counts = rendezvous.groups.of(program)
-        if event is not rendezvous.event and _cost_key(event) != _cost_key(rendezvous.event):
+        if event is not rendezvous.event and _cost_key(event) != _cost_key(
+            rendezvous.event
+        ):
             rendezvous.others |= dict.fromkeys(labels.tolist(), event)
         rendezvous.arrivals[:, at] = now[:, at]
         rendezvous.missing -= counts
@@ -138,15 +164,21 @@ class Collectives:
         if len(ready) == 1:
             latest = rendezvous.arrivals.max(axis=1, keepdims=True)
         else:
-            latest = np.maximum.reduceat(rendezvous.arrivals[:, groups.order], groups.starts, axis=1)
+            latest = np.maximum.reduceat(
+                rendezvous.arrivals[:, groups.order], groups.starts, axis=1
+            )
         cost = np.empty_like(latest)
         ends = np.empty_like(latest)
         for labels, members in groups.alike:
             if self._expects:
-                latest[:, labels] += np.sqrt(rendezvous.late[labels].T) * expected_largest(len(members))
+                latest[:, labels] += np.sqrt(
+                    rendezvous.late[labels].T
+                ) * expected_largest(len(members))
             if event.overlap is not None and len(members) > 1:
                 for label in labels[ready[labels]].tolist():
-                    ends[:, label], cost[:, label] = self._overlapped(rendezvous, label, latest[:, label])
+                    ends[:, label], cost[:, label] = self._overlapped(
+                        rendezvous, label, latest[:, label]
+                    )
                 continue
             for each, own in rendezvous.kinds(labels):
                 seconds = self._cost(each, members)[:, None]
@@ -158,9 +190,15 @@ class Collectives:
             )
             return slice(None) if event.blocking else None
         if rendezvous.ends is rendezvous.arrivals:
-            rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty((3, *self.shape))
+            rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty(
+                (3, *self.shape)
+            )
         here = ready[groups.labels]
-        for kept, found in ((rendezvous.latest, latest), (rendezvous.ends, ends), (rendezvous.costs, cost)):
+        for kept, found in (
+            (rendezvous.latest, latest),
+            (rendezvous.ends, ends),
+            (rendezvous.costs, cost),
+        ):
             kept[:, here] = found[:, groups.labels[here]]
         waiting = ready & event.blocking
         for label, other in rendezvous.others.items():
@@ -174,8 +212,9 @@ class Collectives:
     ) -> tuple[Floats, Floats]:
         """Return the ends and costs of collectives of all workers, (steps, M), from the end of the one before each.
 
-        `taken` (steps, M, workers) is the compute before each, which lasts until `latest` (steps, M) on the last one;
-        `seconds` are those of the events of the epoch.
+        `taken` (steps, M, workers) is the compute before each, which lasts until
+        `latest` (steps, M) on the last one; `seconds` are those of the events of the
+        epoch.
         """
         ends, costs = np.empty_like(latest), np.empty_like(latest)
         kinds: dict[object, list[int]] = defaultdict(list)
@@ -189,9 +228,16 @@ class Collectives:
             ends[places], costs[places] = latest[places], self._cost(event, members)
             if event.overlap is not None and event.exchanges:
                 backward = seconds[[steps[place].backward for place in places]]
-                begins = taken[places] + (latest[places] - taken[places].max(axis=2))[:, :, None] - backward
+                begins = (
+                    taken[places]
+                    + (latest[places] - taken[places].max(axis=2))[:, :, None]
+                    - backward
+                )
                 end, costs[places] = buckets_end(
-                    (begins, backward), event.overlap, self.prices, event.operation.members
+                    (begins, backward),
+                    event.overlap,
+                    self.prices,
+                    event.operation.members,
                 )
                 ends[places] = np.maximum(latest[places], end)
             else:
@@ -206,7 +252,9 @@ class Collectives:
             return self._doubling(event)
         return self.prices.time(event.operation._replace(members=members))
 
-    def _overlapped(self, rendezvous: Rendezvous, label: int, latest: Floats) -> tuple[Floats, Floats]:
+    def _overlapped(
+        self, rendezvous: Rendezvous, label: int, latest: Floats
+    ) -> tuple[Floats, Floats]:
         """Return the end of the averages that begin during the backward pass, and the cost of all of them, (M,)."""
         overlap, members = rendezvous.event.overlap, rendezvous.groups.members[label]
         assert overlap is not None
@@ -222,8 +270,15 @@ class Collectives:
         streams = self._streams.setdefault(key, [Stream() for _ in self.prices.costs])
         before = np.array([stream.transferred_s for stream in streams])
         passes = zip(begins, seconds, streams, self.prices.costs, strict=True)
-        ends = np.array([stream.end((b, s), overlap, costs, members) for b, s, stream, costs in passes])
-        return np.maximum(latest, ends), np.array([stream.transferred_s for stream in streams]) - before
+        ends = np.array(
+            [
+                stream.end((b, s), overlap, costs, members)
+                for b, s, stream, costs in passes
+            ]
+        )
+        return np.maximum(latest, ends), np.array(
+            [stream.transferred_s for stream in streams]
+        ) - before
 
     def _merge(self, rendezvous: Rendezvous) -> None:
         """Exchange in pairs at doubling distances: a message to the higher rank, a merge there, and its answer."""
@@ -236,17 +291,23 @@ class Collectives:
             for source, rank, adding in ((low, high, merging), (high, low, 0.0)):
                 message = self.messages(rendezvous.event.operation.nbytes, source, rank)
                 waits[:, rank] += np.maximum(0.0, now[:, source] - now[:, rank])
-                now[:, rank] = np.maximum(now[:, rank], now[:, source] + message) + adding
+                now[:, rank] = (
+                    np.maximum(now[:, rank], now[:, source] + message) + adding
+                )
                 costs[:, rank] += message
             stride *= 2
         rendezvous.ends, rendezvous.costs = now, costs
-        rendezvous.latest = rendezvous.arrivals + waits  # so that waiting is the sum over the exchanges
+        rendezvous.latest = (
+            rendezvous.arrivals + waits
+        )  # so that waiting is the sum over the exchanges
 
     def _doubling(self, event: Event) -> Floats:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
         assert event.partition is not None
         levels = range((len(event.partition.labels) - 1).bit_length())
-        messages = [self._message(event.operation.nbytes, 0, 1 << power) for power in levels]
+        messages = [
+            self._message(event.operation.nbytes, 0, 1 << power) for power in levels
+        ]
         merging = len(levels) * self._machines.operation_s(event.name, 2)
         return np.asarray(2 * np.sum(messages, axis=0) + merging)
 

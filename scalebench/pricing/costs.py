@@ -1,15 +1,19 @@
 """Seconds of each operation between virtual workers: cost of the engine and of the network.
 
-Inside one node the measured engine cost of n bytes among m ranks is charged, scaled to p ranks by the network model.
-Between nodes the same holds if the engine was measured there, on the links that are fitted to its allreduce. Otherwise
-the cost is that of the network model, which assumes an algorithm, plus that of the engine's software: a small operation
-ceil(lg p) times, and the excess of n bytes over that and over the links inside a node ((p-1)/p) / ((m-1)/m) times, the
-ratio of transfers of each byte. Both factors are assumptions; the first may be 1 to p.
+Inside one node the measured engine cost of n bytes among m ranks is charged, scaled to
+p ranks by the network model. Between nodes the same holds if the engine was measured
+there, on the links that are fitted to its allreduce. Otherwise the cost is that of the
+network model, which assumes an algorithm, plus that of the engine's software: a small
+operation ceil(lg p) times, and the excess of n bytes over that and over the links
+inside a node ((p-1)/p) / ((m-1)/m) times, the ratio of transfers of each byte. Both
+factors are assumptions; the first may be 1 to p.
 
-An engine without ranks (tasks) sends the n bytes of each worker to its process and back through one command, which has
-p of them in hand one after the other: T = t_1(n) + (p - 1) (t_2(n) - t_1(n)), by the entries of 1 and 2 workers, and
-2 (a + n / B) for each worker on another node than the command's. A stated entry knows few bytes only, so that the links
-inside the command's node are charged, too. All that is exchanged lies in the command then, and costs no more.
+An engine without ranks (tasks) sends the n bytes of each worker to its process and back
+through one command, which has p of them in hand one after the other: T = t_1(n) + (p -
+1) (t_2(n) - t_1(n)), by the entries of 1 and 2 workers, and 2 (a + n / B) for each
+worker on another node than the command's. A stated entry knows few bytes only, so that
+the links inside the command's node are charged, too. All that is exchanged lies in the
+command then, and costs no more.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.engines import NAMES, named
 
 ONE_SIDED = "mpi-onesided"
-SERVER, SERVER_BUSY = "mpi-server", "mpi-server-busy"  # request and reply; the server's part of them
+SERVER, SERVER_BUSY = (
+    "mpi-server",
+    "mpi-server-busy",
+)  # request and reply; the server's part of them
 _TIMES_KEPT = 1 << 14
 Floats = NDArray[np.float64]
 
@@ -62,8 +69,12 @@ class Costs:
         self._measured_on = network.cluster
         if fit is not None:
             self._measured_on = fit.on(measured_on or network.cluster)
-            collective = fit.algorithm if network.collective == "auto" else network.collective
-            network = Network(fit.on(network.cluster, measured_on), network.ranks_per_node, collective)
+            collective = (
+                fit.algorithm if network.collective == "auto" else network.collective
+            )
+            network = Network(
+                fit.on(network.cluster, measured_on), network.ranks_per_node, collective
+            )
         self.network, self.engines = network, engines
         self.engine = engine
         self.gradients, self.cycle = list(gradients), cycle
@@ -72,7 +83,8 @@ class Costs:
     def time(self) -> Callable[[Operation], float]:
         """Seconds of an operation, as a function that remembers them.
 
-        It is made when it is asked for: predictions make tens of thousands of `Costs`, most without communication.
+        It is made when it is asked for: predictions make tens of thousands of `Costs`,
+        most without communication.
         """
         return lru_cache(_TIMES_KEPT)(self._time)
 
@@ -95,18 +107,33 @@ class Costs:
     @cached_property
     def _through_command(self) -> tuple[EngineCost, EngineCost] | None:
         """Costs of one and of two workers if all that workers exchange passes through one command."""
-        if self.engine not in NAMES or named(self.engine).has_ranks or not self.engines.has(self.engine):
+        if (
+            self.engine not in NAMES
+            or named(self.engine).has_ranks
+            or not self.engines.has(self.engine)
+        ):
             return None
         return self.engines.of(self.engine, 1), self.engines.of(self.engine, 2)
 
-    def _round_of_blocks(self, operation: Operation, alone: EngineCost, two: EngineCost) -> float:
+    def _round_of_blocks(
+        self, operation: Operation, alone: EngineCost, two: EngineCost
+    ) -> float:
         """Return seconds of the blocks before an exchange on their ways to processes and back."""
         if operation.kind not in _AFTER_BLOCKS:
             return 0.0
         first = alone.seconds(operation.nbytes)
-        workers = operation.members[:1] if operation.kind == Kind.ACCESS else operation.members
-        by_engine = first + (len(workers) - 1) * max(0.0, two.seconds(operation.nbytes) - first)
-        ways = [self._way(operation.nbytes, worker, charges_near=alone.stated) for worker in workers]
+        workers = (
+            operation.members[:1]
+            if operation.kind == Kind.ACCESS
+            else operation.members
+        )
+        by_engine = first + (len(workers) - 1) * max(
+            0.0, two.seconds(operation.nbytes) - first
+        )
+        ways = [
+            self._way(operation.nbytes, worker, charges_near=alone.stated)
+            for worker in workers
+        ]
         return by_engine + 2 * sum(ways)
 
     def _way(self, nbytes: float, worker: int, *, charges_near: bool) -> float:
@@ -114,12 +141,20 @@ class Costs:
         if not self.network.same_node(0, worker):
             return self.network.time(Operation(Kind.SEND, nbytes, (0, worker)))
         near = self.network.cluster.links.intra
-        return near.latency_s + nbytes / near.bandwidth_bytes_per_s if charges_near else 0.0
+        return (
+            near.latency_s + nbytes / near.bandwidth_bytes_per_s
+            if charges_near
+            else 0.0
+        )
 
     def _message(self, operation: Operation) -> float:
         """Return the cost of a message, by the engine if its messages were measured, else by the network alone."""
         entry = f"{self.engine}-send"
-        return self._corrected(operation, entry) if self.engines.has(entry) else self.network.time(operation)
+        return (
+            self._corrected(operation, entry)
+            if self.engines.has(entry)
+            else self.network.time(operation)
+        )
 
     def _by_engine(self, operation: Operation) -> float:
         """Return the cost of an allreduce, by the engine that carries it."""
@@ -131,11 +166,17 @@ class Costs:
     def _own_or_alike(self, operation: Operation) -> float:
         """Return the cost by the engine's entry of the operation, else in proportion to its allreduce."""
         entry = f"{self.engine}-{'linear-' if operation.linear else ''}{operation.kind.replace('_', '-')}"
-        if self.engines.has(entry) or self.engines.has(entry, self.network.nodes_of(operation.members)):
+        if self.engines.has(entry) or self.engines.has(
+            entry, self.network.nodes_of(operation.members)
+        ):
             return self._corrected(operation, entry)
         allreduce = Operation(Kind.ALLREDUCE, operation.nbytes, operation.members)
         whole = self.network.time(allreduce)
-        return self.time(allreduce) * (self.network.time(operation) / whole) if whole > 0 else 0.0
+        return (
+            self.time(allreduce) * (self.network.time(operation) / whole)
+            if whole > 0
+            else 0.0
+        )
 
     def _exchange(self, operation: Operation) -> float:
         """Return the cost of a full exchange, by the busiest member."""
@@ -158,7 +199,13 @@ class Costs:
         if whole is None or busy is None:
             return link
         if self.network.same_node(*operation.members):
-            return max(0.0, whole.seconds(operation.nbytes) - busy.seconds(operation.nbytes)) / 2
+            return (
+                max(
+                    0.0,
+                    whole.seconds(operation.nbytes) - busy.seconds(operation.nbytes),
+                )
+                / 2
+            )
         return link + max(0.0, whole.alpha_s - busy.alpha_s) / 2
 
     def _exclusive(self, operation: Operation) -> float:
@@ -166,7 +213,9 @@ class Costs:
         measured = self.cost_of(ONE_SIDED)
         if measured is not None and self.network.same_node(*operation.members):
             return measured.seconds(operation.nbytes)
-        crossing = 2 * self._link(operation, operation.nbytes) + 2 * self._link(operation, 0)
+        crossing = 2 * self._link(operation, operation.nbytes) + 2 * self._link(
+            operation, 0
+        )
         return crossing + (measured.alpha_s if measured else 0.0)
 
     def _link(self, operation: Operation, nbytes: float) -> float:
@@ -179,31 +228,48 @@ class Costs:
 
     def cost_of(self, engine: str, ranks: int = 2, nodes: int = 1) -> EngineCost | None:
         """Return the measured cost of `engine` on one node, or between several; None if not measured."""
-        return self.engines.of(engine, ranks, nodes) if self.engines.has(engine, nodes) else None
+        return (
+            self.engines.of(engine, ranks, nodes)
+            if self.engines.has(engine, nodes)
+            else None
+        )
 
     def _corrected(self, operation: Operation, entry: str) -> float:
         """Return the cost by the network model, corrected by the measured `entry`."""
         members = operation.members
-        modelled, ranks, nodes = self.network.time(operation), len(members), self.network.nodes_of(members)
+        modelled, ranks, nodes = (
+            self.network.time(operation),
+            len(members),
+            self.network.nodes_of(members),
+        )
         if ranks < 2:
             return modelled
         measured = self.cost_of(entry, ranks, nodes)
         if measured is not None:
             alike = self._as_measured(operation, measured)
-            return measured.seconds(operation.nbytes) * (modelled / alike if alike > 0 else 1.0)
+            return measured.seconds(operation.nbytes) * (
+                modelled / alike if alike > 0 else 1.0
+            )
         inside = self.cost_of(entry, ranks)
         return modelled + (self._software(inside, operation) if inside else 0.0)
 
     def _as_measured(self, operation: Operation, measured: EngineCost) -> float:
         """Return model seconds at the ranks and nodes of `measured`."""
         if measured.nodes == 1:
-            return self.network.time(operation._replace(members=operation.members[: measured.ranks]))
-        place = Network(self._alike, -(-measured.ranks // measured.nodes), self.network.collective)
+            return self.network.time(
+                operation._replace(members=operation.members[: measured.ranks])
+            )
+        place = Network(
+            self._alike, -(-measured.ranks // measured.nodes), self.network.collective
+        )
         return place.time(operation._replace(members=range(measured.ranks)))
 
     def _software(self, measured: EngineCost, operation: Operation) -> float:
         """Return the engine's addition to the network time on several nodes."""
-        ranks, inside = len(operation.members), operation._replace(members=range(measured.ranks))
+        ranks, inside = (
+            len(operation.members),
+            operation._replace(members=range(measured.ranks)),
+        )
         links = self._within.time(inside) - self._within.time(inside._replace(nbytes=0))
         per_byte = measured.seconds(operation.nbytes) - measured.alpha_s - links
         messages, sendings = _levels(ranks), 1.0
@@ -214,7 +280,8 @@ class Costs:
         return measured.small_s(messages) + max(0.0, per_byte) * sendings
 
 
-# Exchanges for which the blocks before them have come back; a broadcast behind a reduction finds everything there.
+# Exchanges for which the blocks before them have come back; a broadcast behind a
+# reduction finds everything there.
 _AFTER_BLOCKS = (Kind.ALLREDUCE, Kind.REDUCE, Kind.ALLGATHER, Kind.ACCESS)
 
 _SECONDS: dict[Kind, Callable[[Costs, Operation], float]] = {
@@ -247,7 +314,9 @@ class Prices:
     def each(self, seconds: Callable[[Costs], float], *key: object) -> Floats:
         """Return `seconds` of the costs of each machine, (M,), which `key` identifies."""
         if key not in self._kept:
-            self._kept[key] = np.array([seconds(costs) for costs in self.distinct])[self._which]
+            self._kept[key] = np.array([seconds(costs) for costs in self.distinct])[
+                self._which
+            ]
         return self._kept[key]
 
     def time(self, operation: Operation) -> Floats:
@@ -256,7 +325,9 @@ class Prices:
 
     def of_engine(self, engine: str, name: str) -> Floats:
         """Return a measured time of an engine, zero where it was not measured, (M,)."""
-        return self.each(lambda costs: getattr(costs.cost_of(engine), name, 0.0), engine, name)
+        return self.each(
+            lambda costs: getattr(costs.cost_of(engine), name, 0.0), engine, name
+        )
 
 
 def _levels(ranks: int) -> int:

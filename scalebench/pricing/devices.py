@@ -31,7 +31,9 @@ Seconds = NDArray[np.float64]
 BY_OPERATIONS = "by their floating-point operations, which share the step"
 _PASSES = ("forward", "backward")
 _LONGEST_STEP_S = 1e9
-_NEAR_BATCH = 1.1  # ratio up to which a batch goes without mention, as the mean one of an epoch is a little smaller
+# ratio up to which a batch goes without mention, as the mean one of an epoch is a
+# little smaller
+_NEAR_BATCH = 1.1
 
 
 class LayerTimes(NamedTuple):
@@ -58,8 +60,8 @@ class StepError(NamedTuple):
     def at_batch(self, batch: float, known: Sequence[int]) -> StepError:
         """Widen the interval for a batch beyond those `known`, whose time was taken as proportional.
 
-        The time of a smaller batch lies between the proportional and the whole one: the interval reaches the middle of
-        both on a log scale; likewise for a larger batch.
+        The time of a smaller batch lies between the proportional and the whole one: the
+        interval reaches the middle of both on a log scale; likewise for a larger batch.
         """
         least, most = min(known), max(known)
         if least <= batch <= most:
@@ -68,7 +70,9 @@ class StepError(NamedTuple):
         why = self.why
         if max(smaller, larger) > _NEAR_BATCH:
             why += f"; batch {batch:,.0f} taken as proportional to {least if batch < least else most:,}"
-        return StepError(self.low / math.sqrt(larger), self.high * math.sqrt(smaller), why)
+        return StepError(
+            self.low / math.sqrt(larger), self.high * math.sqrt(smaller), why
+        )
 
     def times(self, other: StepError) -> StepError:
         """Return the interval of the product of two independent ratios, in quadrature on logs."""
@@ -78,11 +82,19 @@ class StepError(NamedTuple):
 
 
 # What docs/prediction.md and docs/accuracy.md found, as seconds measured / modelled.
-MEASURED_ERROR = StepError(1 / 1.12, 1.12, "measured steps: 95 % of native runs within 12 %")
+MEASURED_ERROR = StepError(
+    1 / 1.12, 1.12, "measured steps: 95 % of native runs within 12 %"
+)
 STATED_ERROR = StepError(1.0, 1.0, "the stated step time is taken as exact")
-ROOFLINE_ERROR = StepError(1 / 1.42, 1 / 0.29, "devices reached 29 to 142 % of their roofline")
-SCALED_ERROR = StepError(1 / 1.9, 1.9, "a step scaled by rooflines was up to 1.9 times off")
-LEARNED_ERROR = StepError(1 / 1.07, 1 / 0.64, "steps by learned kernels were 36 % too short to 7 % too long")
+ROOFLINE_ERROR = StepError(
+    1 / 1.42, 1 / 0.29, "devices reached 29 to 142 % of their roofline"
+)
+SCALED_ERROR = StepError(
+    1 / 1.9, 1.9, "a step scaled by rooflines was up to 1.9 times off"
+)
+LEARNED_ERROR = StepError(
+    1 / 1.07, 1 / 0.64, "steps by learned kernels were 36 % too short to 7 % too long"
+)
 
 
 class TimeModel:
@@ -137,7 +149,9 @@ class TimeModel:
             UsageError: the times do not say what part of them that component has.
         """
         if component != "compute":
-            raise UsageError(f"{component}: cannot be changed for times that are {self.source}; give a --device")
+            raise UsageError(
+                f"{component}: cannot be changed for times that are {self.source}; give a --device"
+            )
         return self._faster(factor)
 
     def slower(self, factor: float) -> TimeModel:
@@ -160,9 +174,13 @@ class Stated(TimeModel):
 
     def __post_init__(self) -> None:
         if not 0 < self.step_s < _LONGEST_STEP_S:
-            raise ClusterError(f"step time: expected seconds greater than 0, below 1e9, got {self.step_s:g}")
+            raise ClusterError(
+                f"step time: expected seconds greater than 0, below 1e9, got {self.step_s:g}"
+            )
         if self.batch < 1:
-            raise ClusterError(f"batch of the step time: expected 1 or more samples, got {self.batch}")
+            raise ClusterError(
+                f"batch of the step time: expected 1 or more samples, got {self.batch}"
+            )
 
     @property
     def source(self) -> str:
@@ -174,14 +192,20 @@ class Stated(TimeModel):
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         seconds = self.step_s * batch / self.batch
         forward, backward = _shares(layers)
-        return LayerTimes(seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0)
+        return LayerTimes(
+            seconds * FORWARD_SHARE * forward, seconds * BACKWARD_SHARE * backward, 0.0
+        )
 
     def error(self, batch: float) -> StepError:
         return STATED_ERROR.at_batch(batch, [self.batch])
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         near = 0.5 <= batch / self.batch <= 2
-        return [] if near else [f"step time stated at batch {self.batch}, taken as proportional"]
+        return (
+            []
+            if near
+            else [f"step time stated at batch {self.batch}, taken as proportional"]
+        )
 
     def _faster(self, factor: float) -> Stated:
         return replace(self, step_s=self.step_s / factor)
@@ -191,8 +215,9 @@ class Stated(TimeModel):
 class MeasuredSteps(TimeModel):
     """Step times that a calibration measured, under one load of a node or under several.
 
-    Between the measured batches linear, proportional beyond. Layers share both passes as measured at the nearest batch,
-    or, where they were not, in proportion to their flops.
+    Between the measured batches linear, proportional beyond. Layers share both passes
+    as measured at the nearest batch, or, where they were not, in proportion to their
+    flops.
     """
 
     tables: tuple[StepTable, ...]
@@ -225,13 +250,17 @@ class MeasuredSteps(TimeModel):
         if not least <= batch <= most:
             found.append(f"steps measured at {least} to {most} samples")
         if busy not in [table.busy_workers for table in self.tables]:
-            beside = f"beside {counted(busy - 1, 'busy worker')}" if busy > 1 else "alone"
+            beside = (
+                f"beside {counted(busy - 1, 'busy worker')}" if busy > 1 else "alone"
+            )
             found.append(f"steps not measured {beside}")
         return found
 
     def under(self, workers: int) -> MeasuredSteps:
         table = table_under(self.tables, workers)
-        return self._alone.setdefault(table.busy_workers, replace(self, tables=(table,)))
+        return self._alone.setdefault(
+            table.busy_workers, replace(self, tables=(table,))
+        )
 
     @cached_property
     def _alone(self) -> dict[int, MeasuredSteps]:
@@ -242,15 +271,25 @@ class MeasuredSteps(TimeModel):
         return StepTimes(self.tables[0], repetition=None)
 
     def _faster(self, factor: float) -> MeasuredSteps:
-        return replace(self, tables=tuple(table.scaled(1 / factor) for table in self.tables))
+        return replace(
+            self, tables=tuple(table.scaled(1 / factor) for table in self.tables)
+        )
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
-        data, forward, backward, update = (float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS)
-        shares = _measured_shares(layers, self.tables[0].layers_at(batch)) or _shares(layers)
+        data, forward, backward, update = (
+            float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS
+        )
+        shares = _measured_shares(layers, self.tables[0].layers_at(batch)) or _shares(
+            layers
+        )
         return LayerTimes(forward * shares[0], backward * shares[1], update, data)
 
     def of_layers(self, layers: LayerTable) -> str:
-        found = [each.samples for each in self.tables[0].batches if _measured_shares(layers, each.layers)]
+        found = [
+            each.samples
+            for each in self.tables[0].batches
+            if _measured_shares(layers, each.layers)
+        ]
         if not found:
             return BY_OPERATIONS
         return f"as measured at batches of {', '.join(map(str, sorted(found)))}"
@@ -260,12 +299,14 @@ class MeasuredSteps(TimeModel):
 class Roofline(TimeModel):
     """Kernel time = max(flops / F, bytes / M) + launch overhead, layer by layer.
 
-    F is the peak in `dtype`, M the memory bandwidth; parameters, gradients and the optimizer's vectors are `stored` in
-    another one with mixed precision. A kernel reads its inputs and weights and writes its activations.
-    The backward pass has a kernel for the gradient of the inputs and one for that of the weights, each with the flops
-    and bytes of the forward one, and writes the gradients of all parameters; layers without weights have the first
-    only. The update reads parameters, gradients and `optimizer_states`, and writes all but the gradients, in one
-    kernel. Devices reach a part of it; convolutions with fewer multiplications (Winograd) may be faster.
+    F is the peak in `dtype`, M the memory bandwidth; parameters, gradients and the
+    optimizer's vectors are `stored` in another one with mixed precision. A kernel reads
+    its inputs and weights and writes its activations. The backward pass has a kernel
+    for the gradient of the inputs and one for that of the weights, each with the flops
+    and bytes of the forward one, and writes the gradients of all parameters; layers
+    without weights have the first only. The update reads parameters, gradients and
+    `optimizer_states`, and writes all but the gradients, in one kernel. Devices reach a
+    part of it; convolutions with fewer multiplications (Winograd) may be faster.
     Williams, Waterman and Patterson, CACM 52(4), 2009.
     """
 
@@ -292,7 +333,11 @@ class Roofline(TimeModel):
 
     @property
     def source(self) -> str:
-        kept = f" with {self.stored} parameters" if self.stored not in ("", self.dtype) else ""
+        kept = (
+            f" with {self.stored} parameters"
+            if self.stored not in ("", self.dtype)
+            else ""
+        )
         return f"roofline of {self.device.name} in {self.dtype}{kept}"
 
     def error(self, batch: float) -> StepError:
@@ -305,38 +350,63 @@ class Roofline(TimeModel):
         return slow.changed("launch overhead", factor)
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
-        element, stored = ELEMENT_BYTES[self.dtype], ELEMENT_BYTES[self.stored or self.dtype]
+        element, stored = (
+            ELEMENT_BYTES[self.dtype],
+            ELEMENT_BYTES[self.stored or self.dtype],
+        )
         flops = batch * layers.column("flops")
         moved = batch * (layers.column("inputs") + layers.column("activations"))
         weights = layers.column("weights")
         forward = self.kernels(flops, element * (moved + weights))
         forward[moved == 0] = 0.0  # parameters without use
-        products = np.where(weights > 0, layers.backward_products, np.minimum(layers.backward_products, 1))
-        written = stored * layers.column("parameters") / self.device.memory_bandwidth_bytes_per_s
+        products = np.where(
+            weights > 0,
+            layers.backward_products,
+            np.minimum(layers.backward_products, 1),
+        )
+        written = (
+            stored
+            * layers.column("parameters")
+            / self.device.memory_bandwidth_bytes_per_s
+        )
         numbers = (3 + 2 * self.optimizer_states) * layers.parameters
         update = self.kernels(np.zeros(1), np.array([stored * numbers]))
         return LayerTimes(forward, products * forward + written, float(update[0]))
 
     def kernels(self, flops: Seconds, nbytes: Seconds) -> Seconds:
         """Return seconds of kernels by their flops and bytes."""
-        bound = np.maximum(flops / self.device.peak(self.dtype), nbytes / self.device.memory_bandwidth_bytes_per_s)
+        bound = np.maximum(
+            flops / self.device.peak(self.dtype),
+            nbytes / self.device.memory_bandwidth_bytes_per_s,
+        )
         return bound + self.device.launch_overhead_s
 
     def changed(self, component: str, factor: float) -> Roofline:
         own = self.device
         if component == "compute":
-            peaks = {dtype: peak * factor for dtype, peak in own.peak_flops_per_s.items()}
-            return replace(self, device=own.model_copy(update={"peak_flops_per_s": peaks}))
-        name = "memory_bandwidth_bytes_per_s" if component == "memory bandwidth" else "launch_overhead_s"
-        return replace(self, device=own.model_copy(update={name: getattr(own, name) * factor}))
+            peaks = {
+                dtype: peak * factor for dtype, peak in own.peak_flops_per_s.items()
+            }
+            return replace(
+                self, device=own.model_copy(update={"peak_flops_per_s": peaks})
+            )
+        name = (
+            "memory_bandwidth_bytes_per_s"
+            if component == "memory bandwidth"
+            else "launch_overhead_s"
+        )
+        return replace(
+            self, device=own.model_copy(update={name: getattr(own, name) * factor})
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled(TimeModel):
     """Times of the device `here`, of each task times the ratio of the rooflines of `there` and `here`.
 
-    forward' = forward x sum(roofline of there) / sum(roofline of here), shared among layers as `there` has it; likewise
-    backward and update. Loading of data is left out: it is the host's.
+    forward' = forward x sum(roofline of there) / sum(roofline of here), shared among
+    layers as `there` has it; likewise backward and update. Loading of data is left out:
+    it is the host's.
     """
 
     base: TimeModel
@@ -367,7 +437,9 @@ class Scaled(TimeModel):
 
     @property
     def source(self) -> str:
-        return f"{self.base.source}, scaled by {self.there.source} over {self.here.source}"
+        return (
+            f"{self.base.source}, scaled by {self.there.source} over {self.here.source}"
+        )
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         base = self.base.times(layers, batch)
@@ -380,7 +452,11 @@ class Scaled(TimeModel):
 
     def under(self, workers: int) -> Scaled:
         base = self.base.under(workers)
-        return self if base is self.base else self._alone.setdefault(base, replace(self, base=base))
+        return (
+            self
+            if base is self.base
+            else self._alone.setdefault(base, replace(self, base=base))
+        )
 
     @cached_property
     def _alone(self) -> dict[TimeModel, Scaled]:
@@ -394,40 +470,68 @@ def _shares(layers: LayerTable) -> tuple[Seconds, Seconds]:
     """Return the share of each layer of the flops of the forward pass and of those of the backward pass."""
     flops = layers.column("flops") if layers.flops else layers.column("parameters")
     backward = flops * layers.backward_products
-    return flops / flops.sum(), backward / backward.sum() if backward.sum() > 0 else flops / flops.sum()
+    return (
+        flops / flops.sum(),
+        backward / backward.sum() if backward.sum() > 0 else flops / flops.sum(),
+    )
 
 
-def _measured_shares(layers: LayerTable, measured: Sequence[LayerShare]) -> tuple[Seconds, Seconds] | None:
+def _measured_shares(
+    layers: LayerTable, measured: Sequence[LayerShare]
+) -> tuple[Seconds, Seconds] | None:
     """Return the share of each row of the passes by those of the `measured` layers; None if these are of other rows.
 
-    Rows belong to the layer whose name theirs begin with, others to the layer before them. They share its time by their
-    flops, rows without any equally.
+    Rows belong to the layer whose name theirs begin with, others to the layer before
+    them. They share its time by their flops, rows without any equally.
     """
     named = [
-        next((number for number, each in enumerate(measured) if f"{row.name}.".startswith(f"{each.name}.")), None)
+        next(
+            (
+                number
+                for number, each in enumerate(measured)
+                if f"{row.name}.".startswith(f"{each.name}.")
+            ),
+            None,
+        )
         for row in layers.layers
     ]
-    met = [number for number, _ in groupby(number for number in named if number is not None)]
+    met = [
+        number
+        for number, _ in groupby(number for number in named if number is not None)
+    ]
     if not measured or met != list(range(len(measured))):
         return None
-    owners = np.array(list(accumulate(named, lambda before, own: before if own is None else own, initial=0))[1:])
+    owners = np.array(
+        list(
+            accumulate(
+                named, lambda before, own: before if own is None else own, initial=0
+            )
+        )[1:]
+    )
     flops = layers.column("flops")
     of_layer = np.bincount(owners, flops)[owners]
     rows = np.bincount(owners)[owners]
     within = np.divide(flops, of_layer, out=1 / rows, where=of_layer > 0)
-    forward, backward = (np.array([getattr(each, task) for each in measured])[owners] for task in _PASSES)
+    forward, backward = (
+        np.array([getattr(each, task) for each in measured])[owners] for task in _PASSES
+    )
     return forward * within, backward * within
 
 
-def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1) -> StepTable:
+def step_table(
+    model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1
+) -> StepTable:
     """Return the step times of `layers` at `batches`, with the release of gradients at the largest of them.
 
-    `release` has one share for each layer with parameters, in the order of the forward pass: that of the backward pass
-    after which its gradient is complete. Modelled times have no spread.
+    `release` has one share for each layer with parameters, in the order of the forward
+    pass: that of the backward pass after which its gradient is complete. Modelled times
+    have no spread.
     """
     sizes = sorted(set(batches))
     if not sizes or sizes[0] < 1:
-        raise ClusterError(f"batch: expected 1 or more samples, got {sizes[0] if sizes else 'none'}")
+        raise ClusterError(
+            f"batch: expected 1 or more samples, got {sizes[0] if sizes else 'none'}"
+        )
     times = [model.times(layers, size) for size in sizes]
     rows = [
         BatchTimes(
@@ -451,10 +555,23 @@ def step_table(model: TimeModel, layers: LayerTable, batches: Sequence[int], bus
 
 def _release(times: LayerTimes, layers: LayerTable) -> list[float]:
     done = np.cumsum(times.backward[::-1])[::-1]  # the last layer first
-    return [float(end / done[0]) for end, layer in zip(done, layers.layers, strict=True) if layer.parameters]
+    return [
+        float(end / done[0])
+        for end, layer in zip(done, layers.layers, strict=True)
+        if layer.parameters
+    ]
 
 
-def gradients_of(layers: LayerTable, release: Sequence[float], dtype: str = "float32") -> list[GradientTensor]:
+def gradients_of(
+    layers: LayerTable, release: Sequence[float], dtype: str = "float32"
+) -> list[GradientTensor]:
     """Return the gradient of each layer with parameters, and the share of the backward pass at which it is complete."""
-    sizes = [ELEMENT_BYTES[dtype] * layer.parameters for layer in layers.layers if layer.parameters]
-    return [GradientTensor(nbytes, share) for nbytes, share in zip(sizes, release, strict=True)]
+    sizes = [
+        ELEMENT_BYTES[dtype] * layer.parameters
+        for layer in layers.layers
+        if layer.parameters
+    ]
+    return [
+        GradientTensor(nbytes, share)
+        for nbytes, share in zip(sizes, release, strict=True)
+    ]

@@ -12,20 +12,28 @@ from scalebench.pricing.memory import WorkerMemory
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.uncertainty import Uncertainty, cases_at_ends, interval, seconds_at_ends, uncertainty_of
+from scalebench.pricing.uncertainty import (
+    Uncertainty,
+    cases_at_ends,
+    interval,
+    seconds_at_ends,
+    uncertainty_of,
+)
 from scalebench.pricing.validity import lacking, memory_of, outside
 from scalebench.study.spec import Component
 
-_REACTS = 1.001  # least factor by which half of a component's time shortens the training, to count
+# least factor by which half of a component's time shortens the training, to count
+_REACTS = 1.001
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
     """Prediction of one training.
 
-    `ends_s` are its seconds at each of `uncertainty.ENDS`, and `low_s` and `high_s` the interval of `train_s`.
-    `gains` are the factors by which the training becomes shorter with half the time of each component, and `halves_s`
-    its seconds with half of all communication and with half of all else; `outside` says where the point lies outside
+    `ends_s` are its seconds at each of `uncertainty.ENDS`, and `low_s` and `high_s` the
+    interval of `train_s`. `gains` are the factors by which the training becomes shorter
+    with half the time of each component, and `halves_s` its seconds with half of all
+    communication and with half of all else; `outside` says where the point lies outside
     what its inputs are known to hold for, `lacking` which memory it has too little of.
     """
 
@@ -98,10 +106,15 @@ class Point:
     def shares(self) -> dict[str, float]:
         """Return the share of the time that follows each component: twice what half of its time takes off.
 
-        They add up to less than 1 where a part hides behind another one, and shortening one of them does not help; to
-        more where one waits for another in steps, as Horovod's gradients for its cycle.
+        They add up to less than 1 where a part hides behind another one, and shortening
+        one of them does not help; to more where one waits for another in steps, as
+        Horovod's gradients for its cycle.
         """
-        return {name: 2 * (1 - 1 / gain) for name, gain in self.gains.items() if gain >= _REACTS}
+        return {
+            name: 2 * (1 - 1 / gain)
+            for name, gain in self.gains.items()
+            if gain >= _REACTS
+        }
 
     @property
     def binds(self) -> str:
@@ -110,7 +123,10 @@ class Point:
         It is one of communication or one of all others, as `platform.binding` says.
         """
         communicating = (self.exposed_s - self.wait_s) / self.train_s
-        best = max(binding(self.gains, communicating, self.halves_s), key=lambda name: self.gains[name])
+        best = max(
+            binding(self.gains, communicating, self.halves_s),
+            key=lambda name: self.gains[name],
+        )
         return f"{best} (queue)" if self.queued and best.startswith("network") else best
 
 
@@ -133,13 +149,23 @@ class Grid:
     def without_effect(self) -> list[str]:
         """Return the components that no point reacts to."""
         names = dict.fromkeys(name for point in self.points for name in point.gains)
-        return [name for name in names if all(point.gains.get(name, 1.0) < _REACTS for point in self.points)]
+        return [
+            name
+            for name in names
+            if all(point.gains.get(name, 1.0) < _REACTS for point in self.points)
+        ]
 
 
-def predict(predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int]) -> Grid:
+def predict(
+    predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int]
+) -> Grid:
     """Predict `strategies` at each worker count; those that one does not suit are refused in a line each."""
     grid = Grid()
-    alone = float(predictor.times(SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]).time[0])
+    alone = float(
+        predictor.times(
+            SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]
+        ).time[0]
+    )
     for strategy in strategies:
         refused: dict[str, dict[int, str]] = {}  # by the reason without its numbers
         for workers in counts:
@@ -150,34 +176,50 @@ def predict(predictor: Predictor, strategies: Sequence[Component], counts: Seque
                 grid.points.append(_point(predictor, strategy, workers, base))
             except UsageError as error:
                 reason = str(error).partition(": ")[2] or str(error)
-                refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = reason
+                refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = (
+                    reason
+                )
         for reasons in refused.values():
             where = ", ".join(f"{workers:,}" for workers in reasons)
-            grid.refusals.append(f"{strategy} at {where} workers: {reasons[max(reasons)]}")
+            grid.refusals.append(
+                f"{strategy} at {where} workers: {reasons[max(reasons)]}"
+            )
     return grid
 
 
 def _alone_at(predictor: Predictor, strategy: Component, workers: int) -> float:
     """Return the seconds of serial training at the global batch of replicas that have several workers."""
     workload = predictor.workload
-    together = workload.batch if workload.in_all else workload.batch * predictor.mesh(strategy, workers).data
-    return float(predictor.times(SERIAL, 1, [Case(predictor.platform, together)]).time[0])
+    together = (
+        workload.batch
+        if workload.in_all
+        else workload.batch * predictor.mesh(strategy, workers).data
+    )
+    return float(
+        predictor.times(SERIAL, 1, [Case(predictor.platform, together)]).time[0]
+    )
 
 
-def _point(predictor: Predictor, strategy: Component, workers: int, alone: float) -> Point:
+def _point(
+    predictor: Predictor, strategy: Component, workers: int, alone: float
+) -> Point:
     platform, workload = predictor.platform, predictor.workload
     steps, batch = predictor.batches(strategy, workers)
     cases = [Case(platform, workload.batch)]
     components = predictor.components(strategy, platform)
     cases += [Case(platform.improved(name), workload.batch) for name in components]
-    cases += [Case(platform.improved(*names), workload.batch) for names in parts(components)]
+    cases += [
+        Case(platform.improved(*names), workload.batch) for names in parts(components)
+    ]
     known = uncertainty_of(predictor, strategy, workers)
     cases += cases_at_ends(platform, known, workload.batch)
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
     halves = 1 + len(components)
     first_end = halves + 2
-    gains = dict(zip(components, (train_s / times.time[1:halves]).tolist(), strict=True))
+    gains = dict(
+        zip(components, (train_s / times.time[1:halves]).tolist(), strict=True)
+    )
     return Point(
         strategy=strategy,
         workers=workers,
@@ -192,7 +234,9 @@ def _point(predictor: Predictor, strategy: Component, workers: int, alone: float
         data_s=float(times.data[0]),
         other_s=float(times.other[0]),
         exposed_s=float(times.comm[0]),
-        hidden_s=hidden_s(float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s),
+        hidden_s=hidden_s(
+            float(times.transfer[0]), float(times.comm[0] - times.wait[0]), train_s
+        ),
         wait_s=float(times.wait[0]),
         bubble_s=float(times.bubble[0]),
         memory=memory_of(predictor, strategy, workers),

@@ -1,8 +1,9 @@
 """Learned times of kernels: one small network for each kind of layer and pass, from kernels measured on a machine.
 
-After Barrachina et al., Computing 105(5), 2023, who predict kernels of cuDNN and cuBLAS by multi-layer perceptrons.
-Theirs are unpublished; these have two hidden layers, take log2 of a kernel's sizes and give the log of its seconds.
-Outside the convex hull of the measured sizes a network is not asked: the roofline is.
+After Barrachina et al., Computing 105(5), 2023, who predict kernels of cuDNN and cuBLAS
+by multi-layer perceptrons. Theirs are unpublished; these have two hidden layers, take
+log2 of a kernel's sizes and give the log of its seconds. Outside the convex hull of the
+measured sizes a network is not asked: the roofline is.
 """
 
 from __future__ import annotations
@@ -21,14 +22,25 @@ from scipy.spatial import ConvexHull, QhullError
 from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError, writing
 from scalebench.models.layers import LayerTable
-from scalebench.pricing.devices import LEARNED_ERROR, LayerTimes, Roofline, StepError, TimeModel
+from scalebench.pricing.devices import (
+    LEARNED_ERROR,
+    LayerTimes,
+    Roofline,
+    StepError,
+    TimeModel,
+)
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 
 Array = NDArray[np.float64]
 PASSES = ("forward", "backward")
-PRODUCTS = {"conv": ("m", "n", "k", "inputs"), "gemm": ("m", "n", "k"), "bmm": ("count", "m", "n", "k")}
-ANY_KIND = "relu"  # stands for kinds without a network of their own, as a kernel that reads and writes
+PRODUCTS = {
+    "conv": ("m", "n", "k", "inputs"),
+    "gemm": ("m", "n", "k"),
+    "bmm": ("count", "m", "n", "k"),
+}
+# stands for kinds without a network of their own, as a kernel that reads and writes
+ANY_KIND = "relu"
 _HIDDEN = (32, 32)
 _HELD_OUT = 5  # every fifth kernel
 _FEWEST = 20  # kernels for a network
@@ -70,18 +82,37 @@ def fit_net(sizes: Array, seconds: Array, seed: int = 0) -> KernelNet:
     from threadpoolctl import threadpool_limits
 
     if len(sizes) < _FEWEST:
-        raise ClusterError(f"kernel model: {len(sizes)} kernels of one kind were measured, {_FEWEST} are needed")
+        raise ClusterError(
+            f"kernel model: {len(sizes)} kernels of one kind were measured, {_FEWEST} are needed"
+        )
     places = np.log2(sizes)
     order = np.random.default_rng(seed).permutation(len(places))
     held, used = order[::_HELD_OUT], np.delete(order, slice(0, None, _HELD_OUT))
     mean, spread = places[used].mean(axis=0), np.maximum(places[used].std(axis=0), 1e-9)
     network = MLPRegressor(
-        hidden_layer_sizes=_HIDDEN, activation="tanh", solver="lbfgs", alpha=0.1, max_iter=500, random_state=seed
+        hidden_layer_sizes=_HIDDEN,
+        activation="tanh",
+        solver="lbfgs",
+        alpha=0.1,
+        max_iter=500,
+        random_state=seed,
     )
-    with warnings.catch_warnings(), threadpool_limits(1):  # more threads only wait for one another
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the held-out error says what it has learned
+    with (
+        warnings.catch_warnings(),
+        threadpool_limits(1),
+    ):  # more threads only wait for one another
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # the held-out error says what it has learned
         network.fit((places[used] - mean) / spread, np.log(seconds[used]))
-    net = KernelNet(tuple(network.coefs_), tuple(network.intercepts_), mean, spread, _hull(places[used]), np.nan)
+    net = KernelNet(
+        tuple(network.coefs_),
+        tuple(network.intercepts_),
+        mean,
+        spread,
+        _hull(places[used]),
+        np.nan,
+    )
     error = float(np.median(np.abs(net.seconds(sizes[held]) / seconds[held] - 1)))
     return KernelNet(net.weights, net.biases, mean, spread, net.hull, error)
 
@@ -92,7 +123,9 @@ def _hull(places: Array) -> Array:
     try:
         return np.asarray(ConvexHull(places).equations, dtype=np.float64)
     except QhullError:
-        raise ClusterError("kernel model: the measured kernels differ in too few sizes; measure more of them") from None
+        raise ClusterError(
+            "kernel model: the measured kernels differ in too few sizes; measure more of them"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -107,16 +140,26 @@ class KernelModel:
     def save(self, path: Path) -> None:
         """Write the model as JSON. Raises ResultsError."""
         nets = {
-            "/".join(key): {name: _listed(value) for name, value in vars(net).items()} for key, net in self.nets.items()
+            "/".join(key): {name: _listed(value) for name, value in vars(net).items()}
+            for key, net in self.nets.items()
         }
         device = self.device.model_dump(mode="json")
-        content = {"machine": self.machine, "dtype": self.dtype, "device": device, "nets": nets}
+        content = {
+            "machine": self.machine,
+            "dtype": self.dtype,
+            "device": device,
+            "nets": nets,
+        }
         with writing(path, ""):
             write_atomic(path, json.dumps(content))
 
 
 def _listed(value: Any) -> Any:
-    return [array.tolist() for array in value] if isinstance(value, tuple) else np.asarray(value).tolist()
+    return (
+        [array.tolist() for array in value]
+        if isinstance(value, tuple)
+        else np.asarray(value).tolist()
+    )
 
 
 def load_kernel_model(path: Path) -> KernelModel:
@@ -125,20 +168,33 @@ def load_kernel_model(path: Path) -> KernelModel:
         read = json.loads(read_text(path))
         nets = {}
         for name, own in read["nets"].items():
-            arrays = {key: np.array(own[key], dtype=np.float64) for key in ("mean", "spread", "hull")}
-            weights, biases = (tuple(map(np.array, own[key])) for key in ("weights", "biases"))
+            arrays = {
+                key: np.array(own[key], dtype=np.float64)
+                for key in ("mean", "spread", "hull")
+            }
+            weights, biases = (
+                tuple(map(np.array, own[key])) for key in ("weights", "biases")
+            )
             net = KernelNet(weights, biases, **arrays, error=float(own["error"]))
             kind, _, part = name.partition("/")
             centre = 2 ** net.mean[None]
-            if part not in PASSES or not np.isfinite(net.seconds(centre)).all() or net.covers(centre).shape != (1,):
+            if (
+                part not in PASSES
+                or not np.isfinite(net.seconds(centre)).all()
+                or net.covers(centre).shape != (1,)
+            ):
                 raise ValueError(name)
             nets[kind, part] = net
         device = Device.model_validate(read["device"])
         return KernelModel(str(read["machine"]), str(read["dtype"]), nets, device)
     except OSError as error:
-        raise ClusterError(f"kernel model: cannot read {path}: {error.strerror}") from None
+        raise ClusterError(
+            f"kernel model: cannot read {path}: {error.strerror}"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise ClusterError(f"kernel model: {path} is not a kernel model of this version; measure it again") from None
+        raise ClusterError(
+            f"kernel model: {path} is not a kernel model of this version; measure it again"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +229,9 @@ class Learned(TimeModel):
                 forward[chosen] = seconds
             else:  # networks have learned both products, or the one pass back of other kinds
                 backward[chosen] = seconds * layers.backward_products[chosen] / 2
-        return LayerTimes(forward / self.speed, backward / self.speed, bound.update_s / self.speed)
+        return LayerTimes(
+            forward / self.speed, backward / self.speed, bound.update_s / self.speed
+        )
 
     @property
     def memory_gib(self) -> float:
@@ -194,7 +252,11 @@ class Learned(TimeModel):
         return LEARNED_ERROR
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
-        computing = {index for index, layer in enumerate(layers.layers) if layer.inputs + layer.activations}
+        computing = {
+            index
+            for index, layer in enumerate(layers.layers)
+            if layer.inputs + layer.activations
+        }
         modelled = set(computing)
         for (_, part), rows, _, covered in self._asked(layers, max(1, round(batch))):
             if part == "forward":
@@ -202,14 +264,19 @@ class Learned(TimeModel):
         if not modelled:
             return []
         layers_of = f"{len(modelled)} of {len(computing)} layers"
-        return [f"{layers_of} outside the kernels of {self.kernels.machine}: times of the {self.roofline.source}"]
+        return [
+            f"{layers_of} outside the kernels of {self.kernels.machine}: times of the {self.roofline.source}"
+        ]
 
     def _asked(
         self, layers: LayerTable, batch: int
     ) -> list[tuple[tuple[str, str], NDArray[np.intp], Array, NDArray[np.bool_]]]:
         """Return (network, rows of layers, their sizes, which of them it covers) for every network."""
         kinds = {kind for kind, _ in self.kernels.nets}
-        named = [layer.kind if layer.kind in kinds or layer.kind in PRODUCTS else ANY_KIND for layer in layers.layers]
+        named = [
+            layer.kind if layer.kind in kinds or layer.kind in PRODUCTS else ANY_KIND
+            for layer in layers.layers
+        ]
         found = []
         for key, net in self.kernels.nets.items():
             rows = np.flatnonzero([name == key[0] for name in named])
@@ -224,5 +291,10 @@ def kernel_sizes(layers: LayerTable, kind: str, batch: int) -> Array:
     if kind not in PRODUCTS:
         return batch * (layers.column("inputs") + layers.column("activations"))[:, None]
     grouped = layers.column("count") if kind == "conv" else np.ones(len(layers.layers))
-    columns = [layers.column(name) * (batch if name in growing else 1) for name in PRODUCTS[kind]]
-    return np.where(grouped[:, None] > 1, 0.0, np.stack(columns, axis=1))  # grouped convolutions were not measured
+    columns = [
+        layers.column(name) * (batch if name in growing else 1)
+        for name in PRODUCTS[kind]
+    ]
+    return np.where(
+        grouped[:, None] > 1, 0.0, np.stack(columns, axis=1)
+    )  # grouped convolutions were not measured

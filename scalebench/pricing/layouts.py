@@ -1,9 +1,10 @@
 """Layouts of a training on a number of devices: the memory and the least time of each, and the best of all.
 
-A layout says how devices divide into replicas, stages and shares of layers, in how many micro-batches the batch of a
-replica moves, in which order, and what is sharded or computed again. The search is exhaustive by branch and bound: a
-layout is priced unless its compute and communication alone, without any waiting, take longer than a layout that was
-priced.
+A layout says how devices divide into replicas, stages and shares of layers, in how many
+micro-batches the batch of a replica moves, in which order, and what is sharded or
+computed again. The search is exhaustive by branch and bound: a layout is priced unless
+its compute and communication alone, without any waiting, take longer than a layout that
+was priced.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from scalebench.pricing.memory import WorkerMemory, part_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
-from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
+from scalebench.pricing.uncertainty import (
+    cases_at_ends,
+    interval,
+    seconds_at_ends,
+    uncertainty_of,
+)
 from scalebench.pricing.validity import memory_of
 from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
 from scalebench.strategies.base import LayerProfile, Recompute
@@ -37,10 +43,13 @@ from scalebench.training.stage import most_kept
 
 Solver = Literal["viterbi", "greedy"]
 _GIB, _MIB = 2**30, 2**20
-_MOST_PIECES = 8  # micro-batches for each stage: they idle for a ninth of the step at most
+_MOST_PIECES = (
+    8  # micro-batches for each stage: they idle for a ninth of the step at most
+)
 _CHUNKS = 2  # of layers on each stage, where micro-batches move interleaved
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
-ADAPTIVE = "adaptive"  # kind of the layouts whose layers are shared by numbers of devices of their own
+# kind of the layouts whose layers are shared by numbers of devices of their own
+ADAPTIVE = "adaptive"
 DATA = Component(name="ddp")
 SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
 
@@ -59,7 +68,8 @@ class Layout(NamedTuple):
 class Step:
     """Prediction of a step by a layout, and the memory of its fullest worker; seconds are means over the workers.
 
-    `low_s` and `high_s` are the interval of `step_s`, `ends_s` the seconds at each of `uncertainty.ENDS`.
+    `low_s` and `high_s` are the interval of `step_s`, `ends_s` the seconds at each of
+    `uncertainty.ENDS`.
     """
 
     layout: Layout
@@ -89,8 +99,9 @@ class StageOf(NamedTuple):
 class ComponentOf(NamedTuple):
     """A component of an adaptive layout: seconds of its passes, and bytes that a worker holds and moves in a step.
 
-    `moved` are those of its gradients, of sums among the devices that share it, and of the rows that are gathered for
-    it; `moved_by_data` those of its gradients if every device held it whole.
+    `moved` are those of its gradients, of sums among the devices that share it, and of
+    the rows that are gathered for it; `moved_by_data` those of its gradients if every
+    device held it whole.
     """
 
     shared: Shared
@@ -104,8 +115,8 @@ class ComponentOf(NamedTuple):
 class Plan:
     """The best layout of each kind that fits, by time, and the one that is found by one decision after the other.
 
-    `adaptive_greedy` is the layout that `adaptive` chooses layer after layer. `alone_s` are the seconds of the step on
-    one device, `tried` and `priced` count layouts.
+    `adaptive_greedy` is the layout that `adaptive` chooses layer after layer. `alone_s`
+    are the seconds of the step on one device, `tried` and `priced` count layouts.
     """
 
     steps: list[Step]
@@ -129,18 +140,27 @@ class Plan:
 class Planner:
     """Prices the layouts of one step of a workload, whose batch is that of all devices.
 
-    Layouts that `model` cannot be divided into are left out, where the workload is of a module on torch's meta device;
-    all that divide it if it cannot be cut, `uncut` says why.
+    Layouts that `model` cannot be divided into are left out, where the workload is of a
+    module on torch's meta device; all that divide it if it cannot be cut, `uncut` says
+    why.
     """
 
-    def __init__(self, predictor: Predictor, devices: int, model: nn.Module | None = None) -> None:
-        workload = replace(predictor.workload, samples=predictor.workload.batch, epochs=1, in_all=True)
+    def __init__(
+        self, predictor: Predictor, devices: int, model: nn.Module | None = None
+    ) -> None:
+        workload = replace(
+            predictor.workload, samples=predictor.workload.batch, epochs=1, in_all=True
+        )
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
-        self._sizes: dict[tuple[float, int], Sequence[int]] = {}  # layers by group: samples, and number of groups
+        self._sizes: dict[
+            tuple[float, int], Sequence[int]
+        ] = {}  # layers by group: samples, and number of groups
         self._held: dict[object, list[HeldRows]] = {}
-        self._counts: dict[object, set[tuple[int, ...]]] = {}  # micro-batches between their passes
+        self._counts: dict[
+            object, set[tuple[int, ...]]
+        ] = {}  # micro-batches between their passes
         self._fullest: dict[str, WorkerMemory] = {}  # by strategy
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -156,7 +176,9 @@ class Planner:
         except ModelError as error:
             self.uncut = str(error)
             return
-        sample = torch.empty(2, *layers.input_shape, device="meta", dtype=next(model.parameters()).dtype)
+        sample = torch.empty(
+            2, *layers.input_shape, device="meta", dtype=next(model.parameters()).dtype
+        )
         self._work = [each.work for each in facts_of(self._layers, sample)]
 
     # --- layouts ------------------------------------------------------------------------------------------------
@@ -167,14 +189,28 @@ class Planner:
         found = []
         if self.batch >= self.devices:
             found = [Layout("data", DATA, Mesh(self.devices))]
-            sharded = SHARDED[:1] if self.uncut else SHARDED  # the whole model, or layers
-            found += [Layout(str(each), each, Mesh(self.devices)) for each in sharded] if self.devices > 1 else []
+            sharded = (
+                SHARDED[:1] if self.uncut else SHARDED
+            )  # the whole model, or layers
+            found += (
+                [Layout(str(each), each, Mesh(self.devices)) for each in sharded]
+                if self.devices > 1
+                else []
+            )
         if self.uncut:
             return found
-        for mesh, pieces, chunks in _divisions(self.devices, self.batch, len(self._cut(1).layers)):
-            if self._is_shareable(mesh.tensor) and (layout := self._in_parts(mesh, pieces, chunks)) is not None:
+        for mesh, pieces, chunks in _divisions(
+            self.devices, self.batch, len(self._cut(1).layers)
+        ):
+            if (
+                self._is_shareable(mesh.tensor)
+                and (layout := self._in_parts(mesh, pieces, chunks)) is not None
+            ):
                 found.append(layout)
-        if 1 < self.devices <= self.batch and (adaptive := self._adaptive("viterbi")) is not None:
+        if (
+            1 < self.devices <= self.batch
+            and (adaptive := self._adaptive("viterbi")) is not None
+        ):
             found.append(adaptive)
         return found
 
@@ -188,15 +224,21 @@ class Planner:
         options: dict[str, object] = {"layout": "least"}
         if solver == "greedy":
             options["solver"] = solver
-        layout = Layout(ADAPTIVE, Component(name="adaptive", options=options), Mesh(self.devices))
+        layout = Layout(
+            ADAPTIVE, Component(name="adaptive", options=options), Mesh(self.devices)
+        )
         if not self._allows(self.degrees(layout)):
             return None
         if not self.fits(layout):
             workload, memory = self.predictor.workload, self.memory(layout)
             over = memory.total - cast(float, self.predictor.platform.memory_gib) * _GIB
-            vectors = 3 + optimizer_states(workload.optimizer)  # parameters, initial ones, gradients, states
+            vectors = 3 + optimizer_states(
+                workload.optimizer
+            )  # parameters, initial ones, gradients, states
             most = (memory.parameters - over / vectors) / _MIB
-            capped = Component(name="adaptive", options={**options, "parameters_mib": most})
+            capped = Component(
+                name="adaptive", options={**options, "parameters_mib": most}
+            )
             if most > 0 and self._chosen(solver, most) is not None:
                 layout = layout._replace(strategy=capped)
         return layout
@@ -216,7 +258,9 @@ class Planner:
     def degrees(self, layout: Layout) -> tuple[int, ...]:
         """Return the devices that share each layer in an adaptive layout."""
         options = layout.strategy.options
-        found = self._chosen(options.get("solver", "viterbi"), options.get("parameters_mib", math.inf))
+        found = self._chosen(
+            options.get("solver", "viterbi"), options.get("parameters_mib", math.inf)
+        )
         assert found is not None, "the cap was tried"
         return found
 
@@ -224,14 +268,24 @@ class Planner:
         """Return True if the modules of the model, where it has some, can be shared by so many devices."""
         if not self._layers:
             return True
-        of_each = sharing_degrees_of(self._layers, self.devices, self.predictor.workload.layers.name)
-        return len(of_each) == len(degrees) and all(degree in own for degree, own in zip(degrees, of_each, strict=True))
+        of_each = sharing_degrees_of(
+            self._layers, self.devices, self.predictor.workload.layers.name
+        )
+        return len(of_each) == len(degrees) and all(
+            degree in own for degree, own in zip(degrees, of_each, strict=True)
+        )
 
     def components(self, layout: Layout) -> list[ComponentOf]:
         """Return the components of an adaptive layout."""
         number, costs = ELEMENT_BYTES[self.predictor.workload.dtype], self._moved
-        cut, layers, degrees = self._cut(self.batch / self.devices), self._profiles, self.degrees(layout)
-        forward, backward, _ = self.predictor.step_seconds(self.devices, self.batch / self.devices, 1)
+        cut, layers, degrees = (
+            self._cut(self.batch / self.devices),
+            self._profiles,
+            self.degrees(layout),
+        )
+        forward, backward, _ = self.predictor.step_seconds(
+            self.devices, self.batch / self.devices, 1
+        )
         place, before, found = 0, 1, []
         for shared in components_of(layers, degrees):
             own = range(place, place + shared.layers)
@@ -243,10 +297,15 @@ class Planner:
             found.append(
                 ComponentOf(
                     shared,
-                    pass_s=sum(forward * cut.facts[each].forward + backward * cut.facts[each].backward for each in own),
+                    pass_s=sum(
+                        forward * cut.facts[each].forward
+                        + backward * cut.facts[each].backward
+                        for each in own
+                    ),
                     parameters=number * shared.parameters / shared.degree,
                     moved=number * moved,
-                    moved_by_data=number * sum(costs.of_layer(layers[each], 1) for each in own),
+                    moved_by_data=number
+                    * sum(costs.of_layer(layers[each], 1) for each in own),
                 )
             )
         return found
@@ -289,33 +348,56 @@ class Planner:
         key = str(layout.strategy)
         if key not in self._fullest:
             if layout.mesh.parts == 1:
-                self._fullest[key] = memory_of(self.predictor, layout.strategy, self.devices)
+                self._fullest[key] = memory_of(
+                    self.predictor, layout.strategy, self.devices
+                )
             else:
-                self._fullest[key] = max(self._memories(layout), key=lambda each: each.total)
+                self._fullest[key] = max(
+                    self._memories(layout), key=lambda each: each.total
+                )
         return self._fullest[key]
 
     def _memories(self, layout: Layout) -> list[WorkerMemory]:
         """Return the memory of a worker of each stage."""
-        workload, strategy, mesh = self.predictor.workload, self._strategy(layout), layout.mesh
+        workload, strategy, mesh = (
+            self.predictor.workload,
+            self._strategy(layout),
+            layout.mesh,
+        )
         states, found = optimizer_states(workload.optimizer), []
         share = self.batch // mesh.data
         piece = share // layout.micro_batches
         for stage in range(mesh.pipeline):
             held = self._held_by(layout, stage)
             in_flight = self._in_flight(layout, strategy, stage)
-            samples = tuple(tuple(piece * count for count in counts) for counts in in_flight)
+            samples = tuple(
+                tuple(piece * count for count in counts) for counts in in_flight
+            )
             own = sum(chunk.parameters for chunk in held)
             kept = tuple(chunk.kept for chunk in held)
             part = PartMemory(held[0].stage, own, own, own, samples, piece, kept)
-            found.append(part_memory(workload.layers, share, workload.dtype, states, part, workload.products))
+            found.append(
+                part_memory(
+                    workload.layers,
+                    share,
+                    workload.dtype,
+                    states,
+                    part,
+                    workload.products,
+                )
+            )
         return found
 
-    def _in_flight(self, layout: Layout, strategy: PartsOfModel, stage: int) -> set[tuple[int, ...]]:
+    def _in_flight(
+        self, layout: Layout, strategy: PartsOfModel, stage: int
+    ) -> set[tuple[int, ...]]:
         """Return the micro-batches of each chunk of a stage that are between their passes at the same time."""
         key = (layout.mesh.pipeline, layout.micro_batches, layout.chunks, stage)
         if key not in self._counts:
             moves = strategy.order(stage, layout.mesh.pipeline, layout.micro_batches)
-            self._counts[key] = most_kept(moves, [1] * layout.micro_batches, layout.chunks)
+            self._counts[key] = most_kept(
+                moves, [1] * layout.micro_batches, layout.chunks
+            )
         return self._counts[key]
 
     def stages(self, layout: Layout) -> list[StageOf]:
@@ -324,12 +406,19 @@ class Planner:
         layers, found = self._cut_of(layout).layers, []
         for stage, memory in enumerate(self._memories(layout)):
             chunks = [chunk.stage for chunk in self._held_by(layout, stage)]
-            segments = [each for chunk in self._held_by(layout, stage) for each in chunk.segments]
+            segments = [
+                each
+                for chunk in self._held_by(layout, stage)
+                for each in chunk.segments
+            ]
             seconds = forward * sum(each.forward for each in segments)
             seconds += backward * sum(each.backward for each in segments)
             first, last = (
                 ", ".join(layers[place].name for place in ends)
-                for ends in ([each.first for each in chunks], [each.last - 1 for each in chunks])
+                for ends in (
+                    [each.first for each in chunks],
+                    [each.last - 1 for each in chunks],
+                )
             )
             count = sum(each.last - each.first for each in chunks)
             found.append(StageOf(first, last, count, seconds, memory))
@@ -356,20 +445,26 @@ class Planner:
     def stated(self, layout: Layout) -> Component:
         """Return the strategy with its stages, or chunks, as numbers of layers in place of a rule.
 
-        A run that is given the rule cuts by counted operations, so that it cuts alike on every machine. The rule stays
-        where the modules have other layers than the table.
+        A run that is given the rule cuts by counted operations, so that it cuts alike
+        on every machine. The rule stays where the modules have other layers than the
+        table.
         """
         strategy = layout.strategy
         if "balance" not in strategy.options or not self._has_layers_of_table:
             return strategy
-        return Component(name=strategy.name, options={**strategy.options, "balance": list(self.sizes(layout))})
+        return Component(
+            name=strategy.name,
+            options={**strategy.options, "balance": list(self.sizes(layout))},
+        )
 
     def sizes(self, layout: Layout) -> Sequence[int]:
         """Return the number of layers of each stage, or chunk, cut by the seconds of a micro-batch."""
         groups = layout.mesh.pipeline * layout.chunks
         key = self._samples(layout), groups
         if key not in self._sizes:
-            self._sizes[key] = self._strategy(layout).place(self._cut_of(layout).work, groups)
+            self._sizes[key] = self._strategy(layout).place(
+                self._cut_of(layout).work, groups
+            )
         return self._sizes[key]
 
     @property
@@ -382,7 +477,11 @@ class Planner:
                 self._held_by(layout, stage)
             if self._layers:
                 strategy = self._strategy(layout)
-                sizes = self.sizes(layout) if self._has_layers_of_table else strategy.sizes_of(self._work)
+                sizes = (
+                    self.sizes(layout)
+                    if self._has_layers_of_table
+                    else strategy.sizes_of(self._work)
+                )
                 strategy.require_shares(self._layers, sizes, layout.mesh)
         except (ModelError, StudyError):
             return False
@@ -392,10 +491,19 @@ class Planner:
         """Return what a worker of a stage holds, by chunk."""
         strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
         groups = mesh.pipeline * layout.chunks
-        key = (self._samples(layout), groups, mesh.pipeline, mesh.tensor, stage, strategy.recompute)
+        key = (
+            self._samples(layout),
+            groups,
+            mesh.pipeline,
+            mesh.tensor,
+            stage,
+            strategy.recompute,
+        )
         if key not in self._held:
             own = mesh.groups_of(stage * mesh.tensor, groups)
-            self._held[key] = cut.held(self.sizes(layout), own, mesh.tensor, strategy.recompute)
+            self._held[key] = cut.held(
+                self.sizes(layout), own, mesh.tensor, strategy.recompute
+            )
         return self._held[key]
 
     # --- times --------------------------------------------------------------------------------------------------
@@ -403,8 +511,8 @@ class Planner:
     def least_s(self, layout: Layout) -> float:
         """Return seconds that a step takes at least: no worker waits, but for the first micro-batch and the last one.
 
-        Stage s begins after the forward pass of a micro-batch through the first chunks of the stages before it, and
-        after its last backward pass these have theirs.
+        Stage s begins after the forward pass of a micro-batch through the first chunks
+        of the stages before it, and after its last backward pass these have theirs.
         """
         mesh, pieces = layout.mesh, layout.micro_batches
         if mesh.parts == 1:
@@ -422,7 +530,9 @@ class Planner:
             end_s = update * parameters / self.predictor.workload.layers.parameters
             if mesh.data > 1:
                 alike = range(own[0], self.devices, mesh.parts)
-                end_s += costs.time(Operation(Kind.ALLREDUCE, parameters * number, alike))
+                end_s += costs.time(
+                    Operation(Kind.ALLREDUCE, parameters * number, alike)
+                )
             if stage == 0:
                 first_end_s = end_s
             busy = before_s + pieces * sum(map(sum, passes))
@@ -430,24 +540,37 @@ class Planner:
             message = 0.0
             if stage < mesh.pipeline - 1:
                 ends = (own[0], own[0] + mesh.tensor)
-                message = costs.time(Operation(Kind.SEND, piece * held[0].stage.gives[0] * number, ends))
+                message = costs.time(
+                    Operation(Kind.SEND, piece * held[0].stage.gives[0] * number, ends)
+                )
             before_s += passes[0][0] + message
             after_s += passes[0][1] + message
         return least
 
-    def _passes_s(self, layout: Layout, chunk: HeldRows, workers: range) -> tuple[float, float]:
+    def _passes_s(
+        self, layout: Layout, chunk: HeldRows, workers: range
+    ) -> tuple[float, float]:
         """Return the seconds of both passes of a micro-batch through a chunk of layers that `workers` share."""
         forward, backward, _ = self._seconds(layout)
-        costs, number = self.predictor.communication(layout.strategy), ELEMENT_BYTES[self.predictor.workload.dtype]
+        costs, number = (
+            self.predictor.communication(layout.strategy),
+            ELEMENT_BYTES[self.predictor.workload.dtype],
+        )
         piece = self.batch // layout.mesh.data // layout.micro_batches
         forward_s = again = forward * sum(each.forward for each in chunk.segments)
         backward_s = backward * sum(each.backward for each in chunk.segments)
         for each in chunk.segments:
             if each.divided:
-                forward_s += costs.time(Operation(Kind.ALLREDUCE, piece * each.gives[0] * number, workers))
+                forward_s += costs.time(
+                    Operation(Kind.ALLREDUCE, piece * each.gives[0] * number, workers)
+                )
             if each.divided and each.needed:
-                backward_s += costs.time(Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, workers))
-        return forward_s, backward_s + {"none": 0.0, "layer": again, "all": forward_s}[self._strategy(layout).recompute]
+                backward_s += costs.time(
+                    Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, workers)
+                )
+        return forward_s, backward_s + {"none": 0.0, "layer": again, "all": forward_s}[
+            self._strategy(layout).recompute
+        ]
 
     def price(self, layout: Layout) -> Step:
         """Return the prediction of a step."""
@@ -455,7 +578,10 @@ class Planner:
         if key not in self._priced:
             platform, workers = self.predictor.platform, self.devices
             known = uncertainty_of(self.predictor, layout.strategy, workers)
-            cases = [Case(platform, self.batch), *cases_at_ends(platform, known, self.batch)]
+            cases = [
+                Case(platform, self.batch),
+                *cases_at_ends(platform, known, self.batch),
+            ]
             times = self.predictor.times(layout.strategy, workers, cases)
             step_s, ends = float(times.time[0]), seconds_at_ends(times, 1)
             self._priced[key] = Step(
@@ -487,25 +613,37 @@ class Planner:
         if not fitting:
             self._refuse()
         best: dict[str, Step] = {}
-        for layout, least in sorted(((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]):
+        for layout, least in sorted(
+            ((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]
+        ):
             known = best.get(layout.kind)
             if known is None or least < known.step_s:
                 step = self.price(layout)
                 if known is None or step.step_s < known.step_s:
                     best[layout.kind] = step
         priced = len(self._priced)
-        alone_s = float(self.predictor.times(SERIAL, 1, [Case(self.predictor.platform, self.batch)]).time[0])
+        alone_s = float(
+            self.predictor.times(
+                SERIAL, 1, [Case(self.predictor.platform, self.batch)]
+            ).time[0]
+        )
         steps = sorted(best.values(), key=lambda step: step.step_s)
         unfitting = [layout for layout in self.layouts if layout not in fitting]
         adaptive = self._adaptive("greedy") if ADAPTIVE in best else None
-        greedy = self.price(adaptive) if adaptive is not None and self.fits(adaptive) else None
-        return Plan(steps, self._greedy(), greedy, alone_s, len(self.layouts), priced, unfitting)
+        greedy = (
+            self.price(adaptive)
+            if adaptive is not None and self.fits(adaptive)
+            else None
+        )
+        return Plan(
+            steps, self._greedy(), greedy, alone_s, len(self.layouts), priced, unfitting
+        )
 
     def _greedy(self) -> Step | None:
         """Return the layout by one decision after the other: tensor degree, then stages, then micro-batches.
 
-        Each takes the fastest that fits with the decisions before; of those that do not fit the one that needs least.
-        None if no layout is found that fits.
+        Each takes the fastest that fits with the decisions before; of those that do not
+        fit the one that needs least. None if no layout is found that fits.
         """
         uniform = [layout for layout in self.layouts if layout.kind != ADAPTIVE]
         left = [layout for layout in uniform if layout.mesh.pipeline == 1]
@@ -514,7 +652,9 @@ class Planner:
         tensor = self._choose(left).mesh.tensor
         left = [layout for layout in uniform if layout.mesh.tensor == tensor]
         stages = self._choose(_with_fewest_pieces(left)).mesh.pipeline
-        chosen = self._choose([layout for layout in left if layout.mesh.pipeline == stages])
+        chosen = self._choose(
+            [layout for layout in left if layout.mesh.pipeline == stages]
+        )
         return self.price(chosen) if self.fits(chosen) else None
 
     def _choose(self, layouts: Sequence[Layout]) -> Layout:
@@ -522,7 +662,9 @@ class Planner:
         if not fitting:
             return min(layouts, key=lambda each: self.memory(each).total)
         found: Step | None = None
-        for layout, least in sorted(((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]):
+        for layout, least in sorted(
+            ((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]
+        ):
             if found is None or least < found.step_s:
                 step = self.price(layout)
                 found = step if found is None or step.step_s < found.step_s else found
@@ -532,7 +674,10 @@ class Planner:
     def _refuse(self) -> NoReturn:
         layout = min(self.layouts, key=lambda each: self.memory(each).total)
         memory = self.memory(layout)
-        parts = {name: int(getattr(memory, name)) for name in ("activations", "parameters", "gradients", "optimizer")}
+        parts = {
+            name: int(getattr(memory, name))
+            for name in ("activations", "parameters", "gradients", "optimizer")
+        }
         largest = max(parts, key=lambda name: parts[name])
         has = self.predictor.platform.memory_gib
         raise UsageError(
@@ -542,7 +687,9 @@ class Planner:
         )
 
 
-def _divisions(devices: int, batch: int, layers: int) -> Iterator[tuple[Mesh, int, int]]:
+def _divisions(
+    devices: int, batch: int, layers: int
+) -> Iterator[tuple[Mesh, int, int]]:
     """Yield the meshes whose replicas have several workers, with each number of micro-batches, and of chunks."""
     for parts in _divisors(devices)[1:]:
         replicas = devices // parts
@@ -566,14 +713,23 @@ def _in_parts(mesh: Mesh, pieces: int, chunks: int, recompute: Recompute) -> Lay
     """Return the layout of a mesh whose stages, or chunks of layers on these, are cut by times."""
     options: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
     if mesh.pipeline == 1:
-        return Layout("tensor", Component(name="tensor", options={"degree": mesh.tensor, **options}), mesh)
+        return Layout(
+            "tensor",
+            Component(name="tensor", options={"degree": mesh.tensor, **options}),
+            mesh,
+        )
     options = {"micro_batches": pieces, "balance": "times", **options}
     if chunks > 1:
         options |= {"schedule": "interleaved", "chunks": chunks}
     if mesh.tensor == 1:
-        component = Component(name="pipeline", options={"stages": mesh.pipeline, **options})
+        component = Component(
+            name="pipeline", options={"stages": mesh.pipeline, **options}
+        )
         return Layout("pipeline", component, mesh, pieces, chunks)
-    component = Component(name="hybrid", options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options})
+    component = Component(
+        name="hybrid",
+        options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options},
+    )
     return Layout("hybrid", component, mesh, pieces, chunks)
 
 
@@ -581,7 +737,9 @@ def _with_fewest_pieces(layouts: Sequence[Layout]) -> list[Layout]:
     """Return the layouts without those of a mesh that have more micro-batches than another of it."""
     fewest: dict[Mesh, int] = {}
     for layout in layouts:
-        fewest[layout.mesh] = min(layout.micro_batches, fewest.get(layout.mesh, layout.micro_batches))
+        fewest[layout.mesh] = min(
+            layout.micro_batches, fewest.get(layout.mesh, layout.micro_batches)
+        )
     return [layout for layout in layouts if layout.micro_batches == fewest[layout.mesh]]
 
 

@@ -24,14 +24,18 @@ class OperationTime(BaseModel):
 
     def scaled(self, factor: float) -> OperationTime:
         """Return the time on a machine that takes `factor` times as long."""
-        return OperationTime(seconds=self.seconds * factor, per_member_s=self.per_member_s * factor)
+        return OperationTime(
+            seconds=self.seconds * factor, per_member_s=self.per_member_s * factor
+        )
 
     def among(self, members: int) -> float:
         """Return seconds of one call on the messages of `members` workers."""
         return self.seconds + self.per_member_s * max(0, members - 2)
 
 
-OperationTimes = dict[str, dict[str, OperationTime]]  # by strategy with options, then by operation
+OperationTimes = dict[
+    str, dict[str, OperationTime]
+]  # by strategy with options, then by operation
 
 
 def name_of(operation: Callable[..., Any]) -> str:
@@ -50,13 +54,22 @@ class Machine:
     engines: EngineCosts
     tables: list[StepTable]
     operations: OperationTimes = field(default_factory=dict)
-    reference_s: float | None = None  # the machine speed of both, as the time of the reference step
+    reference_s: float | None = (
+        None  # the machine speed of both, as the time of the reference step
+    )
 
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""
-        return table_under(self.tables, min(workers, self.cluster.node.workers_per_node))
+        return table_under(
+            self.tables, min(workers, self.cluster.node.workers_per_node)
+        )
 
 
 def loads_up_to(node_workers: int) -> list[int]:
     """Return the measured numbers of workers that compute at the same time on a node: 1, 2, 4, ... and all."""
-    return sorted({min(1 << power, node_workers) for power in range(node_workers.bit_length() + 1)})
+    return sorted(
+        {
+            min(1 << power, node_workers)
+            for power in range(node_workers.bit_length() + 1)
+        }
+    )

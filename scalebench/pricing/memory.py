@@ -35,7 +35,12 @@ class WorkerMemory:
 
     def largest_batch(self, memory_gib: float) -> int:
         """Return the largest batch that fits into `memory_gib`; 0 if none does."""
-        return max(0, (int(memory_gib * _GIB) - self.fixed) * self.batch // max(1, self.activations))
+        return max(
+            0,
+            (int(memory_gib * _GIB) - self.fixed)
+            * self.batch
+            // max(1, self.activations),
+        )
 
     def lacking(self, memory_gib: float, where: str) -> str:
         """Return one line that says by how much the worker does not fit into `memory_gib` of `where`; empty if it fits.
@@ -45,12 +50,22 @@ class WorkerMemory:
         over = self.total - memory_gib * _GIB
         if over <= 0:
             return ""
-        parts = {name: int(getattr(self, name)) for name in ("activations", "parameters", "gradients")}
-        parts |= {"states of the optimizer": self.optimizer, "tensors of the strategy": self.strategy}
+        parts = {
+            name: int(getattr(self, name))
+            for name in ("activations", "parameters", "gradients")
+        }
+        parts |= {
+            "states of the optimizer": self.optimizer,
+            "tensors of the strategy": self.strategy,
+        }
         largest = max(parts, key=lambda name: parts[name])
         batch = self.largest_batch(memory_gib)
         rest = digits(self.fixed / _GIB)
-        way_out = f"batch {batch} fits" if batch else f"no batch fits, as {rest} GiB do not depend on it"
+        way_out = (
+            f"batch {batch} fits"
+            if batch
+            else f"no batch fits, as {rest} GiB do not depend on it"
+        )
         return (
             f"{self.model} at batch {self.batch} needs {digits(self.total / _GIB)} GiB a worker, "
             f"{digits(over / _GIB)} GiB more than {where} has ({digits(memory_gib)}); "
@@ -68,12 +83,14 @@ def worker_memory(
 ) -> WorkerMemory:
     """Return the memory of a worker that trains `layers` at `batch` samples; activations in `kept_in`, if given.
 
-    `optimizer_states` vectors of the size of the parameters are the optimizer's. `schedule` is the strategy's, recorded
-    for a model of as many parameters in `dtype`: what it holds beyond parameters, gradients and those vectors is the
-    strategy's.
+    `optimizer_states` vectors of the size of the parameters are the optimizer's.
+    `schedule` is the strategy's, recorded for a model of as many parameters in `dtype`:
+    what it holds beyond parameters, gradients and those vectors is the strategy's.
     """
     if schedule is not None and schedule.part is not None:
-        return part_memory(layers, batch, dtype, optimizer_states, schedule.part, kept_in)
+        return part_memory(
+            layers, batch, dtype, optimizer_states, schedule.part, kept_in
+        )
     vector = layers.parameters * ELEMENT_BYTES[dtype]
     held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
     return WorkerMemory(
@@ -88,11 +105,17 @@ def worker_memory(
 
 
 def part_memory(
-    layers: LayerTable, batch: int, dtype: str, optimizer_states: int, part: PartMemory, kept_in: str
+    layers: LayerTable,
+    batch: int,
+    dtype: str,
+    optimizer_states: int,
+    part: PartMemory,
+    kept_in: str,
 ) -> WorkerMemory:
     """Return the memory of a worker that holds a part of the model, or shards of it.
 
-    A stage keeps what it does not compute again of the micro-batches that are between forward and backward pass.
+    A stage keeps what it does not compute again of the micro-batches that are between
+    forward and backward pass.
     """
     number, place = ELEMENT_BYTES[dtype], ""
     if part.stage is None:

@@ -1,14 +1,17 @@
 """Completion of gradient averages overlapped with the backward pass, by the rules of Horovod and DDP.
 
-Both have one serial communication stream. A tensor is ready when the slowest worker has computed it.
+Both have one serial communication stream. A tensor is ready when the slowest worker has
+computed it.
 
-Horovod's loop turns on each worker by a timer of that worker: a cycle after its last turn began, or when that ended if
-it took longer (RunLoopOnce, Horovod 0.28.1). Turns of equal number meet in a negotiation, which begins when the last
-worker's turn does and takes the tensors that were ready on every worker when its own turn began. Timers overshoot by
-random amounts, so that the turns of p workers drift apart, to any moment of the window that a turn leaves of a cycle.
-Relative to the last worker's turn, the first of the other p - 1 is ahead by a share u^(1/(p - 1)) of the window, u
-uniform. Successive steps have u evenly distributed (multiples of the golden ratio), so that their mean is a continuous
-function of the time for which a step computes.
+Horovod's loop turns on each worker by a timer of that worker: a cycle after its last
+turn began, or when that ended if it took longer (RunLoopOnce, Horovod 0.28.1). Turns of
+equal number meet in a negotiation, which begins when the last worker's turn does and
+takes the tensors that were ready on every worker when its own turn began. Timers
+overshoot by random amounts, so that the turns of p workers drift apart, to any moment
+of the window that a turn leaves of a cycle. Relative to the last worker's turn, the
+first of the other p - 1 is ahead by a share u^(1/(p - 1)) of the window, u uniform.
+Successive steps have u evenly distributed (multiples of the golden ratio), so that
+their mean is a continuous function of the time for which a step computes.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ from scalebench.comm.base import Overlap
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 
 Floats = NDArray[np.float64]
-Passes = tuple[Floats, Floats]  # begin and seconds of each worker's backward pass, (workers,)
+Passes = tuple[
+    Floats, Floats
+]  # begin and seconds of each worker's backward pass, (workers,)
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
-_READY_BITS = 16  # bytes of the negotiation: one bit for each tensor known to all workers
+_READY_BITS = (
+    16  # bytes of the negotiation: one bit for each tensor known to all workers
+)
 _ROUNDING = 1e-9  # relative to the training time
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -56,14 +63,24 @@ class _Loop(NamedTuple):
     @classmethod
     def of(cls, overlap: Overlap, costs: Costs, ranks: Members) -> _Loop:
         measured = costs.cost_of(overlap.engine)
-        overshoot = max(0.0, measured.cycle_s - NOMINAL_CYCLE_S) if measured and measured.cycle_s else 0.0
+        overshoot = (
+            max(0.0, measured.cycle_s - NOMINAL_CYCLE_S)
+            if measured and measured.cycle_s
+            else 0.0
+        )
         software = measured.negotiation_s if measured else 0.0
-        tensors = sorted((tensor.release, _travelling(tensor.nbytes, overlap)) for tensor in costs.gradients)
+        tensors = sorted(
+            (tensor.release, _travelling(tensor.nbytes, overlap))
+            for tensor in costs.gradients
+        )
         sizes = [nbytes for _, nbytes in tensors]
         return cls(
             costs.cycle * (overlap.cycle_s + overshoot),
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
-            software + costs.time(Operation(Kind.ALLREDUCE, _READY_BITS, ranks, engine=overlap.engine)),
+            software
+            + costs.time(
+                Operation(Kind.ALLREDUCE, _READY_BITS, ranks, engine=overlap.engine)
+            ),
             measured.per_step_s if measured else 0.0,
             np.array([release for release, _ in tensors]),
             sizes,
@@ -76,8 +93,9 @@ class _Loop(NamedTuple):
 class Stream:
     """Communication stream of one group.
 
-    `next_cycle` is the next turn of Horovod's loop on the last worker, `turn_s` the length of the last one with
-    allreduces, `steps` the number of ends so far, `transferred_s` the cost of all allreduces so far.
+    `next_cycle` is the next turn of Horovod's loop on the last worker, `turn_s` the
+    length of the last one with allreduces, `steps` the number of ends so far,
+    `transferred_s` the cost of all allreduces so far.
     """
 
     next_cycle: float = 0.0
@@ -86,16 +104,22 @@ class Stream:
     transferred_s: float = 0.0
     _loop: _Loop | None = None
 
-    def end(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members) -> float:
+    def end(
+        self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members
+    ) -> float:
         """Return the moment at which every worker has the mean of all gradients."""
         if overlap.cycle_s > 0:
             return self._cycles(passes, overlap, costs, ranks)
         begins, seconds = passes
-        ends, cost = buckets_end((begins[None], seconds[None]), overlap, Prices([costs]), ranks)
+        ends, cost = buckets_end(
+            (begins[None], seconds[None]), overlap, Prices([costs]), ranks
+        )
         self.transferred_s += float(cost[0])
         return float(ends[0])
 
-    def _cycles(self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members) -> float:
+    def _cycles(
+        self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members
+    ) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
         loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
         share = self._next_share(len(ranks))
@@ -108,9 +132,15 @@ class Stream:
             finished = moment + loop.negotiation
             together = loop.before[taken] - loop.before[first]
             fits = together <= overlap.bucket_bytes
-            for nbytes in (together,) if fits else _fused(loop.sizes[first:taken], overlap.bucket_bytes):
+            for nbytes in (
+                (together,)
+                if fits
+                else _fused(loop.sizes[first:taken], overlap.bucket_bytes)
+            ):
                 if nbytes not in loop.seconds:
-                    loop.seconds[nbytes] = costs.time(Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine))
+                    loop.seconds[nbytes] = costs.time(
+                        Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine)
+                    )
                 finished += loop.seconds[nbytes]
                 self.transferred_s += loop.seconds[nbytes]
             self.turn_s = finished - moment
@@ -124,22 +154,31 @@ class Stream:
         return float((self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1)))
 
 
-def buckets_end(passes: Passes, overlap: Overlap, prices: Prices, ranks: Members) -> tuple[Floats, Floats]:
+def buckets_end(
+    passes: Passes, overlap: Overlap, prices: Prices, ranks: Members
+) -> tuple[Floats, Floats]:
     """Return the end of DDP's averages on each machine and their cost, (..., M), of `passes` (..., M, workers).
 
-    Buckets are fixed in backward order, each reduced when it is complete and the stream is free.
+    Buckets are fixed in backward order, each reduced when it is complete and the stream
+    is free.
     """
     begins, seconds = passes
     free, cost = np.full(len(prices), -np.inf), np.zeros(len(prices))
     for nbytes, release in bucket_plan(tuple(prices.distinct[0].gradients), overlap):
-        each = prices.time(Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine))
+        each = prices.time(
+            Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine)
+        )
         free = np.maximum(free, (begins + release * seconds).max(axis=-1)) + each
         cost = cost + each
-    return np.maximum(free, (begins + seconds).max(axis=-1)) + prices.of_engine(overlap.engine, "per_step_s"), cost
+    return np.maximum(free, (begins + seconds).max(axis=-1)) + prices.of_engine(
+        overlap.engine, "per_step_s"
+    ), cost
 
 
 @lru_cache(maxsize=64)
-def bucket_plan(gradients: tuple[GradientTensor, ...], overlap: Overlap) -> list[tuple[int, float]]:
+def bucket_plan(
+    gradients: tuple[GradientTensor, ...], overlap: Overlap
+) -> list[tuple[int, float]]:
     """Return (bytes, share of the backward pass after which it is complete) of each bucket."""
     plan: list[tuple[int, float]] = []
     size, release = 0, 0.0

@@ -12,9 +12,18 @@ from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.machine import OperationTimes
 from scalebench.study.choices import EngineName
 
-# Component -> quantity that `changed` multiplies; twice that of a rate, or half of a time, is an improvement.
+# Component -> quantity that `changed` multiplies; twice that of a rate, or half of a
+# time, is an improvement.
 RATES = ("compute", "memory bandwidth", "network bandwidth")
-TIMES = ("launch overhead", "network latency", "engine", "Horovod cycle", "input", "epoch overhead", "jitter")
+TIMES = (
+    "launch overhead",
+    "network latency",
+    "engine",
+    "Horovod cycle",
+    "input",
+    "epoch overhead",
+    "jitter",
+)
 COMMUNICATION = ("network bandwidth", "network latency", "engine", "Horovod cycle")
 
 
@@ -22,11 +31,13 @@ COMMUNICATION = ("network bandwidth", "network latency", "engine", "Horovod cycl
 class Platform:
     """Cluster, device and costs of a training.
 
-    `engine` carries all strategies, by `auto` each the one that it prefers; `engines` are the costs of those known.
-    `input_s` seconds in which the input pipeline of a worker makes a sample, beside compute; `epoch_s` are fixed
-    seconds of each epoch; `jitter` is the standard deviation of a step's compute relative to its mean, in the interval
-    `jitter_range` where nobody stated it, as `jitter_source` says; `stated_gib` is the memory of a worker where it is
-    not the device's; `cycle` multiplies the time between the turns of Horovod's loop.
+    `engine` carries all strategies, by `auto` each the one that it prefers; `engines`
+    are the costs of those known. `input_s` seconds in which the input pipeline of a
+    worker makes a sample, beside compute; `epoch_s` are fixed seconds of each epoch;
+    `jitter` is the standard deviation of a step's compute relative to its mean, in the
+    interval `jitter_range` where nobody stated it, as `jitter_source` says;
+    `stated_gib` is the memory of a worker where it is not the device's; `cycle`
+    multiplies the time between the turns of Horovod's loop.
     """
 
     cluster: Cluster
@@ -59,23 +70,36 @@ class Platform:
     @property
     def components(self) -> tuple[str, ...]:
         """The components that a training may be bound by here."""
-        found = ["compute", "network bandwidth", "network latency", *self.device.components[1:]]
+        found = [
+            "compute",
+            "network bandwidth",
+            "network latency",
+            *self.device.components[1:],
+        ]
         found += ["engine"] if self.engines.entries else []
-        extra = {"input": self.input_s, "epoch overhead": self.epoch_s, "jitter": self.jitter}
+        extra = {
+            "input": self.input_s,
+            "epoch overhead": self.epoch_s,
+            "jitter": self.jitter,
+        }
         return tuple(found + [name for name, value in extra.items() if value > 0])
 
     def between_nodes(self, factor: float) -> Platform:
         """Return the platform with `factor` times the bandwidth of the links between nodes alone."""
         links = self.cluster.links
         rate = {"bandwidth_bytes_per_s": links.inter.bandwidth_bytes_per_s * factor}
-        changed = links.model_copy(update={"inter": links.inter.model_copy(update=rate)})
+        changed = links.model_copy(
+            update={"inter": links.inter.model_copy(update=rate)}
+        )
         return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
 
     def inside_nodes(self, factor: float) -> Platform:
         """Return the platform with `factor` times the bandwidth of the links inside nodes alone."""
         links = self.cluster.links
         rate = {"bandwidth_bytes_per_s": links.intra.bandwidth_bytes_per_s * factor}
-        changed = links.model_copy(update={"intra": links.intra.model_copy(update=rate)})
+        changed = links.model_copy(
+            update={"intra": links.intra.model_copy(update=rate)}
+        )
         return replace(self, cluster=self.cluster.model_copy(update={"links": changed}))
 
     def improved(self, *components: str) -> Platform:
@@ -89,11 +113,21 @@ class Platform:
         """Return the platform with `factor` times the rate, or the time, of `component`."""
         if component in ("compute", "memory bandwidth", "launch overhead"):
             operations = self.operations  # they stream vectors of the model's size
-            if component == ("memory bandwidth" if "memory bandwidth" in self.device.components else "compute"):
+            if component == (
+                "memory bandwidth"
+                if "memory bandwidth" in self.device.components
+                else "compute"
+            ):
                 operations = faster(operations, factor)
-            return replace(self, device=self.device.changed(component, factor), operations=operations)
+            return replace(
+                self,
+                device=self.device.changed(component, factor),
+                operations=operations,
+            )
         if component == "network bandwidth":
-            return replace(self, cluster=_with_links(self.cluster, "bandwidth_bytes_per_s", factor))
+            return replace(
+                self, cluster=_with_links(self.cluster, "bandwidth_bytes_per_s", factor)
+            )
         if component == "network latency":
             return replace(self, cluster=_with_links(self.cluster, "latency_s", factor))
         if component == "engine":
@@ -111,16 +145,22 @@ class Platform:
 def parts(components: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the components of communication, and all others."""
     found = list(components)
-    return [name for name in found if name in COMMUNICATION], [name for name in found if name not in COMMUNICATION]
+    return [name for name in found if name in COMMUNICATION], [
+        name for name in found if name not in COMMUNICATION
+    ]
 
 
-def binding(components: Iterable[str], communicating: float, halves_s: tuple[float, float]) -> list[str]:
+def binding(
+    components: Iterable[str], communicating: float, halves_s: tuple[float, float]
+) -> list[str]:
     """Return the components that may bind: those of communication, or all others.
 
-    They are those of communication where its exposed part is the share `communicating` > 1/2 of the time, or where the
-    training takes less time with half of all communication than with half of all else (`halves_s`). Singly, each
-    component of the part that binds may shorten the training less than one of the other part: where communication is
-    the sum of small terms, or where a network is nearly hidden and compute has several terms.
+    They are those of communication where its exposed part is the share `communicating`
+    > 1/2 of the time, or where the training takes less time with half of all
+    communication than with half of all else (`halves_s`). Singly, each component of the
+    part that binds may shorten the training less than one of the other part: where
+    communication is the sum of small terms, or where a network is nearly hidden and
+    compute has several terms.
     """
     communication, others = parts(components)
     return communication if communicating > 0.5 or halves_s[0] < halves_s[1] else others
@@ -129,7 +169,8 @@ def binding(components: Iterable[str], communicating: float, halves_s: tuple[flo
 def faster(operations: OperationTimes, factor: float) -> OperationTimes:
     """Return operations that take 1 / `factor` of their time."""
     return {
-        strategy: {name: time.scaled(1 / factor) for name, time in own.items()} for strategy, own in operations.items()
+        strategy: {name: time.scaled(1 / factor) for name, time in own.items()}
+        for strategy, own in operations.items()
     }
 
 
@@ -145,10 +186,22 @@ def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:
 
 def scaled_engines(engines: EngineCosts, factor: float) -> EngineCosts:
     """Return engines whose operations take `factor` times as long."""
-    times = ("alpha_s", "message_s", "negotiation_s", "cycle_s", "cycle_spread_s", "per_step_s", "alone_s")
+    times = (
+        "alpha_s",
+        "message_s",
+        "negotiation_s",
+        "cycle_s",
+        "cycle_spread_s",
+        "per_step_s",
+        "alone_s",
+    )
     entries = []
     for entry in engines.entries:
-        scaled: dict[str, object] = {name: value * factor for name in times if (value := getattr(entry, name))}
-        scaled["points"] = [(nbytes, seconds * factor) for nbytes, seconds in entry.points]
+        scaled: dict[str, object] = {
+            name: value * factor for name in times if (value := getattr(entry, name))
+        }
+        scaled["points"] = [
+            (nbytes, seconds * factor) for nbytes, seconds in entry.points
+        ]
         entries.append(entry.model_copy(update=scaled))
     return engines.model_copy(update={"entries": entries})

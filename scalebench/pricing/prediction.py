@@ -22,7 +22,12 @@ from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
 from scalebench.pricing.charges import EqualWorkers, charged_as, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
-from scalebench.pricing.devices import MeasuredSteps, TimeModel, gradients_of, step_table
+from scalebench.pricing.devices import (
+    MeasuredSteps,
+    TimeModel,
+    gradients_of,
+    step_table,
+)
 from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
 from scalebench.pricing.identity import Identity
 from scalebench.pricing.platform import Platform
@@ -42,7 +47,8 @@ Floats = NDArray[np.float64]
 _SAMPLED_RANKS = 16  # recorded where ranks differ by chance, as clients that are drawn
 _COLUMNS = 8  # of Times, without `queued`
 _MOST_STEPS = 5_000_000  # of a program that is recorded whole: about a minute and 3 GB
-# Name of mixed precision -> dtype of parameters and gradients, dtype of products and activations.
+# Name of mixed precision -> dtype of parameters and gradients, dtype of products and
+# activations.
 PRECISIONS = {"tf32": ("float32", "tf32"), "bf16-mixed": ("float32", "bfloat16")}
 SERIAL = Component(name="serial")
 SGD = Component(name="sgd", options={"momentum": 0.9})
@@ -52,7 +58,8 @@ SGD = Component(name="sgd", options={"momentum": 0.9})
 class Workload:
     """Training of `layers` on `samples` for `epochs`; `batch` samples a worker, or of all with `in_all`.
 
-    Parameters and gradients are in `dtype`; products and activations are in `products`, if another one is given.
+    Parameters and gradients are in `dtype`; products and activations are in `products`,
+    if another one is given.
     """
 
     layers: LayerTable
@@ -68,7 +75,14 @@ class Workload:
     @property
     def precision(self) -> str:
         """The dtype as it is asked for: `float32`, `tf32`, `bf16-mixed`."""
-        return next((name for name, pair in PRECISIONS.items() if pair == (self.dtype, self.products)), self.dtype)
+        return next(
+            (
+                name
+                for name, pair in PRECISIONS.items()
+                if pair == (self.dtype, self.products)
+            ),
+            self.dtype,
+        )
 
     def batches(self, workers: int, batch: int | None = None) -> tuple[int, float]:
         """Return the steps of an epoch, and the mean samples of a worker's batch.
@@ -78,13 +92,19 @@ class Workload:
         """
         asked = batch or self.batch
         if workers > self.samples:
-            raise DataError(f"{workers:,} workers but {self.samples:,} samples; use at most {self.samples:,} workers")
+            raise DataError(
+                f"{workers:,} workers but {self.samples:,} samples; use at most {self.samples:,} workers"
+            )
         if self.in_all and asked < workers:
             raise DataError(
                 f"a global batch of {asked:,} is smaller than {workers:,} workers; use a global batch of at least "
                 f"{workers:,}, or --batch for each worker"
             )
-        steps = math.ceil(self.samples / asked) if self.in_all else math.ceil(math.ceil(self.samples / workers) / asked)
+        steps = (
+            math.ceil(self.samples / asked)
+            if self.in_all
+            else math.ceil(math.ceil(self.samples / workers) / asked)
+        )
         return steps, self.samples / workers / steps
 
 
@@ -98,8 +118,8 @@ class Case(NamedTuple):
 class Times(NamedTuple):
     """Seconds of whole trainings, each (cases,): that of the last worker, of others the mean; see `price.Ledger`.
 
-    `other` are those of operations of the strategy, `bubble` those of waiting for other stages of the replica; `queued`
-    is True where a queue binds.
+    `other` are those of operations of the strategy, `bubble` those of waiting for other
+    stages of the replica; `queued` is True where a queue binds.
     """
 
     time: Floats
@@ -142,7 +162,10 @@ class Predictor:
     @property
     def training(self) -> str:
         """What is trained, and on which cluster."""
-        workload, policy = self.workload, "of all workers" if self.workload.in_all else "a worker"
+        workload, policy = (
+            self.workload,
+            "of all workers" if self.workload.in_all else "a worker",
+        )
         return (
             f"{workload.layers.name} on {self.platform.cluster.name}, batch {workload.batch} {policy}, "
             f"{workload.epochs} epochs of {workload.samples:,} samples"
@@ -153,7 +176,14 @@ class Predictor:
         """Parameters of the layers, without memory."""
         trained, dtype = self.workload.trained, getattr(torch, self.workload.dtype)
         if trained is not None:
-            return build_model(trained.model, trained.input_shape, trained.outputs, trained.task, dtype, 0).to("meta")
+            return build_model(
+                trained.model,
+                trained.input_shape,
+                trained.outputs,
+                trained.task,
+                dtype,
+                0,
+            ).to("meta")
         return without_values(self.workload.layers).to(dtype)
 
     @cached_property
@@ -164,14 +194,21 @@ class Predictor:
         """Gradients, released as on the platform at its batch."""
         device = self._device(self.platform, workers)
         if isinstance(device, MeasuredSteps):
-            return gradients(self._model, device.tables[0].release_at(self.workload.batches(workers)[1]))
+            return gradients(
+                self._model,
+                device.tables[0].release_at(self.workload.batches(workers)[1]),
+            )
         return self._modelled_gradients
 
     @cached_property
     def _modelled_gradients(self) -> list[GradientTensor]:
         _, samples = self.workload.batches(1)
-        table = step_table(self.platform.device, self.workload.layers, [max(1, round(samples))])
-        return gradients_of(self.workload.layers, table.release_at(samples), self.workload.dtype)
+        table = step_table(
+            self.platform.device, self.workload.layers, [max(1, round(samples))]
+        )
+        return gradients_of(
+            self.workload.layers, table.release_at(samples), self.workload.dtype
+        )
 
     def times(self, strategy: Component, workers: int, cases: Sequence[Case]) -> Times:
         """Return the times of the training by `strategy` among `workers` in each case.
@@ -180,21 +217,35 @@ class Predictor:
             UsageError: the strategy, or the batch, does not suit this number of workers.
         """
         shapes = [self.batches(strategy, workers, case.batch) for case in cases]
-        columns, queued = np.empty((_COLUMNS, len(cases))), np.zeros(len(cases), dtype=bool)
+        columns, queued = (
+            np.empty((_COLUMNS, len(cases))),
+            np.zeros(len(cases), dtype=bool),
+        )
         groups: dict[Recorded, list[int]] = {}
-        of_shapes = {shape: self._recorded(strategy, workers, *shape) for shape in set(shapes)}
+        of_shapes = {
+            shape: self._recorded(strategy, workers, *shape) for shape in set(shapes)
+        }
         for place, shape in enumerate(shapes):
             groups.setdefault(of_shapes[shape], []).append(place)
         for recorded, places in groups.items():
-            chosen, sizes = [cases[place] for place in places], [shapes[place][1] for place in places]
+            chosen, sizes = (
+                [cases[place] for place in places],
+                [shapes[place][1] for place in places],
+            )
             steps_of = np.array([float(shapes[place][0]) for place in places])
             machines = self._machines(strategy, recorded, chosen, sizes)
             if recorded.excerpt.joined:
                 machines = machines.with_joined(steps_of)
-            walks = [_walked(programs, recorded, machines) for programs in recorded.programs]
-            columns[:, places] = recorded.excerpt.extrapolated([marks for marks, _ in walks], steps_of)
+            walks = [
+                _walked(programs, recorded, machines) for programs in recorded.programs
+            ]
+            columns[:, places] = recorded.excerpt.extrapolated(
+                [marks for marks, _ in walks], steps_of
+            )
             queued[places] = np.any([bound for _, bound in walks], axis=0)
-            columns[0, places] += self.workload.epochs * np.array([case.platform.epoch_s for case in chosen])
+            columns[0, places] += self.workload.epochs * np.array(
+                [case.platform.epoch_s for case in chosen]
+            )
         time, compute, data, other, comm, wait, transfer, bubble = columns
         return Times(time, compute, data, other, comm, wait, transfer, bubble, queued)
 
@@ -202,9 +253,13 @@ class Predictor:
         """Return a schedule of the excerpt, which has the memory of the whole."""
         return self.schedules(strategy, workers)[0]
 
-    def schedules(self, strategy: Component, workers: int, batch: int | None = None) -> list[Schedule]:
+    def schedules(
+        self, strategy: Component, workers: int, batch: int | None = None
+    ) -> list[Schedule]:
         """Return a schedule for each part of a replica, or one for whole replicas."""
-        return self._recorded(strategy, workers, *self.batches(strategy, workers, batch)).schedules
+        return self._recorded(
+            strategy, workers, *self.batches(strategy, workers, batch)
+        ).schedules
 
     def mesh(self, strategy: Component, workers: int) -> Mesh:
         """Return how the workers divide into replicas and parts of these.
@@ -221,7 +276,9 @@ class Predictor:
             )
         return parts.mesh(workers)
 
-    def batches(self, strategy: Component, workers: int, batch: int | None = None) -> tuple[int, float]:
+    def batches(
+        self, strategy: Component, workers: int, batch: int | None = None
+    ) -> tuple[int, float]:
         """Return the steps of an epoch, and the mean samples of the batch of a replica.
 
         Raises:
@@ -236,13 +293,17 @@ class Predictor:
 
     def link_between_nodes(self, component: Component) -> float:
         """Return bytes/s of a link between nodes: those fitted to the measured engine of a strategy, else stated."""
-        return self.communication(component).network.cluster.links.inter.bandwidth_bytes_per_s
+        return self.communication(
+            component
+        ).network.cluster.links.inter.bandwidth_bytes_per_s
 
     def communication(self, component: Component) -> Costs:
         """Return the costs of communication by the engine of a strategy."""
         return self._costs_on(self.platform, self.engine(component))
 
-    def step_seconds(self, workers: int, samples: float, pieces: int) -> tuple[float, float, float]:
+    def step_seconds(
+        self, workers: int, samples: float, pieces: int
+    ) -> tuple[float, float, float]:
         """Return the seconds of both passes of one of the pieces of a batch, and of an update of all parameters."""
         device = self._device(self.platform, workers)
         forward, backward, update, _ = self._seconds(device, samples, pieces)
@@ -251,13 +312,17 @@ class Predictor:
     def components(self, component: Component, platform: Platform) -> tuple[str, ...]:
         """Return the components that a training by a strategy may be bound by on `platform`."""
         cycles = self.strategy(component).traits.cycle_s > 0
-        return (*platform.components, "Horovod cycle") if cycles else platform.components
+        return (
+            (*platform.components, "Horovod cycle") if cycles else platform.components
+        )
 
     def strategy(self, component: Component) -> Strategy:
         """Return the strategy of that name with these options."""
         key = str(component)
         if key not in self._strategies:
-            self._strategies[key] = registry.create(component.name, component.options, "virtual")
+            self._strategies[key] = registry.create(
+                component.name, component.options, "virtual"
+            )
         return self._strategies[key]
 
     def engine(self, component: Component) -> str:
@@ -266,12 +331,18 @@ class Predictor:
 
     def engine_source(self, component: Component) -> str:
         """Return where the costs of a strategy's engine are from."""
-        own = (entry.source for entry in self.platform.engines.entries if entry.engine == self.engine(component))
+        own = (
+            entry.source
+            for entry in self.platform.engines.entries
+            if entry.engine == self.engine(component)
+        )
         return next(own, f"links of {self.platform.cluster.name} alone")
 
     # --- recordings ---------------------------------------------------------------------------------------------
 
-    def _recorded(self, component: Component, workers: int, steps: int, samples: float) -> Recorded:
+    def _recorded(
+        self, component: Component, workers: int, steps: int, samples: float
+    ) -> Recorded:
         strategy = self.strategy(component)
         traits = strategy.traits
         mesh = traits.mesh(workers)
@@ -286,13 +357,25 @@ class Predictor:
             per_node = self.platform.cluster.node.workers_per_node
             asked = {"batch_per_worker": None, "batch_global": self.workload.batch}
             if not self.workload.in_all:
-                asked = {"batch_per_worker": self.workload.batch if cut else 1, "batch_global": None}
+                asked = {
+                    "batch_per_worker": self.workload.batch if cut else 1,
+                    "batch_global": None,
+                }
             training = self._run(component, 1, 1).model_copy(update=asked)
             work = cut.work if cut else None
-            setting = Setting(training, workers, min(workers, per_node), steps, self._shapes, layer_work=work)
+            setting = Setting(
+                training,
+                workers,
+                min(workers, per_node),
+                steps,
+                self._shapes,
+                layer_work=work,
+            )
             strategy.check(setting)
             if workers > 1 and not strategy.requires:
-                raise StudyError(f"strategy {component.name} at {workers} workers: it runs at one worker only")
+                raise StudyError(
+                    f"strategy {component.name} at {workers} workers: it runs at one worker only"
+                )
             run = self._run(component, workers, excerpt.epochs)
             serving = None
             if traits.servers:
@@ -305,13 +388,25 @@ class Predictor:
                 serving = Serving(traits.server_ranks(workers), traits.in_rounds)
             everyone = RankGroups.of_all(workers)
             *shorter, longest = excerpt.plans(mesh.data, batch)
-            last = self._schedules(run, strategy, longest, everyone, cut, whole=excerpt.whole)
-            # The shorter one may have no group yet: as many workers are recorded as of the longer one.
-            schedules = [self._schedules(run, strategy, plan, everyone, cut, len(last)) for plan in shorter]
+            last = self._schedules(
+                run, strategy, longest, everyone, cut, whole=excerpt.whole
+            )
+            # The shorter one may have no group yet: as many workers are recorded as of
+            # the longer one.
+            schedules = [
+                self._schedules(run, strategy, plan, everyone, cut, len(last))
+                for plan in shorter
+            ]
             schedules.append(last)
-            priced = [[in_batches(one, batch) for one in each] for each in schedules] if traits.mixed else schedules
+            priced = (
+                [[in_batches(one, batch) for one in each] for each in schedules]
+                if traits.mixed
+                else schedules
+            )
             programs = [programs_of(each) for each in priced]
-            self._programs[key] = Recorded(excerpt, programs, workers, serving, schedules[0])
+            self._programs[key] = Recorded(
+                excerpt, programs, workers, serving, schedules[0]
+            )
         return self._programs[key]
 
     def _schedules(
@@ -332,7 +427,15 @@ class Predictor:
         per_node = self.platform.cluster.node.workers_per_node
         if whole:
             _require_few_steps(strategy, sum(map(plan.steps, range(run.epochs))))
-        each = record_each(run, strategy, cast(BatchPlan, plan), self._model, per_node, everyone, cut=cut)
+        each = record_each(
+            run,
+            strategy,
+            cast(BatchPlan, plan),
+            self._model,
+            per_node,
+            everyone,
+            cut=cut,
+        )
         first, count = next(each), 1
         if workers is not None:
             count = workers
@@ -340,10 +443,15 @@ class Predictor:
             count = parts  # one replica stands for all
         elif whole:
             count = run.workers if first.reads_rank else 1
-            _require_few_steps(strategy, count * sum(map(plan.steps, range(run.epochs))))
+            _require_few_steps(
+                strategy, count * sum(map(plan.steps, range(run.epochs)))
+            )
         elif strategy.traits.fraction < 1:
             count = min(run.workers, max(_SAMPLED_RANKS, per_node))
-        elif any(event.partition is not None and len(event.partition.sizes) > 1 for event in first.events):
+        elif any(
+            event.partition is not None and len(event.partition.sizes) > 1
+            for event in first.events
+        ):
             count = min(run.workers, per_node)
         return [first, *islice(each, count - 1)]
 
@@ -371,7 +479,11 @@ class Predictor:
     # --- machines -----------------------------------------------------------------------------------------------
 
     def _machines(
-        self, component: Component, recorded: Recorded, cases: Sequence[Case], sizes: Sequence[float]
+        self,
+        component: Component,
+        recorded: Recorded,
+        cases: Sequence[Case],
+        sizes: Sequence[float],
     ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine, workers = self.engine(component), recorded.workers
@@ -379,26 +491,40 @@ class Predictor:
         costs = [self._costs_on(case.platform, engine, overlapping) for case in cases]
         devices = [self._device(case.platform, workers) for case in cases]
         pieces = self.micro_batches(component, workers)
-        steps = np.array([self._seconds(device, size, pieces) for device, size in zip(devices, sizes, strict=True)]).T
+        steps = np.array(
+            [
+                self._seconds(device, size, pieces)
+                for device, size in zip(devices, sizes, strict=True)
+            ]
+        ).T
         tasks = np.zeros((len(Task), len(cases)))
         tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE, Task.DATA]] = steps
         tasks[Task.SHUFFLE] = (
             self.workload.samples
             / workers
             * np.array(
-                [device.shuffle_s_per_sample if isinstance(device, MeasuredSteps) else 0.0 for device in devices]
+                [
+                    device.shuffle_s_per_sample
+                    if isinstance(device, MeasuredSteps)
+                    else 0.0
+                    for device in devices
+                ]
             )
         )
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
         tasks[Task.DATA] += np.maximum(0.0, reading - steps.sum(axis=0))
         jitter = np.array([case.platform.jitter for case in cases])
-        operations = [case.platform.operations.get(str(component), {}) for case in cases]
+        operations = [
+            case.platform.operations.get(str(component), {}) for case in cases
+        ]
         return EqualWorkers(Prices(costs), tasks, jitter, operations)
 
     @staticmethod
     def _device(platform: Platform, workers: int) -> TimeModel:
         """Return the device under the load that `workers` put on a node."""
-        return platform.device.under(min(workers, platform.cluster.node.workers_per_node))
+        return platform.device.under(
+            min(workers, platform.cluster.node.workers_per_node)
+        )
 
     def _costs_on(self, platform: Platform, engine: str, overlapping: int = 0) -> Costs:
         """Return the costs by `engine`; of so many workers that overlap averages of gradients, with these."""
@@ -407,7 +533,10 @@ class Predictor:
         links = platform.cluster.links
         key = (
             platform.cluster.name,
-            *((link.latency_s, link.bandwidth_bytes_per_s) for link in (links.intra, links.inter)),
+            *(
+                (link.latency_s, link.bandwidth_bytes_per_s)
+                for link in (links.intra, links.inter)
+            ),
             Identity(platform.engines),
             platform.collective,
             platform.cycle,
@@ -416,10 +545,16 @@ class Predictor:
             samples,
         )
         if key not in self._costs:
-            network = Network(platform.cluster, platform.cluster.node.workers_per_node, platform.collective)
+            network = Network(
+                platform.cluster,
+                platform.cluster.node.workers_per_node,
+                platform.collective,
+            )
             tensors = self._gradients(overlapping) if overlapping else []
             measured_on = self.platform.cluster
-            self._costs[key] = Costs(network, platform.engines, engine, tensors, measured_on, platform.cycle)
+            self._costs[key] = Costs(
+                network, platform.engines, engine, tensors, measured_on, platform.cycle
+            )
         return self._costs[key]
 
     def _seconds(self, device: TimeModel, samples: float, pieces: int) -> list[float]:
@@ -434,7 +569,9 @@ class Predictor:
         size = max(1, round(samples))
         if size not in self._cuts:
             times = self.platform.device.times(self.workload.layers, size)
-            self._cuts[size] = TableCut(self.workload.layers, times.forward, times.backward)
+            self._cuts[size] = TableCut(
+                self.workload.layers, times.forward, times.backward
+            )
         return self._cuts[size]
 
     def _step_seconds(self, device: TimeModel, samples: float) -> list[float]:
@@ -442,8 +579,21 @@ class Predictor:
         key = (device, samples)
         if key not in self._steps:
             low = max(1, math.floor(samples))
-            times = [device.times(self.workload.layers, size) for size in sorted({low, max(low, math.ceil(samples))})]
-            rows = np.array([[each.forward.sum(), each.backward.sum(), each.update_s, each.data_s] for each in times])
+            times = [
+                device.times(self.workload.layers, size)
+                for size in sorted({low, max(low, math.ceil(samples))})
+            ]
+            rows = np.array(
+                [
+                    [
+                        each.forward.sum(),
+                        each.backward.sum(),
+                        each.update_s,
+                        each.data_s,
+                    ]
+                    for each in times
+                ]
+            )
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = seconds.tolist()
         return self._steps[key]
@@ -463,15 +613,21 @@ def _require_few_steps(strategy: Strategy, steps: int) -> None:
         )
 
 
-def _walked(programs: list[Program], recorded: Recorded, machines: EqualWorkers) -> tuple[Floats, NDArray[np.bool_]]:
+def _walked(
+    programs: list[Program], recorded: Recorded, machines: EqualWorkers
+) -> tuple[Floats, NDArray[np.bool_]]:
     """Return cumulative columns of `Times` after each epoch and after the end, (epochs + 1, columns, M), and where a
     queue binds."""
     queue = None
     if not recorded.schedule.is_lock_step:
         update = machines.tasks[Task.UPDATE]
-        queue = Queue(machines.prices, programs, recorded.workers, update, recorded.serving)
+        queue = Queue(
+            machines.prices, programs, recorded.workers, update, recorded.serving
+        )
     ledgers = walk(programs, machines, len(recorded.schedules), queue)
-    bound = queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
+    bound = (
+        queue.bound if queue is not None else np.zeros(len(machines.prices), dtype=bool)
+    )
     return _columns(ledgers), bound
 
 
@@ -482,7 +638,10 @@ def _columns(ledgers: Sequence[TimeArrays]) -> Floats:
     compute = tasks[[Task.FORWARD, Task.BACKWARD, Task.UPDATE]].sum(axis=0)
     data = tasks[Task.DATA] + tasks[Task.SHUFFLE]
     means = wait.mean(axis=-1), transfer.mean(axis=-1), bubble.mean(axis=-1)
-    return np.stack([now.max(axis=-1), compute, data, tasks[Task.OTHER], tasks[Task.COMM], *means], axis=1)
+    return np.stack(
+        [now.max(axis=-1), compute, data, tasks[Task.OTHER], tasks[Task.COMM], *means],
+        axis=1,
+    )
 
 
 def optimizer_states(optimizer: Component) -> int:

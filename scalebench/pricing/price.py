@@ -1,9 +1,11 @@
 """Time of programs on M machines at once, by arrays (machines, workers).
 
-Between exchanges a worker's time adds up; a collective completes at the arrival of its last member plus its cost. This
-holds in any order of evaluation, so that workers with equal programs are evaluated together. The result equals that of
-the event engine, which also prices programs whose order depends on time. Of equal workers a few may stand for all: the
-others arrive when these do, and jitter enters by the expected wait for the slowest of p workers.
+Between exchanges a worker's time adds up; a collective completes at the arrival of its
+last member plus its cost. This holds in any order of evaluation, so that workers with
+equal programs are evaluated together. The result equals that of the event engine, which
+also prices programs whose order depends on time. Of equal workers a few may stand for
+all: the others arrive when these do, and jitter enters by the expected wait for the
+slowest of p workers.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class NotLockStepError(ScalebenchError):
 class TimeArrays:
     """Seconds of each worker (machines, workers), or (tasks, machines, workers): its time, by task, and waiting.
 
-    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less `wait` is exposed; `bubble` is
-    the part of `wait` for other stages of its replica.
+    `transfer` is the cost of its collectives, of which only `seconds[Task.COMM]` less
+    `wait` is exposed; `bubble` is the part of `wait` for other stages of its replica.
     """
 
     now: Floats
@@ -47,15 +49,21 @@ class TimeArrays:
 
     @classmethod
     def empty(cls, *shape: int) -> TimeArrays:
-        return cls(np.zeros(shape), np.zeros((len(Task), *shape)), *np.zeros((3, *shape)))
+        return cls(
+            np.zeros(shape), np.zeros((len(Task), *shape)), *np.zeros((3, *shape))
+        )
 
     def of(self, worker: int) -> dict[str, float]:
         """Return the columns that the records have of one worker, on the only machine."""
         seconds = self.seconds[..., worker].ravel().tolist()
         waited = float(self.wait[..., worker].item())
-        transfer, now = (float(each[..., worker].item()) for each in (self.transfer, self.now))
+        transfer, now = (
+            float(each[..., worker].item()) for each in (self.transfer, self.now)
+        )
         return {
-            "compute_s": seconds[Task.FORWARD] + seconds[Task.BACKWARD] + seconds[Task.UPDATE],
+            "compute_s": seconds[Task.FORWARD]
+            + seconds[Task.BACKWARD]
+            + seconds[Task.UPDATE],
             "comm_s": seconds[Task.COMM],
             "wait_s": waited,
             "bubble_s": float(self.bubble[..., worker].item()),
@@ -86,7 +94,10 @@ class Priced:
 
     def moments(self) -> dict[int, float]:
         """Return when worker 0 ends each epoch, the last one with the training."""
-        return {epoch: float(ledger.now[0]) for epoch, ledger in enumerate([*self.epochs[:-1], self.end])}
+        return {
+            epoch: float(ledger.now[0])
+            for epoch, ledger in enumerate([*self.epochs[:-1], self.end])
+        }
 
 
 def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
@@ -105,7 +116,12 @@ def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
     ]
 
 
-def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Queue | None = None) -> list[TimeArrays]:
+def walk(
+    programs: Sequence[Program],
+    machines: Machines,
+    workers: int,
+    queue: Queue | None = None,
+) -> list[TimeArrays]:
     """Return the ledgers of `workers`, of which each has a program, at the end of each epoch and after the last one.
 
     `queue` prices servers and shared models.
@@ -116,22 +132,34 @@ def walk(programs: Sequence[Program], machines: Machines, workers: int, queue: Q
         before = walking.progress
         waiting = [each for each in waiting if next(each, "ended") != "ended"]
         if waiting and walking.progress == before:
-            raise RunError(f"{len(waiting)} programs wait for operations that others do not call")
-    return [*(walking.epochs[epoch] for epoch in sorted(walking.epochs)), walking.ledger]
+            raise RunError(
+                f"{len(waiting)} programs wait for operations that others do not call"
+            )
+    return [
+        *(walking.epochs[epoch] for epoch in sorted(walking.epochs)),
+        walking.ledger,
+    ]
 
 
 class _Walk:
     """Ledgers of the workers while their programs are followed."""
 
     def __init__(self, machines: Machines, workers: int, queue: Queue | None) -> None:
-        self.machines, self.prices, self.workers, self.queue = machines, machines.prices, workers, queue
+        self.machines, self.prices, self.workers, self.queue = (
+            machines,
+            machines.prices,
+            workers,
+            queue,
+        )
         shape = (len(self.prices), workers)
         self.ledger = TimeArrays.empty(*shape)
         self.epochs: dict[int, TimeArrays] = {}
         self.progress = 0
         self.collectives = Collectives(machines, shape)
         self.variance = np.zeros(shape)  # of the compute since the last collective
-        self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)  # by first pair and tag
+        self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = (
+            defaultdict(list)
+        )  # by first pair and tag
         self._messages: dict[tuple[Program, Operation], _Messages] = {}
 
     def follow(self, program: Program) -> Iterator[str]:
@@ -142,7 +170,11 @@ class _Walk:
         started: dict[int, Rendezvous] = {}
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
-            stretches = np.add.reduceat(seconds, compute.starts, axis=0) if len(compute.starts) else seconds
+            stretches = (
+                np.add.reduceat(seconds, compute.starts, axis=0)
+                if len(compute.starts)
+                else seconds
+            )
             varied = _steps_before(compute) if spread is not None else compute.shares
             if together and len(ranks) == self.workers and not self.machines.slowness:
                 self._all_together(steps, seconds, stretches, varied)
@@ -155,14 +187,18 @@ class _Walk:
                     else:
                         now[:, at] += stretches[stretch]
                     if spread is not None:
-                        self.variance[:, at] += ((varied[high] - varied[low]) * spread**2)[:, None]
+                        self.variance[:, at] += (
+                            (varied[high] - varied[low]) * spread**2
+                        )[:, None]
                 if event is None:
                     continue
                 if event.partition is not None:
                     call = calls[event.partition]
                     calls[event.partition] += 1
                     passes = seconds[backward] if event.overlap is not None else None
-                    rendezvous = self.collectives.join(event, call, program, now, self.variance, passes)
+                    rendezvous = self.collectives.join(
+                        event, call, program, now, self.variance, passes
+                    )
                     self.variance[:, at] = 0.0
                     if not event.blocking:
                         started[place] = rendezvous
@@ -190,10 +226,13 @@ class _Walk:
             if number is not None:
                 self._close_epoch(number, at)
 
-    def _all_together(self, steps: Sequence[Step], seconds: Floats, stretches: Floats, varied: Floats) -> None:
+    def _all_together(
+        self, steps: Sequence[Step], seconds: Floats, stretches: Floats, varied: Floats
+    ) -> None:
         """Advance all workers through an epoch whose collectives they leave together.
 
-        With s the compute before a collective of cost c, it ends max(s) + c after the one before.
+        With s the compute before a collective of cost c, it ends max(s) + c after the
+        one before.
         """
         ledger, spread = self.ledger, self.machines.spread
         self.progress += len(steps)
@@ -208,19 +247,37 @@ class _Walk:
             taken[0] += behind
             latest = taken.max(axis=2)
             if spread is not None:
-                variance = np.array([varied[step.high] - varied[step.low] for step in exchanges])[:, None] * spread**2
+                variance = (
+                    np.array(
+                        [varied[step.high] - varied[step.low] for step in exchanges]
+                    )[:, None]
+                    * spread**2
+                )
                 variance[0] += self.variance.max(axis=1)
-                members = [step.event.operation.members for step in exchanges if step.event is not None]
+                members = [
+                    step.event.operation.members
+                    for step in exchanges
+                    if step.event is not None
+                ]
                 largest = [expected_largest(len(each)) for each in members]
                 latest = latest + np.sqrt(variance) * np.array(largest)[:, None]
                 self.variance[:] = 0.0
-            ends, costs = self.collectives.ends_together(exchanges, taken, latest, seconds)
+            ends, costs = self.collectives.ends_together(
+                exchanges, taken, latest, seconds
+            )
             waited = np.maximum(0.0, latest[:, :, None] - taken).sum(axis=0)
-            self._record(slice(None), began + ends.sum(axis=0)[:, None], waited, costs.sum(axis=0)[:, None])
+            self._record(
+                slice(None),
+                began + ends.sum(axis=0)[:, None],
+                waited,
+                costs.sum(axis=0)[:, None],
+            )
         if steps and steps[-1].event is None:
             ledger.now += stretches[steps[-1].stretch]
             if spread is not None:
-                self.variance += ((varied[-1] - varied[steps[-1].low]) * spread**2)[:, None]
+                self.variance += ((varied[-1] - varied[steps[-1].low]) * spread**2)[
+                    :, None
+                ]
 
     def _slowly(self, seconds: Floats, ranks: Ints, at: Ints | slice) -> None:
         """Advance event by event, by `seconds` times the slowness at its beginning, which is kept in them."""
@@ -228,14 +285,18 @@ class _Walk:
         for each in seconds:
             for place, rank in enumerate(ranks.tolist()):
                 if rank in slowness:
-                    each[:, place] *= [slowness[rank](moment) for moment in now[:, rank].tolist()]
+                    each[:, place] *= [
+                        slowness[rank](moment) for moment in now[:, rank].tolist()
+                    ]
             now[:, at] += each
 
     def _close_epoch(self, epoch: int, at: Ints | slice) -> None:
         if epoch not in self.epochs:
             self.epochs[epoch] = self.ledger.copy()
             return
-        for kept, running in zip(vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True):
+        for kept, running in zip(
+            vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True
+        ):
             kept[..., at] = running[..., at]
 
     def _until_met(self, rendezvous: Rendezvous, program: Program) -> Iterator[str]:
@@ -251,7 +312,9 @@ class _Walk:
         waited = np.maximum(0.0, np.minimum(rendezvous.latest[:, at], ends) - now)
         self._record(at, np.maximum(now, ends), waited, rendezvous.costs[:, at])
 
-    def _record(self, at: Ints | slice, until: Floats, waited: Floats, cost: Floats) -> None:
+    def _record(
+        self, at: Ints | slice, until: Floats, waited: Floats, cost: Floats
+    ) -> None:
         ledger = self.ledger
         ledger.seconds[Task.COMM][:, at] += until - ledger.now[:, at]
         ledger.wait[:, at] += waited
@@ -264,8 +327,12 @@ class _Walk:
         if found is None:
             source, to = event.operation.members
             sources, receivers = source + program.moved, to + program.moved
-            seconds = self.collectives.messages(event.operation.nbytes, sources, receivers)
-            found = self._messages[program, event.operation] = _Messages(int(sources[0]), int(receivers[0]), seconds)
+            seconds = self.collectives.messages(
+                event.operation.nbytes, sources, receivers
+            )
+            found = self._messages[program, event.operation] = _Messages(
+                int(sources[0]), int(receivers[0]), seconds
+            )
         return found
 
     def _send(self, event: Event, program: Program) -> None:
@@ -287,7 +354,12 @@ class _Walk:
         until, waited = np.maximum(now, arrival), np.maximum(0.0, sent - now)
         cost = until - now - waited
         if event.name == "add":
-            until = until + self.prices.each(lambda costs: costs.adding(nbytes), "add", nbytes)[:, None]
+            until = (
+                until
+                + self.prices.each(lambda costs: costs.adding(nbytes), "add", nbytes)[
+                    :, None
+                ]
+            )
         self._record(at, until, waited, cost)
         if event.tag in BETWEEN_STAGES:
             self.ledger.bubble[:, at] += waited

@@ -14,9 +14,11 @@ from scalebench.formatting import digits
 from scalebench.pricing.devices import Stated, StepError
 from scalebench.study.validation import StrictModel
 
-# ResNet-50 on an A100 80 GB: 938 and 993 images/s in tf32, 2,470 and 2,711 in mixed precision, by the PyTorch and the
-# PaddlePaddle examples of NVIDIA.
-PUBLISHED_ERROR = StepError(1 / 1.1, 1.1, "published steps of two frameworks differed by up to 10 %")
+# ResNet-50 on an A100 80 GB: 938 and 993 images/s in tf32, 2,470 and 2,711 in mixed
+# precision, by the PyTorch and the PaddlePaddle examples of NVIDIA.
+PUBLISHED_ERROR = StepError(
+    1 / 1.1, 1.1, "published steps of two frameworks differed by up to 10 %"
+)
 
 
 class PublishedStep(StrictModel):
@@ -59,14 +61,22 @@ class Published(Stated):
 
     def outside(self, layers: object, batch: float, busy: int) -> list[str]:
         near = 0.5 <= batch / self.batch <= 2
-        return [] if near else [f"step time published at batch {self.batch}, taken as proportional"]
+        return (
+            []
+            if near
+            else [f"step time published at batch {self.batch}, taken as proportional"]
+        )
 
 
 @lru_cache
 def published_steps() -> tuple[PublishedStep, ...]:
     """Return the shipped step times."""
-    file = resources.files("scalebench.models") / "layer_tables" / "published_steps.yaml"
-    return TypeAdapter(tuple[PublishedStep, ...]).validate_python(yaml.safe_load(file.read_text()))
+    file = (
+        resources.files("scalebench.models") / "layer_tables" / "published_steps.yaml"
+    )
+    return TypeAdapter(tuple[PublishedStep, ...]).validate_python(
+        yaml.safe_load(file.read_text())
+    )
 
 
 def published_step(model: str, device: Device, dtype: str) -> Published | None:

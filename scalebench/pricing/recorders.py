@@ -32,7 +32,9 @@ class RecordingClock:
         self.ledger = Ledger()
         self.running = False
         self.watching = True  # until the program has ended
-        self._results: dict[tuple[Callable[..., object], tuple[object, ...]], object] = {}
+        self._results: dict[
+            tuple[Callable[..., object], tuple[object, ...]], object
+        ] = {}
 
     def reads(self, what: str) -> None:
         """Note that the program depends on `what` (loss, seed, placement, rank)."""
@@ -55,8 +57,9 @@ class RecordingClock:
     def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
         """Return what `operation` returns, which is remembered on tensors that have no data.
 
-        Their shapes are all there is of them, and those of a result follow from those of the arguments. Torch computes
-        on them in Python: a message of many small parts takes a second.
+        Their shapes are all there is of them, and those of a result follow from those
+        of the arguments. Torch computes on them in Python: a message of many small
+        parts takes a second.
         """
         forms = tuple(map(_form, arguments))
         if None in forms:
@@ -69,7 +72,9 @@ class RecordingClock:
         """Write an operation on the messages of so many workers."""
         self.wrote(Event("other", members, name=name_of(operation)))
 
-    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+    def rehearse(
+        self, operation: Callable[..., object], *arguments: object, times: int = 1
+    ) -> None:
         """Nothing is measured."""
 
     def wrote(self, event: Event) -> None:
@@ -93,7 +98,9 @@ def only_changes_arguments(operation: Callable[..., Any]) -> bool:
 
     Torch computes on meta tensors in Python, in milliseconds, and loads sympy for that.
     """
-    return "return" in (said := getattr(operation, "__annotations__", {})) and said["return"] in ("None", None)
+    return "return" in (said := getattr(operation, "__annotations__", {})) and said[
+        "return"
+    ] in ("None", None)
 
 
 def _form(argument: object) -> object:
@@ -108,7 +115,9 @@ def _form(argument: object) -> object:
 
 @cache
 def _lap(task: Task, samples: int, share: float) -> Event | None:
-    return None if task in _EXCHANGES else Event(task.name.lower(), samples, share=share)
+    return (
+        None if task in _EXCHANGES else Event(task.name.lower(), samples, share=share)
+    )
 
 
 class Recorded(NamedTuple):
@@ -122,8 +131,8 @@ class Recorded(NamedTuple):
 class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     """Implements `comm.base.Communicator`: writes each operation into the schedule and leaves tensors alone.
 
-    Replicas of a model have `parts` workers each. A rank among the workers of one replica says which part a worker
-    holds, and not which worker it is.
+    Replicas of a model have `parts` workers each. A rank among the workers of one
+    replica says which part a worker holds, and not which worker it is.
     """
 
     clock: RecordingClock
@@ -153,7 +162,13 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
             self.clock.reads("rank")
 
     def begin(
-        self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None, *, blocking: bool = True
+        self,
+        operation: Operation,
+        what: str,
+        payload: Any,
+        effect: Effect = lambda _: None,
+        *,
+        blocking: bool = True,
     ) -> Recorded:
         self.clock.wrote(Event.of(operation, self._partition, blocking=blocking))
         return Recorded(None if blocking else len(self.clock.schedule.events) - 1)
@@ -168,7 +183,11 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         nbytes = wire_bytes(tensor, overlap.wire)
         self._tally(1, nbytes)
-        self.clock.wrote(Event.of(self.operation(Kind.ALLREDUCE, nbytes), self._partition, overlap=overlap))
+        self.clock.wrote(
+            Event.of(
+                self.operation(Kind.ALLREDUCE, nbytes), self._partition, overlap=overlap
+            )
+        )
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return self.clock.work(make)
@@ -182,9 +201,15 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def post(self, message: Operation, tensor: Tensor, to: int, tag: int) -> None:
         self.clock.wrote(Event.of(message, tag=tag))
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
-        message = Operation(Kind.SEND, tensor.nbytes, (self.members[source], self.members[self.place]))
-        self.clock.wrote(Event("receive", operation=message, name="add" if add else "", tag=tag))
+    def recv_(
+        self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False
+    ) -> None:
+        message = Operation(
+            Kind.SEND, tensor.nbytes, (self.members[source], self.members[self.place])
+        )
+        self.clock.wrote(
+            Event("receive", operation=message, name="add" if add else "", tag=tag)
+        )
 
     def recv_like(self, like: Tensor, source: int, tag: int = 0) -> Tensor:
         self.recv_(like, source, tag)
@@ -193,24 +218,46 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
     def split(self, color: Callable[[int], int]) -> RecordingCommunicator:
         self._read_rank()
         partition = self._partition.part(next(self._splits), color)
-        return RecordingCommunicator(self.clock, partition, self._worker, self, parts=self._parts)
+        return RecordingCommunicator(
+            self.clock, partition, self._worker, self, parts=self._parts
+        )
 
 
 class RecordingShared:
     """Implements `comm.base.SharedState`: accesses of one worker, which meets no other."""
 
-    __slots__ = ("_clock", "_comm", "_host", "merges", "vector")  # of 65,536 workers each may have one
+    __slots__ = (
+        "_clock",
+        "_comm",
+        "_host",
+        "merges",
+        "vector",
+    )  # of 65,536 workers each may have one
 
-    def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, initial: Tensor, host: int) -> None:
+    def __init__(
+        self,
+        comm: RecordingCommunicator,
+        clock: RecordingClock,
+        initial: Tensor,
+        host: int,
+    ) -> None:
         self.merges = 0
-        self.vector = initial.clone() if host == comm.place else initial  # only its host has memory for it
+        self.vector = (
+            initial.clone() if host == comm.place else initial
+        )  # only its host has memory for it
         self._comm, self._clock, self._host = comm, clock, host
 
     @contextmanager
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         yield self.vector
         self.merges += 1
-        self._clock.wrote(Event.of(Operation(Kind.ACCESS, self.vector.nbytes, (self._comm.place, self._host))))
+        self._clock.wrote(
+            Event.of(
+                Operation(
+                    Kind.ACCESS, self.vector.nbytes, (self._comm.place, self._host)
+                )
+            )
+        )
         if counted:
             self._comm.count(self.vector.nbytes)
 
@@ -220,12 +267,16 @@ class RecordingServer:
 
     in_process = True
 
-    def __init__(self, comm: RecordingCommunicator, clock: RecordingClock, weights: Tensor) -> None:
+    def __init__(
+        self, comm: RecordingCommunicator, clock: RecordingClock, weights: Tensor
+    ) -> None:
         self._comm, self._clock, self._weights = comm, clock, weights
         self._pushes = 0
 
     def request(self, payload: Any) -> Any:
         self._comm.count(payload.nbytes)
-        self._clock.wrote(Event.of(Operation(Kind.SERVE, payload.nbytes, (self._comm.place, _SERVER))))
+        self._clock.wrote(
+            Event.of(Operation(Kind.SERVE, payload.nbytes, (self._comm.place, _SERVER)))
+        )
         self._pushes += isinstance(payload, Message) and payload.vector.numel() > 0
         return Message(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

@@ -1,7 +1,7 @@
 """Recording of schedules: a strategy's program runs on meta tensors, without data or arithmetic.
 
-Workers of one run are independent of one another here.
-Where a strategy's order depends on time (servers, asynchronous merges), a schedule holds the worker's own part.
+Workers of one run are independent of one another here. Where a strategy's order depends
+on time (servers, asynchronous merges), a schedule holds the worker's own part.
 """
 
 from __future__ import annotations
@@ -25,15 +25,38 @@ from scalebench.data.shard import equal_batches
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.pricing.recorders import RecordingClock, RecordingCommunicator, RecordingServer, RecordingShared
+from scalebench.pricing.recorders import (
+    RecordingClock,
+    RecordingCommunicator,
+    RecordingServer,
+    RecordingShared,
+)
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
 from scalebench.pricing.table_cut import TableCut, cut_of
-from scalebench.strategies.base import Batch, LayerProfile, Recompute, SharedComponent, Strategy, UnitRule
+from scalebench.strategies.base import (
+    Batch,
+    LayerProfile,
+    Recompute,
+    SharedComponent,
+    Strategy,
+    UnitRule,
+)
 from scalebench.study.spec import Component, Run, Training
 from scalebench.system.clock import Clock, Task
-from scalebench.system.random_state import drawn_since, random_state, seeded, worker_seed
+from scalebench.system.random_state import (
+    drawn_since,
+    random_state,
+    seeded,
+    worker_seed,
+)
 from scalebench.training.components import Component as SharedLayers
-from scalebench.training.components import Passes, facts_of_component, profiles_of, sharers, slices
+from scalebench.training.components import (
+    Passes,
+    facts_of_component,
+    profiles_of,
+    sharers,
+    slices,
+)
 from scalebench.training.loop import train
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.outcome import Meters
@@ -55,10 +78,24 @@ _STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a
 
 def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
     """Return the model of `training` without memory; equal models are built once, as drawing weights takes long."""
-    parts = (training.model, training.model_sha256, training.dtype, dataset.input_shape, dataset.outputs, dataset.task)
+    parts = (
+        training.model,
+        training.model_sha256,
+        training.dtype,
+        dataset.input_shape,
+        dataset.outputs,
+        dataset.task,
+    )
     if (key := repr(parts)) not in _META_MODELS:
         dtype = getattr(torch, training.dtype)
-        model = build_model(training.model, dataset.input_shape, dataset.outputs, dataset.task, dtype, seed=0)
+        model = build_model(
+            training.model,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            dtype,
+            seed=0,
+        )
         _META_MODELS.clear()
         _META_MODELS[key] = model.to("meta")
     return _META_MODELS[key]
@@ -76,7 +113,11 @@ def record(
 
     `input_shape` is that of a sample, which only strategies ask for that cut the model.
     """
-    return list(record_each(run, strategy, plan, model, workers_per_node, input_shape=input_shape))
+    return list(
+        record_each(
+            run, strategy, plan, model, workers_per_node, input_shape=input_shape
+        )
+    )
 
 
 def record_each(
@@ -91,25 +132,36 @@ def record_each(
 ) -> Iterator[Schedule]:
     """Yield the schedules of `record`, each recorded when it is asked for.
 
-    Recordings of one strategy that are given `everyone` share its divisions into groups. The layers of `model` are
-    those of `cut`, if it is given, or of the layer table that the run names in place of a model.
+    Recordings of one strategy that are given `everyone` share its divisions into
+    groups. The layers of `model` are those of `cut`, if it is given, or of the layer
+    table that the run names in place of a model.
     """
     everyone = everyone or RankGroups.of_all(run.workers)
     cut = cut or cut_of(run.model)
-    # Recorded once for the workers that hold the same part and take the same batches, where their rank is not read.
+    # Recorded once for the workers that hold the same part and take the same batches,
+    # where their rank is not read.
     alike: dict[object, Schedule] = {}
     mesh = strategy.traits.mesh(run.workers)
     for rank in range(run.workers):
         own = rank % mesh.parts, batches_of(plan, rank // mesh.parts, run.epochs)
         same = alike.get(own) if alike else None
         if same is not None and same.report is not None:
-            yield replace(same, rank=rank, moved=rank - same.rank, report=replace(same.report, rank=rank))
+            yield replace(
+                same,
+                rank=rank,
+                moved=rank - same.rank,
+                report=replace(same.report, rank=rank),
+            )
             continue
         schedule = Schedule(rank)
         clock = RecordingClock(schedule)
         comm = RecordingCommunicator(clock, everyone, rank, parts=mesh.parts)
-        worker = RecordingWorker(run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut)
-        with seeded(worker_seed(run.seed, rank)):  # a user's strategy may draw from the global generators
+        worker = RecordingWorker(
+            run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut
+        )
+        with seeded(
+            worker_seed(run.seed, rank)
+        ):  # a user's strategy may draw from the global generators
             before = random_state()
             schedule.report = train(worker, strategy)
             if drawn_since(before):
@@ -152,15 +204,24 @@ class RecordingWorker:
         """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
         self._open_shared, self._open_server = shared, server
-        self._cut = cut  # of a layer table, which then stands for the layers of the model
-        self._kept: tuple[Kept, ...] | None = None  # by each chunk for the backward pass, if a table says so
+        self._cut = (
+            cut  # of a layer table, which then stands for the layers of the model
+        )
+        self._kept: tuple[Kept, ...] | None = (
+            None  # by each chunk for the backward pass, if a table says so
+        )
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
         if (parts := self.mesh.parts) > 1:
             self.replica = comm.split(lambda rank: rank // parts)
             self.comm = comm.split(lambda rank: rank % parts)
-        self._rank, self.size, self.epochs, self.first_epoch = self.comm.rank, self.comm.size, run.epochs, 0
+        self._rank, self.size, self.epochs, self.first_epoch = (
+            self.comm.rank,
+            self.comm.size,
+            run.epochs,
+            0,
+        )
         self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
         self.sharded: RecordedUnits | None = None
@@ -171,7 +232,9 @@ class RecordingWorker:
         numbers = trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
-        self.gradients = self.parameters.clone()  # other ways to make meta tensors import sympy, in half a second
+        self.gradients = (
+            self.parameters.clone()
+        )  # other ways to make meta tensors import sympy, in half a second
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
@@ -179,7 +242,9 @@ class RecordingWorker:
         self.steps = 0
         self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
-        self.moments: dict[int, float] = {}  # at which a model would be kept for evaluation, by epoch
+        self.moments: dict[
+            int, float
+        ] = {}  # at which a model would be kept for evaluation, by epoch
         self.has_read_loss = False
         if isinstance(clock, RecordingClock):
             clock.schedule.reads_rank = False  # here it was
@@ -187,11 +252,17 @@ class RecordingWorker:
     def _build_optimizer(self) -> Any:
         """Return the optimizer of the parameters."""
         stepped = self._stepped()
-        optimizer: Any = build_optimizer(self.run.optimizer, stepped, self.run.lr, flat=True)
-        optimizer.begin = lambda: optimizer.state.update({each: self._optimizer_state(each) for each in stepped})
+        optimizer: Any = build_optimizer(
+            self.run.optimizer, stepped, self.run.lr, flat=True
+        )
+        optimizer.begin = lambda: optimizer.state.update(
+            {each: self._optimizer_state(each) for each in stepped}
+        )
         return optimizer
 
-    optimizer: Any = cached_property(_build_optimizer)  # few strategies look at it, and building it takes long
+    optimizer: Any = cached_property(
+        _build_optimizer
+    )  # few strategies look at it, and building it takes long
 
     def _reads(self, what: str) -> None:
         if isinstance(self.clock, RecordingClock):
@@ -208,7 +279,9 @@ class RecordingWorker:
         self._reads("loss")
         self.has_read_loss = True
         if self._loss_is_elsewhere:
-            self.replica.broadcast_(self.parameters.new_empty(()), root=self.mesh.last_part)
+            self.replica.broadcast_(
+                self.parameters.new_empty(()), root=self.mesh.last_part
+            )
             self._loss_is_elsewhere = False
         return torch.full((), 0.5**self._epochs_done, dtype=self.dtype)
 
@@ -230,13 +303,26 @@ class RecordingWorker:
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, initial weights, optimizer state and the tensors in `state`.
 
-        Of a divided model those of this worker's shards, and what it holds whole at the same time.
+        Of a divided model those of this worker's shards, and what it holds whole at the
+        same time.
         """
-        held = [[self._optimizer_state(each) for each in self._stepped()], self._hosted, self.state]
-        own = [self.parameters, self.gradients, self.parameters.clone(), *_tensors(held)]
+        held = [
+            [self._optimizer_state(each) for each in self._stepped()],
+            self._hosted,
+            self.state,
+        ]
+        own = [
+            self.parameters,
+            self.gradients,
+            self.parameters.clone(),
+            *_tensors(held),
+        ]
         if self.sharded is not None:
             own += self.sharded.gathered()
-        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in set(own)}
+        storages = {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+            for tensor in set(own)
+        }
         return sum(storages.values())
 
     @property
@@ -246,10 +332,20 @@ class RecordingWorker:
         if self.stage is not None:
             stage = self.stage
             samples = tuple(stage.kept)
-            return PartMemory(stage.chunks[0].facts, held, held, held, samples, stage.largest_piece, self._kept)
+            return PartMemory(
+                stage.chunks[0].facts,
+                held,
+                held,
+                held,
+                samples,
+                stage.largest_piece,
+                self._kept,
+            )
         if self.sharded is not None:
             parameters, gradients = self.sharded.numbers()
-            return PartMemory(None, held + parameters, held + gradients, held, (), 0, None)
+            return PartMemory(
+                None, held + parameters, held + gradients, held, (), 0, None
+            )
         if self._passes is not None:
             return PartMemory(None, held, held, held, (), 0, None)
         return None
@@ -280,22 +376,36 @@ class RecordingWorker:
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         self._epoch = epoch
         starts = self.plan.block_starts(epoch, self._rank)
-        return self._walk(epoch, equal_batches(starts, self.samples, self.plan.batch_size)[0])
+        return self._walk(
+            epoch, equal_batches(starts, self.samples, self.plan.batch_size)[0]
+        )
 
     def _walk(self, epoch: int, bounds: list[tuple[int, int]]) -> Iterator[Batch]:
         self._epoch = epoch
-        begun = np.searchsorted(self.plan.block_starts(epoch, self._rank), bounds).tolist()
+        begun = np.searchsorted(
+            self.plan.block_starts(epoch, self._rank), bounds
+        ).tolist()
         self.clock.did(Task.SHUFFLE, self.samples)
-        for step, ((low, high), (before, after)) in enumerate(zip(bounds, begun, strict=True)):
+        for step, ((low, high), (before, after)) in enumerate(
+            zip(bounds, begun, strict=True)
+        ):
             self.clock.did(Task.DATA, high - low)
             nothing = _nothing(high - low)
             yield Batch(nothing, nothing, 1.0, step, after > before)
 
     @property
     def layer_work(self) -> Sequence[float]:
-        return [each.work for each in self._facts] if self._cut is None else self._cut.work
+        return (
+            [each.work for each in self._facts] if self._cut is None else self._cut.work
+        )
 
-    def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
+    def take(
+        self,
+        sizes: Sequence[int],
+        order: Order,
+        micro_batches: int,
+        recompute: Recompute = "none",
+    ) -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
         if self._cut is not None:
@@ -306,12 +416,17 @@ class RecordingWorker:
             self._kept = tuple(each.kept for each in rows)
         else:
             of = (self.model, str(self.run.model), self._input_shape, self.dtype)
-            facts, numbers = _part_of(*of, tuple(sizes), mesh, replica.rank, by_layer=recompute == "layer")
+            facts, numbers = _part_of(
+                *of, tuple(sizes), mesh, replica.rank, by_layer=recompute == "layer"
+            )
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
         chunks = [
-            Chunk(stage, StageShapes(stage, segments, sharing, self.parameters, recompute)) for stage, segments in facts
+            Chunk(
+                stage, StageShapes(stage, segments, sharing, self.parameters, recompute)
+            )
+            for stage, segments in facts
         ]
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = numbers / whole
@@ -321,11 +436,19 @@ class RecordingWorker:
         facts = self._facts
         if self._cut is None:
             layers = _layers_of(self.model, str(self.run.model))
-            return profiles_of(layers, facts, self._input_shape, self.size, str(self.run.model))
+            return profiles_of(
+                layers, facts, self._input_shape, self.size, str(self.run.model)
+            )
         return self._cut.profiles(self.size)
 
-    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
-        whole, name, rank = sum(each.parameters for each in self.layer_profiles), str(self.run.model), self.comm.rank
+    def use_layout(
+        self, sizes: Sequence[int], degrees: Sequence[int]
+    ) -> Sequence[SharedComponent]:
+        whole, name, rank = (
+            sum(each.parameters for each in self.layer_profiles),
+            str(self.run.model),
+            self.comm.rank,
+        )
         shapes = [each.shape for each in self._facts]
         numbers, found = [], []
         for place, degree in enumerate(degrees):
@@ -336,17 +459,23 @@ class RecordingWorker:
                 stage = replace(stage, stages=len(sizes) + 1)
             else:
                 layers = _layers_of(self.model, name)
-                held = held_by(layers, sizes, mesh, place * degree + rank % degree, name)
+                held = held_by(
+                    layers, sizes, mesh, place * degree + rank % degree, name
+                )
                 stage = facts_of_component(shapes, self._input_shape, sizes, place)
                 sample = torch.empty(2, *stage.takes, dtype=self.dtype, device="meta")
-                segments = segment_facts(held.chunks[0], sample, self._facts, first=place == 0)
+                segments = segment_facts(
+                    held.chunks[0], sample, self._facts, first=place == 0
+                )
                 count = trainable_numbers(held.model)
             numbers.append(count)
             found.append((stage, segments))
         self.parameters = torch.empty(sum(numbers), dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         components = []
-        for (stage, segments), degree, own in zip(found, degrees, slices(self.gradients, numbers), strict=True):
+        for (stage, segments), degree, own in zip(
+            found, degrees, slices(self.gradients, numbers), strict=True
+        ):
             group, peers = sharers(self.comm, degree)
             compute = StageShapes(stage, segments, group, self.parameters)
             components.append(SharedLayers(stage, compute, degree, group, peers, own))
@@ -387,7 +516,14 @@ class RecordingWorker:
             bounds = (self.plan.bounds(self._epoch, rank) for rank in range(self.size))
             rows = [int(own[batch.step + 1] - own[batch.step]) for own in bounds]
             x = self.parameters.new_empty((len(batch.x), *self._passes.takes))
-            self._passes.step(x, batch.y, weight, rows, lambda outputs, *_: (outputs, outputs), self.clock)
+            self._passes.step(
+                x,
+                batch.y,
+                weight,
+                rows,
+                lambda outputs, *_: (outputs, outputs),
+                self.clock,
+            )
             return
         if self.stage is not None:
             self.stage.step(batch, weight, self.clock)
@@ -424,17 +560,23 @@ class RecordingWorker:
         self.optimizer.state.clear()
 
     def use_optimizer(self, wrap: Any) -> None:
-        raise NotImplementedError("a recording has no gradients for a library's optimizer")
+        raise NotImplementedError(
+            "a recording has no gradients for a library's optimizer"
+        )
 
     def _stepped(self) -> list[torch.nn.Parameter]:
         """Return the parameters that the optimizer steps: one flat vector, or those of layers whose states differ.
 
-        A part of a model, whose layers a recording does not have apart, counts as one matrix.
+        A part of a model, whose layers a recording does not have apart, counts as one
+        matrix.
         """
         trained = [each for each in self.model.parameters() if each.requires_grad]
         is_whole = sum(each.numel() for each in trained) == self.parameters.numel()
         if self.run.optimizer.name == "muon" and is_whole:
-            return [torch.nn.Parameter(self.parameters.new_empty(each.shape)) for each in trained]
+            return [
+                torch.nn.Parameter(self.parameters.new_empty(each.shape))
+                for each in trained
+            ]
         flat = torch.nn.Parameter(self.parameters)
         flat.grad = self.gradients
         return [flat]
@@ -444,7 +586,9 @@ class RecordingWorker:
         is_matrix = parameter.dim() == 2 or parameter.numel() == self.parameters.numel()
         return {
             name: parameter.detach().clone() if value.dim() else value.to("meta")
-            for name, value in _state_after_step(self.run.optimizer, is_matrix=is_matrix).items()
+            for name, value in _state_after_step(
+                self.run.optimizer, is_matrix=is_matrix
+            ).items()
         }
 
     def is_last(self, epoch: int) -> bool:
@@ -475,7 +619,9 @@ class RecordingWorker:
 class RecordedUnit:
     """Implements `strategies.base.Unit` without values."""
 
-    def __init__(self, numbers: int, workers: int, like: Tensor, *, is_last: bool) -> None:
+    def __init__(
+        self, numbers: int, workers: int, like: Tensor, *, is_last: bool
+    ) -> None:
         length = shard_length(numbers, workers)
         self.is_last = is_last
         self.own = like.new_empty(length)
@@ -497,17 +643,27 @@ class RecordedUnit:
 class RecordedUnits:
     """The units of a model, of which a worker keeps shards, and the exchanges of a step."""
 
-    def __init__(self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor) -> None:
+    def __init__(
+        self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor
+    ) -> None:
         self._rule, last = rule, len(facts) - 1
         self._units = [
-            RecordedUnit(each.parameters, workers, like, is_last=place == last) for place, each in enumerate(facts)
+            RecordedUnit(each.parameters, workers, like, is_last=place == last)
+            for place, each in enumerate(facts)
         ]
-        forward, backward = sum(each.forward for each in facts), sum(each.backward for each in facts)
-        self._works = [(each.forward / forward, each.backward / backward) for each in facts]
+        forward, backward = (
+            sum(each.forward for each in facts),
+            sum(each.backward for each in facts),
+        )
+        self._works = [
+            (each.forward / forward, each.backward / backward) for each in facts
+        ]
 
     def shards(self) -> tuple[Tensor, Tensor]:
         """Return vectors as long as the shards of the parameters, and of their gradients."""
-        own = self._units[0].own.new_empty(sum(unit.own.numel() for unit in self._units))
+        own = self._units[0].own.new_empty(
+            sum(unit.own.numel() for unit in self._units)
+        )
         return own, own.clone()
 
     def step(self, samples: int, clock: Clock) -> None:
@@ -516,7 +672,9 @@ class RecordedUnits:
             rule.before_forward(unit)
             clock.did(Task.FORWARD, samples, work)
             rule.after_forward(unit)
-        for unit, (_, work) in zip(reversed(self._units), reversed(self._works), strict=True):
+        for unit, (_, work) in zip(
+            reversed(self._units), reversed(self._works), strict=True
+        ):
             rule.before_backward(unit)
             clock.did(Task.BACKWARD, samples, work)
             rule.after_backward(unit)
@@ -527,19 +685,25 @@ class RecordedUnits:
 
     def numbers(self) -> tuple[int, int]:
         """Return how many parameters, and gradients, these are."""
-        return sum(map(Tensor.numel, self._parameters())), sum(map(Tensor.numel, self._gradients()))
+        return sum(map(Tensor.numel, self._parameters())), sum(
+            map(Tensor.numel, self._gradients())
+        )
 
     def _parameters(self) -> list[Tensor]:
         return _held_at_once([(unit.whole, unit.holds) for unit in self._units])
 
     def _gradients(self) -> list[Tensor]:
-        return _held_at_once([(unit.gradients, unit.holds_gradients) for unit in self._units])
+        return _held_at_once(
+            [(unit.gradients, unit.holds_gradients) for unit in self._units]
+        )
 
 
 def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
     """Return the vectors that stay, and the largest of those that are given up between their uses."""
     passing = [vector for vector, stays in vectors if not stays]
-    return [vector for vector, stays in vectors if stays] + sorted(passing, key=Tensor.numel)[-1:]
+    return [vector for vector, stays in vectors if stays] + sorted(
+        passing, key=Tensor.numel
+    )[-1:]
 
 
 def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Tensor]:
@@ -549,7 +713,11 @@ def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Ten
         one.grad = torch.ones_like(one)
         stepped: Any = build_optimizer(optimizer, [one], 0.1, flat=True)
         stepped.step()
-        _STATES[key] = {name: value for name, value in stepped.state[one].items() if isinstance(value, Tensor)}
+        _STATES[key] = {
+            name: value
+            for name, value in stepped.state[one].items()
+            if isinstance(value, Tensor)
+        }
     return _STATES[key]
 
 
@@ -559,7 +727,9 @@ def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
 
 
 @lru_cache(maxsize=2)
-def _facts_of(model: torch.nn.Module, name: str, input_shape: tuple[int, ...], dtype: torch.dtype) -> list[LayerFacts]:
+def _facts_of(
+    model: torch.nn.Module, name: str, input_shape: tuple[int, ...], dtype: torch.dtype
+) -> list[LayerFacts]:
     return facts_of(_layers_of(model, name), _sample(input_shape, dtype))
 
 
@@ -578,7 +748,9 @@ def _part_of(
     """Return the sizes of each chunk that a part of a replica holds, and the numbers in it that are trained."""
     held = held_by(_layers_of(model, name), sizes, mesh, part, name, by_layer=by_layer)
     facts = _facts_of(model, name, input_shape, dtype)
-    return sizes_of(facts, held, sizes, mesh, part, _sample(input_shape, dtype)), trainable_numbers(held.model)
+    return sizes_of(
+        facts, held, sizes, mesh, part, _sample(input_shape, dtype)
+    ), trainable_numbers(held.model)
 
 
 def _sample(input_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -588,7 +760,9 @@ def _sample(input_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 @lru_cache(maxsize=2)
 def trainable_numbers(model: torch.nn.Module) -> int:
     """Return the number of trainable parameters."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
 
 
 @cache
@@ -606,9 +780,15 @@ def _tensors(held: Any) -> Iterator[Tensor]:
         elif isinstance(held, dict):
             pending += held.values()
         elif isinstance(held, list):  # of each worker, it may be
-            pending += () if held and isinstance(held[0], int | float | RecordingShared) else held
+            pending += (
+                ()
+                if held and isinstance(held[0], int | float | RecordingShared)
+                else held
+            )
         elif isinstance(held, tuple | set):
             pending += held
-        elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith("scalebench.strategies"):
+        elif isinstance(held, SimpleNamespace) or type(held).__module__.startswith(
+            "scalebench.strategies"
+        ):
             inner = getattr(held, "__dict__", {}).values()
             pending += [each for each in inner if not isinstance(each, RecordingWorker)]

@@ -18,7 +18,9 @@ from scalebench.training.outcome import WorkerReport
 from scalebench.training.stage import StageFacts
 
 Ints = NDArray[np.int64]
-_TIMED = frozenset({Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL})  # their order, or their size, depends on time
+_TIMED = frozenset(
+    {Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL}
+)  # their order, or their size, depends on time
 NO_EXCHANGE = Operation(Kind.BARRIER, 0, ())  # of no workers
 
 
@@ -80,23 +82,32 @@ def _colors(color: Callable[[int], int], ranks: int) -> Ints:
 class Event(NamedTuple):
     """One entry of a schedule: a communication, or else compute, a wait or the end of an epoch.
 
-    `kind` is that of the `operation`, or `receive` of a message at its receiver. `amount`: samples of compute (`data`,
-    `shuffle`, `forward`, `backward`, `update`), messages that the strategy's `other` work is on, position in the
-    schedule of the event that a `wait` waits for, number of an `epoch` that ended.
+    `kind` is that of the `operation`, or `receive` of a message at its receiver.
+    `amount`: samples of compute (`data`, `shuffle`, `forward`, `backward`, `update`),
+    messages that the strategy's `other` work is on, position in the schedule of the
+    event that a `wait` waits for, number of an `epoch` that ended.
     """
 
     kind: str
     amount: int = 0
-    operation: Operation = NO_EXCHANGE  # a message is the same at its sender and its receiver
-    partition: RankGroups | None = None  # of which the members of a collective are a group
+    operation: Operation = (
+        NO_EXCHANGE  # a message is the same at its sender and its receiver
+    )
+    partition: RankGroups | None = (
+        None  # of which the members of a collective are a group
+    )
     blocking: bool = True
-    name: str = ""  # of the strategy's work; `add` of a message that is added to a vector
+    name: str = (
+        ""  # of the strategy's work; `add` of a message that is added to a vector
+    )
     tag: int = 0  # of a message
     overlap: Overlap | None = None
     share: float = 1.0  # of the model's work in a task of compute
 
     @classmethod
-    def of(cls, operation: Operation, partition: RankGroups | None = None, **others: Any) -> Event:
+    def of(
+        cls, operation: Operation, partition: RankGroups | None = None, **others: Any
+    ) -> Event:
         """Return the event of a communication with `others` of the fields."""
         return cls(operation.kind, operation=operation, partition=partition, **others)
 
@@ -116,8 +127,9 @@ class Kept(NamedTuple):
 class PartMemory(NamedTuple):
     """Numbers that a worker keeps of a model that it does not hold whole.
 
-    `samples` are those of each chunk of layers that are between their forward and their backward pass at the same time,
-    of which the most count; `piece` are those of a micro-batch.
+    `samples` are those of each chunk of layers that are between their forward and their
+    backward pass at the same time, of which the most count; `piece` are those of a
+    micro-batch.
     """
 
     stage: StageFacts | None  # the first chunk; None: shards of all layers
@@ -133,7 +145,9 @@ class PartMemory(NamedTuple):
         """Elements of the samples that are kept at the same time."""
         assert self.kept is not None, "recorded by a layer table"
         between = [each.between for each in self.kept]
-        most: float = max(sum(map(operator.mul, samples, between)) for samples in self.samples)
+        most: float = max(
+            sum(map(operator.mul, samples, between)) for samples in self.samples
+        )
         return most + self.piece * max(each.again for each in self.kept)
 
 
@@ -141,20 +155,25 @@ class PartMemory(NamedTuple):
 class Schedule:
     """Everything that worker `rank` does in a training.
 
-    Workers that do the same share the list of events. Messages in it name the workers of the one whose program was
-    recorded, which comes `moved` workers before this one: theirs are as many workers further.
+    Workers that do the same share the list of events. Messages in it name the workers
+    of the one whose program was recorded, which comes `moved` workers before this one:
+    theirs are as many workers further.
     """
 
     rank: int
     events: list[Event] = field(default_factory=list)
     moved: int = 0
-    report: WorkerReport | None = None  # counts of synchronisations, bytes and steps, without times
+    report: WorkerReport | None = (
+        None  # counts of synchronisations, bytes and steps, without times
+    )
     reads_loss: bool = False  # its order depends on the training loss
     reads_seed: bool = False  # its events depend on the seed
     reads_placement: bool = False  # its groups depend on the workers of a node
     reads_rank: bool = False  # what it does, or counts, depends on which worker it is
     part: PartMemory | None = None  # of the model, which others hold parts of
-    memory_bytes: int = 0  # parameters, gradients, optimizer state and the strategy's own tensors
+    memory_bytes: int = (
+        0  # parameters, gradients, optimizer state and the strategy's own tensors
+    )
 
     @cached_property
     def is_lock_step(self) -> bool:

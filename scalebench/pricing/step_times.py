@@ -25,7 +25,9 @@ STATED_STEPS = (  # what a user is told of them
 )
 
 
-Seconds = Annotated[list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)]
+Seconds = Annotated[
+    list[Annotated[float, Field(ge=0, allow_inf_nan=False)]], Field(min_length=1)
+]
 
 
 class LayerShare(BaseModel):
@@ -48,8 +50,13 @@ class BatchTimes(BaseModel):
     forward_s: Seconds
     backward_s: Seconds
     update_s: Seconds
-    release: list[float] = []  # share of the backward pass after which each parameter's gradient is complete
-    layers: list[LayerShare] = []  # empty where the model cannot be cut, or layers were not measured
+    release: list[
+        float
+        # share of the backward pass after which each parameter's gradient is complete
+    ] = []
+    layers: list[
+        LayerShare
+    ] = []  # empty where the model cannot be cut, or layers were not measured
 
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
@@ -81,8 +88,11 @@ class StepTable(BaseModel):
     shuffle_s_per_sample: NonNegativeFloat
     jitter: list[float]  # sample of step times divided by their mean
     outliers: float = 0.0  # share of steps excluded from it
-    others_load: float | None = None  # share of the cores used by other programs during the measurement
-    disturbed: bool = False  # by processor time, as other programs took the cores in nearly every window
+    others_load: float | None = (
+        None  # share of the cores used by other programs during the measurement
+    )
+    # by processor time, as other programs took the cores in nearly every window
+    disturbed: bool = False
 
     def release_at(self, samples: float) -> list[float]:
         """Return the release of gradients at the measured batch size nearest to `samples`, by ratio."""
@@ -93,48 +103,79 @@ class StepTable(BaseModel):
         return self._nearest(samples).layers
 
     def _nearest(self, samples: float) -> BatchTimes:
-        return min(self.batches, key=lambda batch: abs(math.log(batch.samples / samples)))
+        return min(
+            self.batches, key=lambda batch: abs(math.log(batch.samples / samples))
+        )
 
     def scaled(self, factor: float) -> StepTable:
         """Return the table of a machine that takes `factor` times as long."""
         batches = [
             batch.model_copy(
-                update={name: [factor * value for value in getattr(batch, name)] for name in _TASK_COLUMNS}
+                update={
+                    name: [factor * value for value in getattr(batch, name)]
+                    for name in _TASK_COLUMNS
+                }
             )
             for batch in self.batches
         ]
         shuffle = self.shuffle_s_per_sample * factor
-        return self.model_copy(update={"batches": batches, "shuffle_s_per_sample": shuffle})
+        return self.model_copy(
+            update={"batches": batches, "shuffle_s_per_sample": shuffle}
+        )
 
 
 def table_under(tables: Sequence[StepTable], workers: int) -> StepTable:
     """Return the table measured under the load nearest to so many busy workers of a node."""
-    return min(tables, key=lambda table: (abs(table.busy_workers - workers), -table.busy_workers))
+    return min(
+        tables,
+        key=lambda table: (abs(table.busy_workers - workers), -table.busy_workers),
+    )
 
 
 def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepTable:
     """Return the table of the study's `device_step_time` (of a full batch of `batch_size`), else of the cluster file.
 
-    A stated step time is split 1:2 into forward and backward pass and assumed to be proportional to the samples of a
-    batch. Stated times have no spread, hence no jitter unless the study states one.
+    A stated step time is split 1:2 into forward and backward pass and assumed to be
+    proportional to the samples of a batch. Stated times have no spread, hence no jitter
+    unless the study states one.
     """
     busy = cluster.node.workers_per_node
     seconds = training.device_step_time
     if seconds is not None:
         batches = [
-            _batch(n, seconds * n / batch_size * FORWARD_SHARE, seconds * n / batch_size * BACKWARD_SHARE, 0.0)
+            _batch(
+                n,
+                seconds * n / batch_size * FORWARD_SHARE,
+                seconds * n / batch_size * BACKWARD_SHARE,
+                0.0,
+            )
             for n in sorted({1, batch_size})
         ]
         source = f"stated: {seconds:g} s a step of {batch_size} samples"
     else:
         entries = cluster.step_times_of(str(training.model), training.dtype)
-        batches = [_batch(n, entry.forward_s, entry.backward_s, entry.update_s) for n, entry in sorted(entries.items())]
+        batches = [
+            _batch(n, entry.forward_s, entry.backward_s, entry.update_s)
+            for n, entry in sorted(entries.items())
+        ]
         source = f"cluster file {cluster.name}"
-    return StepTable(source=source, busy_workers=busy, batches=batches, shuffle_s_per_sample=0.0, jitter=[])
+    return StepTable(
+        source=source,
+        busy_workers=busy,
+        batches=batches,
+        shuffle_s_per_sample=0.0,
+        jitter=[],
+    )
 
 
 def _batch(samples: int, forward: float, backward: float, update: float) -> BatchTimes:
-    return BatchTimes(samples=samples, data_s=[0.0], forward_s=[forward], backward_s=[backward], update_s=[update])
+    return BatchTimes(
+        samples=samples,
+        data_s=[0.0],
+        forward_s=[forward],
+        backward_s=[backward],
+        update_s=[update],
+    )
 
 
 class StepTimes:
@@ -142,12 +183,19 @@ class StepTimes:
 
     Without a `repetition` no block is resampled.
 
-    The mean of the resampled blocks is trimmed by the fifth with the shortest and the fifth with the longest steps, as
-    delays of single blocks belong to the measuring machine and not to the simulated program.
+    The mean of the resampled blocks is trimmed by the fifth with the shortest and the
+    fifth with the longest steps, as delays of single blocks belong to the measuring
+    machine and not to the simulated program.
     """
 
-    def __init__(self, table: StepTable, *, seed: int = 0, repetition: int | None = 0) -> None:
-        draw = np.random.default_rng([seed, repetition, 0xCA11]) if repetition is not None else None
+    def __init__(
+        self, table: StepTable, *, seed: int = 0, repetition: int | None = 0
+    ) -> None:
+        draw = (
+            np.random.default_rng([seed, repetition, 0xCA11])
+            if repetition is not None
+            else None
+        )
         self.table = table
         self._sizes = np.array(sorted(batch.samples for batch in table.batches))
         rows = []
@@ -166,10 +214,13 @@ class StepTimes:
     def seconds(self, task: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return seconds of `task` on batches of `samples`, linear between the measured sizes, proportional beyond.
 
-        An update does not depend on the batch: it takes what it takes after the smallest.
+        An update does not depend on the batch: it takes what it takes after the
+        smallest.
         """
         if task == Task.SHUFFLE:
-            return np.asarray(self.table.shuffle_s_per_sample * samples, dtype=np.float64)
+            return np.asarray(
+                self.table.shuffle_s_per_sample * samples, dtype=np.float64
+            )
         if task not in STEP_TASKS:
             return np.zeros(samples.shape)
         column = self._seconds[:, STEP_TASKS.index(Task(task))]

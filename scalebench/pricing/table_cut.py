@@ -30,7 +30,14 @@ Floats = NDArray[np.float64]
 
 _WITH_INDICES = 4  # of what pooling gives, at most: an element and an index of 8 bytes
 _ELEMENTWISE = ("relu", "gelu", "tanh", "sigmoid", "silu", "dropout", "clone")
-_BY_CHANNEL = (*_ELEMENTWISE, "maxpool2d", "avgpool2d", "adaptiveavgpool2d", "batchnorm2d", "flatten")
+_BY_CHANNEL = (
+    *_ELEMENTWISE,
+    "maxpool2d",
+    "avgpool2d",
+    "adaptiveavgpool2d",
+    "batchnorm2d",
+    "flatten",
+)
 
 
 class Rows(NamedTuple):
@@ -55,7 +62,10 @@ class TableCut:
 
     def __init__(self, table: LayerTable, forward: Floats, backward: Floats) -> None:
         self.table, self._both = table, forward + backward
-        self._forward, self._backward = forward / forward.sum(), backward / backward.sum()
+        self._forward, self._backward = (
+            forward / forward.sum(),
+            backward / backward.sum(),
+        )
         self._parameters, self._kept = table.column("parameters"), table.column("kept")
 
     @cached_property
@@ -70,7 +80,11 @@ class TableCut:
                 named.append(Rows(name, place, place + 1))
         found: list[Rows] = []
         for rows in named:
-            if found and not (self._owns(rows) and self._owns(found[-1]) and self._reads_one(rows.first)):
+            if found and not (
+                self._owns(rows)
+                and self._owns(found[-1])
+                and self._reads_one(rows.first)
+            ):
                 name = found[-1].name if self._owns(found[-1]) else rows.name
                 found[-1] = Rows(name, found[-1].first, rows.last)
             else:
@@ -94,7 +108,11 @@ class TableCut:
         rows, found = self.table.layers, []
         for layer in self.layers:
             here = slice(layer.first, layer.last)
-            given = rows[layer.last].inputs if layer.last < len(rows) else rows[-1].activations
+            given = (
+                rows[layer.last].inputs
+                if layer.last < len(rows)
+                else rows[-1].activations
+            )
             parameters = sum(row.parameters for row in rows[here])
             work = float(self._forward[here].sum()), float(self._backward[here].sum())
             found.append(LayerFacts(layer.name, parameters, (given,), *work))
@@ -103,7 +121,9 @@ class TableCut:
     @cached_property
     def work(self) -> list[float]:
         """Seconds of both passes of each layer."""
-        return [float(self._both[layer.first : layer.last].sum()) for layer in self.layers]
+        return [
+            float(self._both[layer.first : layer.last].sum()) for layer in self.layers
+        ]
 
     def profiles(self, workers: int) -> list[LayerProfile]:
         """Return what the choice of a layout needs to know of each layer."""
@@ -120,34 +140,63 @@ class TableCut:
         return found
 
     def held(
-        self, sizes: Sequence[int], groups: Sequence[int], degree: int = 1, recompute: Recompute = "none"
+        self,
+        sizes: Sequence[int],
+        groups: Sequence[int],
+        degree: int = 1,
+        recompute: Recompute = "none",
     ) -> list[HeldRows]:
         """Return what a worker holds of some of the groups of `sizes` layers, which `degree` workers share.
 
-        It gives up the activations that `recompute` names, between forward and backward pass.
+        It gives up the activations that `recompute` names, between forward and backward
+        pass.
 
         Raises:
             ModelError: a layer cannot be divided among these workers, or there is nothing that can.
         """
         found = [self._held(sizes, group, degree, recompute) for group in groups]
-        if degree > 1 and not any(segment.divided for each in found for segment in each.segments):
-            names = self.layers[found[0].stage.first].name, self.layers[found[-1].stage.last - 1].name
-            raise ModelError(f"layers of {self.table.name}: none of {names[0]} to {names[1]} can be shared")
+        if degree > 1 and not any(
+            segment.divided for each in found for segment in each.segments
+        ):
+            names = (
+                self.layers[found[0].stage.first].name,
+                self.layers[found[-1].stage.last - 1].name,
+            )
+            raise ModelError(
+                f"layers of {self.table.name}: none of {names[0]} to {names[1]} can be shared"
+            )
         return found
 
-    def _held(self, sizes: Sequence[int], group: int, degree: int, recompute: Recompute) -> HeldRows:
+    def _held(
+        self, sizes: Sequence[int], group: int, degree: int, recompute: Recompute
+    ) -> HeldRows:
         rows = self.table.layers
         stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, group)
         first, last = bounds_of(sizes)[group]
         needed, parameters = not stage.is_first, 0
         segments: list[SegmentFacts] = []
         kept: list[float] = []  # by segment
-        for begin, end, divided in self._segments(self.layers[first:last], degree, recompute == "layer"):
+        for begin, end, divided in self._segments(
+            self.layers[first:last], degree, recompute == "layer"
+        ):
             shares = degree if divided else 1
             parameters += int(np.ceil(self._parameters[begin:end] / shares).sum())
-            kept.append(float(self._kept[begin : end - 1].sum()) / shares + rows[end - 1].kept)
-            work = float(self._forward[begin:end].sum()) / shares, float(self._backward[begin:end].sum()) / shares
-            segments.append(SegmentFacts(divided, (rows[begin].inputs,), (rows[end - 1].activations,), *work, needed))
+            kept.append(
+                float(self._kept[begin : end - 1].sum()) / shares + rows[end - 1].kept
+            )
+            work = (
+                float(self._forward[begin:end].sum()) / shares,
+                float(self._backward[begin:end].sum()) / shares,
+            )
+            segments.append(
+                SegmentFacts(
+                    divided,
+                    (rows[begin].inputs,),
+                    (rows[end - 1].activations,),
+                    *work,
+                    needed,
+                )
+            )
             needed = needed or bool(self._parameters[begin:end].any())
         taken = [float(segment.takes[0]) for segment in segments]
         of_each = {
@@ -157,14 +206,19 @@ class TableCut:
         }
         return HeldRows(stage, segments, parameters, of_each[recompute])
 
-    def _segments(self, layers: Sequence[Rows], degree: int, by_layer: bool) -> Iterator[tuple[int, int, bool]]:
+    def _segments(
+        self, layers: Sequence[Rows], degree: int, by_layer: bool
+    ) -> Iterator[tuple[int, int, bool]]:
         """Yield first row, end and whether it is divided of each segment of consecutive layers.
 
         Of whole layers that is all of them, or each (`by_layer`).
         """
         begin = layers[0].first
         if degree == 1:
-            borders = [begin, *(layer.last for layer in layers if by_layer or layer is layers[-1])]
+            borders = [
+                begin,
+                *(layer.last for layer in layers if by_layer or layer is layers[-1]),
+            ]
             yield from ((first, last, False) for first, last in pairwise(borders))
             return
         for first, end in self._pairs(layers, degree):
@@ -177,17 +231,28 @@ class TableCut:
 
     def _pairs(self, layers: Sequence[Rows], degree: int) -> Iterator[tuple[int, int]]:
         """Yield the rows from a product by columns to the product by rows that reads it, or a product alone."""
-        rows, layer_of = self.table.layers, {n: each for each in layers for n in range(each.first, each.last)}
-        products = [place for place in layer_of if rows[place].weights and rows[place].parameters]
+        rows, layer_of = (
+            self.table.layers,
+            {n: each for each in layers for n in range(each.first, each.last)},
+        )
+        products = [
+            place
+            for place in layer_of
+            if rows[place].weights and rows[place].parameters
+        ]
         while products:
             first = last = products.pop(0)
             beside = 0  # further products of the same input
             while beside < len(products) and products[beside] == last + 1:
                 beside, last = beside + 1, last + 1
             partner = products[beside] if beside < len(products) else None
-            if partner is not None and not self._reads(partner, first, last, layer_of[partner] == layer_of[first]):
+            if partner is not None and not self._reads(
+                partner, first, last, layer_of[partner] == layer_of[first]
+            ):
                 partner = None
-            self._require(first, rows[first].k if partner is None else rows[first].n, degree)
+            self._require(
+                first, rows[first].k if partner is None else rows[first].n, degree
+            )
             end = first + 1 if partner is None else partner + 1
             for place in range(first, end):
                 if rows[place].kind == "bmm":  # of attention, which is divided by heads
@@ -202,10 +267,14 @@ class TableCut:
         `within` a layer what is between them is not looked at.
         """
         rows = self.table.layers
-        plain = all(rows[place].kind in _BY_CHANNEL for place in range(last + 1, partner))
+        plain = all(
+            rows[place].kind in _BY_CHANNEL for place in range(last + 1, partner)
+        )
         return rows[partner].k % rows[first].n == 0 and (within or plain)
 
-    def _require(self, place: int, width: int, degree: int, what: str = "width") -> None:
+    def _require(
+        self, place: int, width: int, degree: int, what: str = "width"
+    ) -> None:
         if width % degree:
             raise ModelError(
                 f"layers of {self.table.name}: {self.table.layers[place].name} cannot be shared by {degree} workers, "

@@ -14,7 +14,8 @@ from scalebench.pricing.schedule import Schedule
 class TaskNode:
     """One task: `train` of a worker's block, `merge` of its weights into a shared model, `average` of several workers'.
 
-    `after` are the names of the tasks whose results it takes; merges of different workers may come in any order.
+    `after` are the names of the tasks whose results it takes; merges of different
+    workers may come in any order.
     """
 
     name: str
@@ -28,7 +29,8 @@ class TaskNode:
 def task_graph(schedules: Sequence[Schedule]) -> list[TaskNode]:
     """Return the tasks of a training, each behind those that it takes results from.
 
-    Steps of a worker between two exchanges are one task; exchanges of a group that follow one another are one average.
+    Steps of a worker between two exchanges are one task; exchanges of a group that
+    follow one another are one average.
     """
     nodes: dict[str, TaskNode] = {}
     for schedule in schedules:
@@ -51,14 +53,24 @@ def _follow(schedule: Schedule, nodes: dict[str, TaskNode]) -> None:
             continue
         is_exchange = event.kind == Kind.ACCESS or event.exchanges
         if trains and (is_exchange or event.kind == "epoch"):
-            last = _add(nodes, TaskNode(f"train-e{epoch}-w{rank}", "train", epoch, [rank]), last)
+            last = _add(
+                nodes, TaskNode(f"train-e{epoch}-w{rank}", "train", epoch, [rank]), last
+            )
             trains = False
         if event.kind == Kind.ACCESS:
-            last = _add(nodes, TaskNode(f"merge-e{epoch}-w{rank}", "merge", epoch, [rank]), last)
+            last = _add(
+                nodes, TaskNode(f"merge-e{epoch}-w{rank}", "merge", epoch, [rank]), last
+            )
         elif is_exchange and not exchanges:
             number = averages[epoch] = averages.get(epoch, 0) + 1
             first = min(event.operation.members)
-            last = _add(nodes, TaskNode(f"average-e{epoch}-{number}-of-w{first}", "average", epoch, [rank]), last)
+            last = _add(
+                nodes,
+                TaskNode(
+                    f"average-e{epoch}-{number}-of-w{first}", "average", epoch, [rank]
+                ),
+                last,
+            )
             exchanges = True
         if event.kind == "epoch":
             epoch += 1

@@ -1,13 +1,15 @@
 """Interval of a predicted time: from the source of its steps, the links, jitter, and the distance from what is known.
 
-The training is priced at four ends: steps as fast and as slow as their source may be off (`devices.StepError`), on
-links at the speed that the cluster states and at the least share of it that published measurements reached. At the
-slow end of the links hidden communication delays a step all the same, and jitter that nobody stated is as large as
-found. The interval spans the ends, and widens with the square root of the doublings of workers from a single one.
-These are the terms of the intervals of published measurements (`validation.held_out`), of which 93 % held with these
-alone.
+The training is priced at four ends: steps as fast and as slow as their source may be
+off (`devices.StepError`), on links at the speed that the cluster states and at the
+least share of it that published measurements reached. At the slow end of the links
+hidden communication delays a step all the same, and jitter that nobody stated is as
+large as found. The interval spans the ends, and widens with the square root of the
+doublings of workers from a single one. These are the terms of the intervals of
+published measurements (`validation.held_out`), of which 93 % held with these alone.
 
-Where a calibration measured the engine, its links are not varied, and doublings count beyond what it measured.
+Where a calibration measured the engine, its links are not varied, and doublings count
+beyond what it measured.
 """
 
 from __future__ import annotations
@@ -25,15 +27,26 @@ from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Times
 from scalebench.study.spec import Component
 
-# Of the base rows of experiments/published/scaling.csv (a test compares them with the fit).
+# Of the base rows of experiments/published/scaling.csv (a test compares them with the
+# fit).
 LEAST_SHARE = 0.37  # of the stated speed of links
 JITTER = (0.003, 0.035)
 PER_DOUBLING = 0.056  # half of the 95 % interval of ln T
-# Of paced runs with twice and four times the workers of the calibration (experiments/this-machine, shaped-links).
+# Of paced runs with twice and four times the workers of the calibration
+# (experiments/this-machine, shaped-links).
 MEASURED_PER_DOUBLING = 0.10
 
-ENDS = ("fast steps", "slow steps", "fast steps on slow links", "slow steps on slow links")
-_BOTH = {"fast steps": ENDS[::2], "slow steps": ENDS[1::2], "slow links": ENDS[2:]}  # whatever the other one is
+ENDS = (
+    "fast steps",
+    "slow steps",
+    "fast steps on slow links",
+    "slow steps on slow links",
+)
+_BOTH = {
+    "fast steps": ENDS[::2],
+    "slow steps": ENDS[1::2],
+    "slow links": ENDS[2:],
+}  # whatever the other one is
 
 
 class Uncertainty(NamedTuple):
@@ -53,39 +66,60 @@ class Uncertainty(NamedTuple):
         """`devices reached 29 to 142 % of their roofline; links 37 to 100 % of their speed; 17 % for 8 doublings`."""
         said = [self.step.why]
         if self.least_share < 1:
-            said.append(f"links {100 * self.least_share:.0f} to 100 % of the stated speed")
+            said.append(
+                f"links {100 * self.least_share:.0f} to 100 % of the stated speed"
+            )
         if self.doublings:
-            said.append(f"{share(self.margin - 1)} for {self.doublings:.1f} doublings of workers")
+            said.append(
+                f"{share(self.margin - 1)} for {self.doublings:.1f} doublings of workers"
+            )
         return "; ".join(said)
 
 
 def ends_in_words(ends: Sequence[str]) -> str:
     """Return `slow links` for both ends with these, `fast steps or slow steps` where no words are for all."""
-    return next((words for words, own in _BOTH.items() if set(own) == set(ends)), " or ".join(ends))
+    return next(
+        (words for words, own in _BOTH.items() if set(own) == set(ends)),
+        " or ".join(ends),
+    )
 
 
 def uncertainty_of(
-    predictor: Predictor, strategy: Component, workers: int, batch: int | None = None, changed: Platform | None = None
+    predictor: Predictor,
+    strategy: Component,
+    workers: int,
+    batch: int | None = None,
+    changed: Platform | None = None,
 ) -> Uncertainty:
     """Return how uncertain a training by `strategy` among `workers` is, on the platform or on a changed one."""
     platform = changed or predictor.platform
     _, samples = predictor.batches(strategy, workers, batch)
     samples /= predictor.micro_batches(strategy, workers)
-    step = platform.device.under(min(workers, platform.cluster.node.workers_per_node)).error(samples)
+    step = platform.device.under(
+        min(workers, platform.cluster.node.workers_per_node)
+    ).error(samples)
     entries = platform.engines.measured(predictor.engine(strategy))
     if workers == 1:
         return Uncertainty(step, 1.0, 0.0, 0.0)
     if not entries:
         return Uncertainty(step, LEAST_SHARE, math.log2(workers), PER_DOUBLING)
     nodes = -(-workers // platform.cluster.node.workers_per_node)
-    beyond = [workers / max(entry.ranks for entry in entries), nodes / max(entry.nodes for entry in entries)]
-    return Uncertainty(step, 1.0, max(0.0, *map(math.log2, beyond)), MEASURED_PER_DOUBLING)
+    beyond = [
+        workers / max(entry.ranks for entry in entries),
+        nodes / max(entry.nodes for entry in entries),
+    ]
+    return Uncertainty(
+        step, 1.0, max(0.0, *map(math.log2, beyond)), MEASURED_PER_DOUBLING
+    )
 
 
 def platforms_at_ends(platform: Platform, known: Uncertainty) -> list[Platform]:
     """Return the platform at each of ENDS."""
     calm, uneven = platform.jitter_range or (platform.jitter, platform.jitter)
-    fast, slow = (replace(platform, device=platform.device.slower(ratio)) for ratio in known.step[:2])
+    fast, slow = (
+        replace(platform, device=platform.device.slower(ratio))
+        for ratio in known.step[:2]
+    )
     found = []
     for linked, jitter in ((1.0, calm), (known.least_share, uneven)):
         for each in (fast, slow):
@@ -104,7 +138,9 @@ def seconds_at_ends(times: Times, first: int) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def interval(centre: float, ends: Sequence[float], margin: float) -> tuple[float, float]:
+def interval(
+    centre: float, ends: Sequence[float], margin: float
+) -> tuple[float, float]:
     """Return the bounds of a time by its ends."""
     return min(*ends, centre) / margin, max(*ends, centre) * margin
 

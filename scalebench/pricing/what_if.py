@@ -1,9 +1,11 @@
 """What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell.
 
-The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link bandwidth, cluster size), and
-latency, jitter, the interval between synchronisations, and the stages, tensor degree and micro-batches of a replica in
-parts. The bandwidths of links are in Gbit/s of one card, between nodes (`network-bandwidth`) or inside them
-(`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and latency are factors.
+The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link
+bandwidth, cluster size), and latency, jitter, the interval between synchronisations,
+and the stages, tensor degree and micro-batches of a replica in parts. The bandwidths of
+links are in Gbit/s of one card, between nodes (`network-bandwidth`) or inside them
+(`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and latency are
+factors.
 """
 
 from __future__ import annotations
@@ -22,12 +24,18 @@ from scalebench.pricing.advice import with_option
 from scalebench.pricing.identity import Identity
 from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.uncertainty import ENDS, cases_at_ends, seconds_at_ends, uncertainty_of
+from scalebench.pricing.uncertainty import (
+    ENDS,
+    cases_at_ends,
+    seconds_at_ends,
+    uncertainty_of,
+)
 from scalebench.pricing.validity import lacking, outside
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]
-# Axis -> component of a platform that it multiplies; the others have values of their own.
+# Axis -> component of a platform that it multiplies; the others have values of their
+# own.
 FACTORS = {
     "flops": "compute",
     "memory-bandwidth": "memory bandwidth",
@@ -36,7 +44,11 @@ FACTORS = {
 BANDWIDTHS = ("network-bandwidth", "node-bandwidth")
 # Axis -> option of a strategy, by its name.
 DIVISIONS = {
-    "pipeline": {"model_parallel": "stages", "pipeline": "stages", "hybrid": "pipeline"},
+    "pipeline": {
+        "model_parallel": "stages",
+        "pipeline": "stages",
+        "hybrid": "pipeline",
+    },
     "tensor": {"tensor": "degree", "hybrid": "tensor"},
     "micro_batches": {"pipeline": "micro_batches", "hybrid": "micro_batches"},
 }
@@ -46,9 +58,21 @@ _GBIT = 1e9 / 8  # bytes/s
 _OLD_NAMES = {"link-bandwidth": "network-bandwidth"}
 _POINTS, _MOST_POINTS = 50, 1000
 _LEAST = 1e-9
-_FACTORS_WRITTEN = re.compile(r"[^x,.:]*(\.[^x,.:]*)?x((,|\.\.)[^x,.:]*(\.[^x,.:]*)?x)*(:[^x]*)?")
+_FACTORS_WRITTEN = re.compile(
+    r"[^x,.:]*(\.[^x,.:]*)?x((,|\.\.)[^x,.:]*(\.[^x,.:]*)?x)*(:[^x]*)?"
+)
 _FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
-AXES = ("batch", "flops", "memory-bandwidth", *BANDWIDTHS, "workers", "latency", "jitter", "interval", *DIVISIONS)
+AXES = (
+    "batch",
+    "flops",
+    "memory-bandwidth",
+    *BANDWIDTHS,
+    "workers",
+    "latency",
+    "jitter",
+    "interval",
+    *DIVISIONS,
+)
 
 
 @dataclass(frozen=True)
@@ -67,11 +91,15 @@ class Axis:
         if self.name not in AXES:
             raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
         if self.relative and self.name not in (*FACTORS, *BANDWIDTHS):
-            raise UsageError(f"axis {self.name}: takes no factors on the platform's own; leave the x out")
+            raise UsageError(
+                f"axis {self.name}: takes no factors on the platform's own; leave the x out"
+            )
         least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else _LEAST
         wrong = [value for value in self.values if not least <= value < math.inf]
         if wrong or not self.values:
-            raise UsageError(f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}")
+            raise UsageError(
+                f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}"
+            )
 
     def at(self, value: float) -> str:
         """Return `network-bandwidth 100 Gbit/s`, `latency 0.500 x`, `workers 1,024`."""
@@ -94,12 +122,15 @@ class Axis:
     def parse(cls, text: str) -> Axis:
         """Return the axis of `AXIS=LOW..HIGH`, `AXIS=LOW..HIGH:POINTS` or `AXIS=VALUE,VALUE,...`.
 
-        A range is logarithmic, that of jitter linear. Values such as `0.5x` are factors.
+        A range is logarithmic, that of jitter linear. Values such as `0.5x` are
+        factors.
         """
         name, equals, said = text.partition("=")
         relative = "x" in said
         if relative and not _FACTORS_WRITTEN.fullmatch(said):
-            raise UsageError(f"axis {text!r}: {_FORM}; factors all have an x, as 0.5x,2x")
+            raise UsageError(
+                f"axis {text!r}: {_FORM}; factors all have an x, as 0.5x,2x"
+            )
         said = said.replace("x", "")
         span, _, points = said.partition(":")
         low, dots, high = span.partition("..")
@@ -111,10 +142,21 @@ class Axis:
             else:
                 ends, count = (float(low), float(high)), int(points or _POINTS)
                 if not 2 <= count <= _MOST_POINTS:
-                    raise UsageError(f"axis {name}: expected 2 to {_MOST_POINTS:,} points, got {count:,}")
-                if not (0 if name == "jitter" else _LEAST) <= ends[0] < ends[1] < math.inf:
-                    raise UsageError(f"axis {name}: expected a range that rises from above 0, got {span}")
-                values = (np.linspace if name == "jitter" else np.geomspace)(*ends, count).tolist()
+                    raise UsageError(
+                        f"axis {name}: expected 2 to {_MOST_POINTS:,} points, got {count:,}"
+                    )
+                if (
+                    not (0 if name == "jitter" else _LEAST)
+                    <= ends[0]
+                    < ends[1]
+                    < math.inf
+                ):
+                    raise UsageError(
+                        f"axis {name}: expected a range that rises from above 0, got {span}"
+                    )
+                values = (np.linspace if name == "jitter" else np.geomspace)(
+                    *ends, count
+                ).tolist()
             if name in COUNTS:
                 values = sorted({float(round(value)) for value in values})
         except (ValueError, OverflowError):
@@ -125,8 +167,14 @@ class Axis:
     def title(self) -> str:
         """Name with its unit."""
         units = dict.fromkeys(("workers", *DIVISIONS), "")
-        units |= {"batch": "samples", "interval": "steps or epochs", "jitter": "share of a step"}
-        unit = units.get(self.name, "Gbit/s" if self.unit == "Gbit/s" else "times the platform's")
+        units |= {
+            "batch": "samples",
+            "interval": "steps or epochs",
+            "jitter": "share of a step",
+        }
+        unit = units.get(
+            self.name, "Gbit/s" if self.unit == "Gbit/s" else "times the platform's"
+        )
         return f"{self.name.replace('-', ' ')} ({unit})" if unit else self.name
 
 
@@ -134,9 +182,11 @@ class Axis:
 class Plane:
     """Cells of one or two axes: seconds, throughput (samples/s), efficiency, and the binding component, (n, m).
 
-    `bound` holds places in `components`, `outside` and `lacking` say where a cell lies outside what the inputs are
-    known to hold for and does not fit; with one axis m is 1. `low`, `high` and `ends` (n, m, 4) are the intervals of
-    the times and the times at `uncertainty.ENDS`, of MOST_ROWS cells or fewer. `reasons` say why an axis has no effect.
+    `bound` holds places in `components`, `outside` and `lacking` say where a cell lies
+    outside what the inputs are known to hold for and does not fit; with one axis m is
+    1. `low`, `high` and `ends` (n, m, 4) are the intervals of the times and the times
+    at `uncertainty.ENDS`, of MOST_ROWS cells or fewer. `reasons` say why an axis has no
+    effect.
     """
 
     axes: tuple[Axis, ...]
@@ -159,14 +209,25 @@ class Plane:
 
     def least(self) -> tuple[int, int]:
         """Return the cell with the least time, of those that fit and are inside what is known if there are any."""
-        allowed = [self.lacking == "", ~self.marked]  # one of the last of these that have cells
-        chosen = next((each for each in reversed(allowed) if each.any()), np.ones(self.train_s.shape, dtype=bool))
-        row, column = divmod(int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1])
+        allowed = [
+            self.lacking == "",
+            ~self.marked,
+        ]  # one of the last of these that have cells
+        chosen = next(
+            (each for each in reversed(allowed) if each.any()),
+            np.ones(self.train_s.shape, dtype=bool),
+        )
+        row, column = divmod(
+            int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1]
+        )
         return row, column
 
     def where(self, cell: tuple[int, int]) -> str:
         """Return a cell's values of the axes."""
-        return ", ".join(axis.at(axis.values[place]) for axis, place in zip(self.axes, cell, strict=False))
+        return ", ".join(
+            axis.at(axis.values[place])
+            for axis, place in zip(self.axes, cell, strict=False)
+        )
 
     def sentences(self) -> list[str]:
         """Return the range of times and where the least is, the share and place of each binding component."""
@@ -193,7 +254,9 @@ class Plane:
         ):
             if len(reasons := list(dict.fromkeys(texts[texts != ""].tolist()))):
                 more = "; ..." if len(reasons) > 1 else ""
-                said.append(f"{what}, {share(float((texts != '').mean()))} of the cells: {reasons[0]}{more}")
+                said.append(
+                    f"{what}, {share(float((texts != '').mean()))} of the cells: {reasons[0]}{more}"
+                )
         return said
 
     def share_bound_by(self, component: str) -> float:
@@ -205,10 +268,18 @@ class Plane:
         axis, columns = self.axes[0], self.bound.shape[1]
         found = []
         for column in range(columns) if len(self.axes) == 1 else (0, columns - 1):
-            here = [axis.values[row] for row in range(len(axis.values)) if self.bound[row, column] == component]
+            here = [
+                axis.values[row]
+                for row in range(len(axis.values))
+                if self.bound[row, column] == component
+            ]
             if here:
                 text = f"{axis.at(min(here))} to {axis.text(max(here))}"
-                at = f" at {self.axes[1].at(self.axes[1].values[column])}" if len(self.axes) > 1 else ""
+                at = (
+                    f" at {self.axes[1].at(self.axes[1].values[column])}"
+                    if len(self.axes) > 1
+                    else ""
+                )
                 found.append(text + at)
         return f", {'; '.join(found)}" if found else ""
 
@@ -224,7 +295,9 @@ class Plane:
         return found
 
 
-def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Sequence[Axis]) -> Plane:
+def what_if(
+    predictor: Predictor, strategy: Component, workers: int, axes: Sequence[Axis]
+) -> Plane:
     """Price the training by `strategy` in every cell of one axis or two."""
     if len({axis.name for axis in axes}) < len(axes):
         raise UsageError(f"axis {axes[0].name} is given twice; name two different ones")
@@ -239,8 +312,12 @@ def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Seque
         cell = _PricedCell(predictor, strategy, workers, kept)
         cell.set(named, {axis.name for axis in axes if axis.relative})
         key = tuple(value for name, value in named.items() if name not in COUNTS)
-        platform = platforms.setdefault(key, cell.platform)  # shared, so that its step times are computed once
-        _, own = groups.setdefault((cell.workers, str(cell.strategy)), (cell.strategy, []))
+        platform = platforms.setdefault(
+            key, cell.platform
+        )  # shared, so that its step times are computed once
+        _, own = groups.setdefault(
+            (cell.workers, str(cell.strategy)), (cell.strategy, [])
+        )
         own.append((place, Case(platform, cell.batch)))
     plane = _priced(predictor, groups, tuple(axes), shape, kept)
     if plane.train_s.size <= MOST_ROWS:
@@ -248,28 +325,46 @@ def what_if(predictor: Predictor, strategy: Component, workers: int, axes: Seque
     if without := plane.without_effect():
         (_, _), (strategy, ((_, case), *_)) = next(iter(groups.items()))
         workers = next(iter(groups))[0]
-        plane = replace(plane, reasons={name: _why(predictor, strategy, workers, case, name) for name in without})
+        plane = replace(
+            plane,
+            reasons={
+                name: _why(predictor, strategy, workers, case, name) for name in without
+            },
+        )
     return plane
 
 
 def _with_intervals(
-    predictor: Predictor, groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]], plane: Plane
+    predictor: Predictor,
+    groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]],
+    plane: Plane,
 ) -> Plane:
     """Add the interval of each cell."""
     cells = plane.train_s.size
     ends, margins = np.empty((cells, len(ENDS))), np.empty(cells)
     for (workers, _), (strategy, own) in groups.items():
         for place, case in own:
-            known = uncertainty_of(predictor, strategy, workers, case.batch, case.platform)
-            times = predictor.times(strategy, workers, cases_at_ends(case.platform, known, case.batch))
+            known = uncertainty_of(
+                predictor, strategy, workers, case.batch, case.platform
+            )
+            times = predictor.times(
+                strategy, workers, cases_at_ends(case.platform, known, case.batch)
+            )
             ends[place], margins[place] = seconds_at_ends(times, 0), known.margin
     shape, centre = plane.train_s.shape, plane.train_s.ravel()
     low = np.minimum(ends.min(axis=1), centre) / margins
     high = np.maximum(ends.max(axis=1), centre) * margins
-    return replace(plane, ends=ends.reshape(*shape, -1), low=low.reshape(shape), high=high.reshape(shape))
+    return replace(
+        plane,
+        ends=ends.reshape(*shape, -1),
+        low=low.reshape(shape),
+        high=high.reshape(shape),
+    )
 
 
-def _why(predictor: Predictor, strategy: Component, workers: int, case: Case, axis: str) -> str:
+def _why(
+    predictor: Predictor, strategy: Component, workers: int, case: Case, axis: str
+) -> str:
     """Return why the training of one cell does not react to `axis`."""
     node = case.platform.cluster.node.workers_per_node
     if axis in (*BANDWIDTHS, "latency", "jitter", "interval") and workers == 1:
@@ -295,7 +390,10 @@ def _marks(
 ) -> tuple[list[str], list[str]]:
     """Return where trainings at `batches` lie outside what is known, and what of them does not fit."""
     distinct = dict.fromkeys(batches)
-    known = {batch: "; ".join(outside(predictor, strategy, workers, batch)) for batch in distinct}
+    known = {
+        batch: "; ".join(outside(predictor, strategy, workers, batch))
+        for batch in distinct
+    }
     large = {batch: lacking(predictor, strategy, workers, batch) for batch in distinct}
     return [known[batch] for batch in batches], [large[batch] for batch in batches]
 
@@ -316,8 +414,15 @@ def _priced(
             for name in predictor.components(strategy, case.platform)
         )
     )
-    times_s, alone, bound = np.empty(cells), np.empty(cells), np.empty(cells, dtype=np.int64)
-    outside_of, lacking_of = np.empty(cells, dtype=object), np.empty(cells, dtype=object)
+    times_s, alone, bound = (
+        np.empty(cells),
+        np.empty(cells),
+        np.empty(cells, dtype=np.int64),
+    )
+    outside_of, lacking_of = (
+        np.empty(cells, dtype=object),
+        np.empty(cells, dtype=object),
+    )
     halved = [(name,) for name in names] + [tuple(part) for part in parts(names)]
     improved: dict[tuple[Platform, tuple[str, ...]], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
@@ -330,16 +435,25 @@ def _priced(
                 key = (case.platform, together)
                 if key not in improved:
                     has = predictor.components(strategy, case.platform)
-                    improved[key] = kept.improved(case.platform, *(name for name in together if name in has))
+                    improved[key] = kept.improved(
+                        case.platform, *(name for name in together if name in has)
+                    )
                 cases.append(Case(improved[key], case.batch))
         priced = predictor.times(strategy, workers, cases)
         times = priced.time.reshape(1 + len(halved), len(own))
         times_s[places] = times[0]
         for at, place in enumerate(places):
             communicating = float((priced.comm[at] - priced.wait[at]) / priced.time[at])
-            may_bind = binding(names, communicating, (float(times[-2, at]), float(times[-1, at])))
-            bound[place] = min(map(names.index, may_bind), key=lambda component: float(times[1 + component, at]))
-        alone[places] = predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
+            may_bind = binding(
+                names, communicating, (float(times[-2, at]), float(times[-1, at]))
+            )
+            bound[place] = min(
+                map(names.index, may_bind),
+                key=lambda component: float(times[1 + component, at]),
+            )
+        alone[places] = (
+            predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
+        )
     workload = predictor.workload
     return Plane(
         axes,
@@ -362,7 +476,9 @@ class _Parts:
     def improved(self, platform: Platform, *components: str) -> Platform:
         """Return the platform with half the time of each of `components`."""
         for component in components:
-            platform = self.changed(platform, component, 2.0 if component in RATES else 0.5)
+            platform = self.changed(
+                platform, component, 2.0 if component in RATES else 0.5
+            )
         return platform
 
     def changed(self, platform: Platform, component: str, factor: float) -> Platform:
@@ -385,7 +501,9 @@ class _Parts:
 class _PricedCell:
     """The platform and batch of one cell."""
 
-    def __init__(self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts) -> None:
+    def __init__(
+        self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts
+    ) -> None:
         self._kept = kept
         self.platform, self.batch = predictor.platform, predictor.workload.batch
         self.strategy, self.workers = strategy, workers
@@ -398,10 +516,18 @@ class _PricedCell:
             if name in FACTORS:
                 self.platform = self._kept.changed(self.platform, FACTORS[name], value)
             elif name == "network-bandwidth":
-                own = 1.0 if name in relative else links.inter.bandwidth_bytes_per_s / _GBIT
+                own = (
+                    1.0
+                    if name in relative
+                    else links.inter.bandwidth_bytes_per_s / _GBIT
+                )
                 self.platform = self.platform.between_nodes(value / own)
             elif name == "node-bandwidth":
-                own = 1.0 if name in relative else links.intra.bandwidth_bytes_per_s / _GBIT
+                own = (
+                    1.0
+                    if name in relative
+                    else links.intra.bandwidth_bytes_per_s / _GBIT
+                )
                 self.platform = self.platform.inside_nodes(value / own)
             elif name == "jitter":
                 self.platform = replace(self.platform, jitter=value, jitter_range=None)
@@ -419,5 +545,7 @@ class _PricedCell:
             else:
                 option = self._predictor.strategy(self.strategy).traits.interval_option
                 if option is None:
-                    raise UsageError(f"axis interval: strategy {self.strategy.name} has no interval between steps")
+                    raise UsageError(
+                        f"axis interval: strategy {self.strategy.name} has no interval between steps"
+                    )
                 self.strategy = with_option(self.strategy, option, round(value))

@@ -20,18 +20,23 @@ from scalebench.system.atomic_write import open_own, sync_folder
 class AppendOnlyTable:
     """The file `path` of rows of one type, opened for appending.
 
-    Opening writes the header of a new file. In an existing file the header is checked, and bytes after the last line
-    break (a row cut off when the process died) are moved to `<path>.partial`.
+    Opening writes the header of a new file. In an existing file the header is checked,
+    and bytes after the last line break (a row cut off when the process died) are moved
+    to `<path>.partial`.
 
     Raises:
         ResultsError: the file cannot be opened or written, or has other columns.
     """
 
-    def __init__(self, path: Path, row_type: type[BaseModel], *, fsync: bool = True) -> None:
+    def __init__(
+        self, path: Path, row_type: type[BaseModel], *, fsync: bool = True
+    ) -> None:
         self.path = path
         self._row_type = row_type
         self._fsync = fsync
-        self.set_aside: Path | None = None  # file with the incomplete end of an interrupted command
+        self.set_aside: Path | None = (
+            None  # file with the incomplete end of an interrupted command
+        )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(path, "a+b", buffering=0)
@@ -93,7 +98,9 @@ class AppendOnlyTable:
         try:
             # First the copy, then the cut: a crash in between loses no row.
             tail = self._read_from(start)
-            with open_own(self.path.with_name(self.path.name + ".partial"), "ab") as partial:
+            with open_own(
+                self.path.with_name(self.path.name + ".partial"), "ab"
+            ) as partial:
                 partial.write(tail if tail.endswith(b"\n") else tail + b"\n")
                 partial.flush()
                 os.fsync(partial.fileno())
@@ -101,7 +108,9 @@ class AppendOnlyTable:
             self._file.truncate(start)
             self.set_aside = self.path.with_name(self.path.name + ".partial")
         except OSError as error:
-            raise _cannot("set aside the half-written end of", self.path, error) from None
+            raise _cannot(
+                "set aside the half-written end of", self.path, error
+            ) from None
 
     def lines_backwards(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (byte offset, row) from the last row to the first."""
@@ -161,10 +170,16 @@ def check_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> 
     if not missing and not unknown and len(header) == len(expected):
         return
     if ";" in "".join(header) or "\t" in "".join(header):
-        raise ResultsError(f"{path}: cells are not separated by commas; save it as comma-separated CSV")
+        raise ResultsError(
+            f"{path}: cells are not separated by commas; save it as comma-separated CSV"
+        )
     # The first few: a file of another program differs in all.
     differences = [f"lacks {', '.join(missing[:3])}"] if missing else []
-    differences += [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"] if unknown else []
+    differences += (
+        [f"has the unknown {', '.join(repr(name) for name in unknown[:3])}"]
+        if unknown
+        else []
+    )
     differences = differences or ["repeats a column"]
     raise ResultsError(
         f"{path}: its header {' and '.join(differences)}: not schema version {SCHEMA_VERSION}, which this scalebench "
@@ -186,10 +201,14 @@ def check_version(path: Path, versions: set[str]) -> None:
         )
 
 
-def bad_cell(path: Path, place: int, name: str, value: object, expected: str) -> ResultsError:
+def bad_cell(
+    path: Path, place: int, name: str, value: object, expected: str
+) -> ResultsError:
     """Return the error for a damaged cell of row `place`, numbered from 0; `value` None is an empty cell."""
     found = "empty" if value is None else repr(str(value))
-    return ResultsError(f"{path}, line {place + 2}: {name} is {found}, expected {expected}; repair or remove the line")
+    return ResultsError(
+        f"{path}, line {place + 2}: {name} is {found}, expected {expected}; repair or remove the line"
+    )
 
 
 def _cannot(what: str, path: Path, error: OSError) -> ResultsError:

@@ -1,7 +1,8 @@
 """Fast reader of runs.csv that parses a row only on request: 100,000 attempts in some tenths of a second.
 
-The first cells of each line are split off without a CSV parser. A file with columns in another order or with quotes in
-the first cells, as written by a spreadsheet, is parsed completely, which is slower.
+The first cells of each line are split off without a CSV parser. A file with columns in
+another order or with quotes in the first cells, as written by a spreadsheet, is parsed
+completely, which is slower.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from itertools import islice
 from pathlib import Path
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records.append_only import bad_cell, check_header, check_version, from_line
+from scalebench.records.append_only import (
+    bad_cell,
+    check_header,
+    check_version,
+    from_line,
+)
 from scalebench.records.schema import EpochRow, RunRow, columns, expected_instead, kinds
 from scalebench.system.bounded_read import LARGE, read_bytes
 
@@ -54,11 +60,20 @@ class Attempts:
         self._header = (from_line(lines[0]) if lines else []) or names
         self._lines = lines[1:]
         check_header(path, self._header, names)
-        cells = [line.decode(errors="replace").split(",", len(_FIRST)) for line in self._lines]
+        cells = [
+            line.decode(errors="replace").split(",", len(_FIRST))
+            for line in self._lines
+        ]
         if self._header != names or not _are_plain(cells):
-            # Written by a spreadsheet: slower, as each line goes through the CSV parser.
-            cells = [[row[name] for name in _FIRST] for row in map(self.row, range(len(self._lines)))]
-        by_name = {name: [row[place] for row in cells] for place, name in enumerate(_FIRST)}
+            # Written by a spreadsheet: slower, as each line goes through the CSV
+            # parser.
+            cells = [
+                [row[name] for name in _FIRST]
+                for row in map(self.row, range(len(self._lines)))
+            ]
+        by_name = {
+            name: [row[place] for row in cells] for place, name in enumerate(_FIRST)
+        }
         self.run_id = by_name["run_id"]
         self.config_hash = by_name["config_hash"]
         self.status = by_name["status"]
@@ -67,7 +82,9 @@ class Attempts:
         bad = {cell for cell in set(attempts) if not _is_attempt(cell)}
         if bad:
             place = next(place for place, cell in enumerate(attempts) if cell in bad)
-            raise bad_cell(path, place, "attempt", self.row(place)["attempt"], "a number from 1 up")
+            raise bad_cell(
+                path, place, "attempt", self.row(place)["attempt"], "a number from 1 up"
+            )
         self.attempt = list(map(int, attempts))
 
     def __len__(self) -> int:
@@ -103,8 +120,16 @@ class Attempts:
     def other_data(self, digest: str) -> list[str]:
         """Return the checksum of the data of each run that has another one than `digest`; trials have their own."""
         # Few lines lack the digest, and only these are parsed.
-        rows = [self.row(place) for place, line in enumerate(self._lines) if digest.encode() not in line]
-        return [row["dataset_sha256"] for row in rows if row["dataset_sha256"] and not row["trial"]]
+        rows = [
+            self.row(place)
+            for place, line in enumerate(self._lines)
+            if digest.encode() not in line
+        ]
+        return [
+            row["dataset_sha256"]
+            for row in rows
+            if row["dataset_sha256"] and not row["trial"]
+        ]
 
     def seconds(self, statuses: Collection[str]) -> dict[tuple[str, str], float | None]:
         """Return train_s of each run with one of these statuses, by run_id and config_hash.
@@ -116,14 +141,19 @@ class Attempts:
         for place, status in enumerate(self.status):
             if status in statuses:
                 train_s = self.row(place, checked=("train_s",))["train_s"]
-                found[self.run_id[place], self.config_hash[place]] = float(train_s) if train_s else None
+                found[self.run_id[place], self.config_hash[place]] = (
+                    float(train_s) if train_s else None
+                )
         return found
 
-    def without_epochs(self, table: Path, known: Mapping[str, int] | None = None) -> list[int]:
+    def without_epochs(
+        self, table: Path, known: Mapping[str, int] | None = None
+    ) -> list[int]:
         """Return the places of the completed runs that have fewer rows in `table`, an epochs.csv, than epochs.
 
-        Such a run was committed by its row in runs.csv; later its epochs were cut off, or the file was deleted. Of
-        several completed attempts the last counts. `known` has epochs by run_id; of other runs the row is parsed.
+        Such a run was committed by its row in runs.csv; later its epochs were cut off,
+        or the file was deleted. Of several completed attempts the last counts. `known`
+        has epochs by run_id; of other runs the row is parsed.
 
         Raises:
             ResultsError: the table cannot be read, or has other columns.
@@ -132,12 +162,19 @@ class Attempts:
         for place, status in enumerate(self.status):
             if status == "completed":
                 last[self.run_id[place], self.config_hash[place]] = place
-        wanted = {place: self._epochs_of(place, known or {}) for place in sorted(last.values())}
+        wanted = {
+            place: self._epochs_of(place, known or {})
+            for place in sorted(last.values())
+        }
         header, data = _read_epochs(table)
         if header == columns(EpochRow) and self._in_order(data, wanted):
             return []
         found = _count_epochs(header, data)
-        return [place for place, epochs in wanted.items() if found[self._attempt_at(place)] < epochs]
+        return [
+            place
+            for place, epochs in wanted.items()
+            if found[self._attempt_at(place)] < epochs
+        ]
 
     def _epochs_of(self, place: int, known: Mapping[str, int]) -> int:
         if epochs := known.get(self.run_id[place], 0):
@@ -199,7 +236,9 @@ def _read_epochs(path: Path) -> tuple[list[str], bytes]:
 def _count_epochs(header: Sequence[str], data: bytes) -> Counter[bytes]:
     """Return the number of different epochs of each attempt, by the first two cells of its rows."""
     if list(header[:3]) == ["run_id", "attempt", "epoch"] and b'"' not in data:
-        return Counter(cells[: cells.rindex(b",") + 1] for cells in set(_EPOCH.findall(data)))
+        return Counter(
+            cells[: cells.rindex(b",") + 1] for cells in set(_EPOCH.findall(data))
+        )
     places = [header.index(name) for name in ("run_id", "attempt", "epoch")]
     cells = set()  # an epoch that was written twice counts once
     for line in data.split(b"\n")[1:]:

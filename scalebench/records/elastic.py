@@ -56,9 +56,12 @@ class ElasticTable:
             self._table.close()
             raise
         completed = rows[rows["status"] == "completed"]
-        self.completed = set(zip(completed["run_id"], completed["config_hash"], strict=True))
+        self.completed = set(
+            zip(completed["run_id"], completed["config_hash"], strict=True)
+        )
         self._attempts = {
-            str(run_id): int(latest) for run_id, latest in rows.groupby("run_id")["attempt"].max().items()
+            str(run_id): int(latest)
+            for run_id, latest in rows.groupby("run_id")["attempt"].max().items()
         }
 
     def append(self, row: ElasticRow) -> None:
@@ -74,7 +77,10 @@ class ElasticTable:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._table.close()
 
@@ -82,15 +88,24 @@ class ElasticTable:
 def elastic_row(run: Run, ended: ElasticOutcome, **others: Any) -> ElasticRow:
     """Return the row of `run`; `others` are columns that neither it nor its outcome have."""
     outcome, deaths = ended.outcome, ended.deaths
-    values = {name: value for name, value in vars(run).items() if name in ElasticRow.model_fields}
-    values |= {name: str(value) for name, value in values.items() if isinstance(value, Component)}
+    values = {
+        name: value
+        for name, value in vars(run).items()
+        if name in ElasticRow.model_fields
+    }
+    values |= {
+        name: str(value)
+        for name, value in values.items()
+        if isinstance(value, Component)
+    }
     values |= {
         "status": outcome.status,
         "error": outcome.error or None,
         "strategy": run.strategy.name,
         "strategy_options": run.strategy.options,
         "workers_at_end": ended.workers_at_end,
-        "dealt_anew": ended.workers_at_end is not None and ended.workers_at_end < run.workers,
+        "dealt_anew": ended.workers_at_end is not None
+        and ended.workers_at_end < run.workers,
         "interruptions": len(deaths),
         "total_s": ended.total_s,
         "metric_name": outcome.facts.metric_name,
@@ -98,5 +113,8 @@ def elastic_row(run: Run, ended: ElasticOutcome, **others: Any) -> ElasticRow:
     }
     if deaths:
         names = ("utc", "rank", "host", "epoch", "lost_s", "pause_s")
-        values |= {f"interrupted_{name}": [vars(death)[name] for death in deaths] for name in names}
+        values |= {
+            f"interrupted_{name}": [vars(death)[name] for death in deaths]
+            for name in names
+        }
     return ElasticRow(**(values | others))

@@ -14,13 +14,17 @@ from scalebench.errors import ResultsError, writing
 from scalebench.system.atomic_write import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
-ELASTIC = "elastic.csv"  # runs that went on without ranks that died: in no figure, law or ratio
+# runs that went on without ranks that died: in no figure, law or ratio
+ELASTIC = "elastic.csv"
 STUDY = "study.yaml"
 CALIBRATION = "calibration.json"
 PLANNED = "planned.json"
 DURATIONS = "durations.json"
 PROVENANCE = "provenance"  # a folder with one JSON file per environment
-JOBS, SUBMISSION = "jobs", "submission.json"  # folder of scripts and of what jobs print, and the file in it
+JOBS, SUBMISSION = (
+    "jobs",
+    "submission.json",
+)  # folder of scripts and of what jobs print, and the file in it
 
 
 def newest_study(folder: Path) -> Path:
@@ -31,7 +35,9 @@ def newest_study(folder: Path) -> Path:
     """
     tables = sorted(folder.glob(f"*/{RUNS}"), key=lambda table: table.stat().st_mtime)
     if not tables:
-        raise ResultsError(f"no study in {folder}/; run one with `scalebench run`, or name its folder, RESULTS")
+        raise ResultsError(
+            f"no study in {folder}/; run one with `scalebench run`, or name its folder, RESULTS"
+        )
     return tables[-1].parent
 
 
@@ -51,7 +57,9 @@ def is_submitted(folder: Path) -> bool:
 def require_writable(folder: Path) -> None:
     """Raise ResultsError if `folder` cannot be written, or made where it is missing."""
     # The nearest folder that exists decides whether the others can be made.
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = next(
+        place for place in (folder, *folder.absolute().parents) if place.exists()
+    )
     with writing(folder):
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder")
@@ -78,7 +86,9 @@ def timed(folder: Path, command: str, *, added: bool = False) -> Iterator[None]:
     seconds += known.get(command, 0.0) if added else 0.0
     with suppress(OSError):
         write_atomic(
-            folder / DURATIONS, json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True) + "\n"
+            folder / DURATIONS,
+            json.dumps(known | {command: round(seconds, 3)}, indent=1, sort_keys=True)
+            + "\n",
         )
 
 
@@ -86,7 +96,11 @@ def durations_in(folder: Path) -> dict[str, float]:
     """Return seconds by command; empty if the file is missing or damaged."""
     path = folder / DURATIONS
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MOST_BYTES else {}
+        content = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.stat().st_size <= _MOST_BYTES
+            else {}
+        )
     except (OSError, ValueError, RecursionError):
         return {}
     known = content.items() if isinstance(content, dict) else ()

@@ -35,7 +35,8 @@ class LockedError(ResultsError):
 class Owner:
     """The process that writes a study; `born` distinguishes it from a later process of the same number.
 
-    `job` and `restarts` are those of Slurm, which knows whether a process on another host may be there still.
+    `job` and `restarts` are those of Slurm, which knows whether a process on another
+    host may be there still.
     """
 
     host: str
@@ -70,11 +71,14 @@ class Owner:
 
 
 @contextmanager
-def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) -> Iterator[None]:
+def folder_lock(
+    folder: Path, waits_for: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Hold `folder`, created if missing. A lock whose owner has ended, on this host or with its job, is taken over.
 
-    The file system's own lock (flock) is held too, where available: it ends with its process in any case. With
-    `waits_for` the folder is held after its holder, with which that is called once.
+    The file system's own lock (flock) is held too, where available: it ends with its
+    process in any case. With `waits_for` the folder is held after its holder, with
+    which that is called once.
 
     Raises:
         ResultsError: another command holds it (named by host and process), or the folder cannot be written.
@@ -91,11 +95,17 @@ def folder_lock(folder: Path, waits_for: Callable[[str], None] | None = None) ->
             if not waits:
                 waits_for(str(error.owner or "another command"))
             waits = True
-            time.sleep(_POLL_S if error.owner is None or error.owner.is_here else _POLL_ELSEWHERE_S)
+            time.sleep(
+                _POLL_S
+                if error.owner is None or error.owner.is_here
+                else _POLL_ELSEWHERE_S
+            )
     try:
         yield
     finally:
-        if _is_still(path, descriptor):  # not the lock of another command, if this one was deleted
+        if _is_still(
+            path, descriptor
+        ):  # not the lock of another command, if this one was deleted
             with suppress(OSError):
                 path.unlink()
         os.close(descriptor)
@@ -122,7 +132,9 @@ def _take(path: Path) -> int | None:
             return None
         with writing(path):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0)
+            os.pwrite(
+                descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0
+            )
     except BaseException:
         with suppress(OSError):
             os.close(descriptor)
@@ -151,7 +163,11 @@ def _is_still(path: Path, descriptor: int) -> bool:
 def _read(path: Path) -> Owner | None:
     try:
         return Owner(**json.loads(read_text(path)))
-    except (OSError, ValueError, TypeError):  # missing, or incomplete after a kill: no owner
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ):  # missing, or incomplete after a kill: no owner
         return None
 
 
@@ -166,8 +182,15 @@ def _born(pid: int) -> str:
     """Boot identifier and start time of the process in kernel ticks since then; empty if there is no such process."""
     try:
         # The second field, the name of the program, may hold spaces and brackets.
-        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        after_name = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
+        boot = (
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        )
     except OSError:
         return ""
     return "" if after_name[0] == "Z" else f"{boot}/{after_name[19]}"

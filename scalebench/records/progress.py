@@ -24,7 +24,8 @@ from scalebench.system.bounded_read import read_text
 _PLANNED = {"run_id": str, "config_hash": str, "group": str, "epochs": int}
 _SHOWN = 5  # names of runs in a note
 _NEWEST = 2000  # attempts from which the pace is estimated
-_BREAK = 10.0  # a gap between starts above this multiple of the median plus a minute is a pause
+# a gap between starts above this multiple of the median plus a minute is a pause
+_BREAK = 10.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,15 @@ class Progress:
     failures: list[Failure]
     remaining: Counter[str]  # unfinished runs by group, those of `without_epochs` too
     seconds_per_run: dict[str, float]
-    most_to_come: int = 0  # further runs until the stopping rule ends the study, upper bound
+    most_to_come: int = (
+        0  # further runs until the stopping rule ends the study, upper bound
+    )
     repeated: int = 0  # rows that repeat an attempt; the last one counts
-    other_data: int = 0  # rows of runs on other data than the last one's, which are in no table or figure
-    without_epochs: dict[str, str] = field(default_factory=dict)  # groups of completed runs that lost epochs, by run_id
+    # rows of runs on other data than the last one's, which are in no table or figure
+    other_data: int = 0
+    without_epochs: dict[str, str] = field(
+        default_factory=dict
+    )  # groups of completed runs that lost epochs, by run_id
 
     @property
     def never_made(self) -> Counter[str]:
@@ -81,20 +87,37 @@ class Progress:
     def left_s(self) -> float | None:
         """Expected seconds until all runs have finished; None without an estimate."""
         pace = self.seconds_per_run
-        known = [count * pace[group] for group, count in self.remaining.items() if group in pace]
+        known = [
+            count * pace[group]
+            for group, count in self.remaining.items()
+            if group in pace
+        ]
         return sum(known) if known or not self.remaining else None
 
     @property
     def without_estimate(self) -> Counter[str]:
         """Remaining runs of groups without a finished run."""
-        return Counter({group: n for group, n in self.remaining.items() if group not in self.seconds_per_run})
+        return Counter(
+            {
+                group: n
+                for group, n in self.remaining.items()
+                if group not in self.seconds_per_run
+            }
+        )
 
 
-def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *, begun_in: Path | None = None) -> None:
+def keep_planned(
+    folder: Path,
+    runs: Iterable[Planned],
+    most_to_come: int = 0,
+    *,
+    begun_in: Path | None = None,
+) -> None:
     """Write the planned runs of the study in `folder`, and the upper bound of runs that a stopping rule may add.
 
-    `begun_in` is the folder to which relative paths of the study refer. It is written relative to `folder` if it
-    contains `folder`, so that both can be moved, else as in study.yaml, without user names.
+    `begun_in` is the folder to which relative paths of the study refer. It is written
+    relative to `folder` if it contains `folder`, so that both can be moved, else as in
+    study.yaml, without user names.
 
     Raises:
         ResultsError: the file cannot be written.
@@ -110,7 +133,9 @@ def keep_planned(folder: Path, runs: Iterable[Planned], most_to_come: int = 0, *
 
 def begun_in(folder: Path) -> Path | None:
     """Return the folder to which relative paths of the study in `folder` refer; None if unknown or missing."""
-    from scalebench.study.load import from_home  # slow to import and not needed by `status`
+    from scalebench.study.load import (
+        from_home,
+    )  # slow to import and not needed by `status`
 
     try:
         recorded = json.loads(read_text(folder / PLANNED))["begun_in"]
@@ -124,7 +149,10 @@ def _seen_from(folder: Path, place: Path) -> str:
     from scalebench.study.load import to_home
 
     try:
-        return "/".join(".." for _ in folder.resolve().relative_to(place.resolve()).parts) or "."
+        return (
+            "/".join(".." for _ in folder.resolve().relative_to(place.resolve()).parts)
+            or "."
+        )
     except ValueError:
         return str(to_home(f"{place.resolve()}/."))
 
@@ -141,7 +169,8 @@ def progress_of(folder: Path) -> Progress:
     planned, most_to_come = _planned(folder)
     if planned is None:  # written by hand: the study consists of its rows
         planned = [
-            (run_id, attempts.config_hash[place], _group(attempts.row(place)), 0) for run_id, place in latest.items()
+            (run_id, attempts.config_hash[place], _group(attempts.row(place)), 0)
+            for run_id, place in latest.items()
         ]
     # Of planned runs the number of epochs is known without parsing their rows.
     known = {run_id: epochs for run_id, _, _, epochs in planned}
@@ -151,18 +180,25 @@ def progress_of(folder: Path) -> Progress:
     without_epochs = {}
     for run_id, config_hash, group, _ in planned:
         place = latest.get(run_id)
-        if place is not None and attempts.config_hash[place] == config_hash and place not in lost:
+        if (
+            place is not None
+            and attempts.config_hash[place] == config_hash
+            and place not in lost
+        ):
             ended.append(place)
         elif place in lost:
             without_epochs[run_id] = group
             remaining[group] += 1
         else:
             remaining[group] += 1
-    rows = [attempts.row(place) for place in ended if attempts.status[place] != "completed"]
+    rows = [
+        attempts.row(place) for place in ended if attempts.status[place] != "completed"
+    ]
     failures = [
         Failure(row["run_id"], row["status"], to_text(row["error"]))
         for row in rows
-        if not row["trial"] or row["status"] not in RESULTS_OF_A_TRIAL  # that trial is not tried again
+        if not row["trial"]
+        or row["status"] not in RESULTS_OF_A_TRIAL  # that trial is not tried again
     ]
     return Progress(
         study=to_text(newest[-1]["study"]) if newest else folder.name,
@@ -174,7 +210,9 @@ def progress_of(folder: Path) -> Progress:
         repeated=attempts.repeated(),
         other_data=_on_other_data(attempts, newest),
         without_epochs=without_epochs,
-        seconds_per_run=_paces(newest, attempts.path.stat().st_mtime if newest else 0.0),
+        seconds_per_run=_paces(
+            newest, attempts.path.stat().st_mtime if newest else 0.0
+        ),
     )
 
 
@@ -200,9 +238,18 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str, int]] | None, int]
         return list(zip(*columns, strict=True)), int(content["most_to_come"])
     except FileNotFoundError:
         return None, 0
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         reason = " ".join(str(error).split())
-    raise ResultsError(f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again")
+    raise ResultsError(
+        f"cannot read {path} ({reason}); delete it, `scalebench run` writes it again"
+    )
 
 
 def _group(row: dict[str, str]) -> str:
@@ -212,9 +259,10 @@ def _group(row: dict[str, str]) -> str:
 def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
     """Return mean wall seconds by group, from the start of a run to the next start, without pauses between commands.
 
-    Real runs of all engines are interleaved one at a time, so the next start may belong to another group. Real and
-    virtual runs are separated, as a calibration may lie between them. The last run `ended` when its row was written: a
-    copied file is too young for that.
+    Real runs of all engines are interleaved one at a time, so the next start may belong
+    to another group. Real and virtual runs are separated, as a calibration may lie
+    between them. The last run `ended` when its row was written: a copied file is too
+    young for that.
     """
     begun = []
     for row in rows:
@@ -237,7 +285,9 @@ def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
 
 
 def _mean_without_breaks(gaps: list[float]) -> float | None:
-    positive = sorted(gap for gap in gaps if gap > 0)  # jobs started together have no gap
+    positive = sorted(
+        gap for gap in gaps if gap > 0
+    )  # jobs started together have no gap
     if not positive:
         return None
     usual = positive[len(positive) // 2]

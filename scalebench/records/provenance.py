@@ -1,7 +1,8 @@
 """Environment of a study, without personal data.
 
-Host names are hashed, environment variables come from an allow-list, and home folders, user names and credentials
-inside their values are replaced: credentials by variable name, by shape, and by the name assigned inside a text.
+Host names are hashed, environment variables come from an allow-list, and home folders,
+user names and credentials inside their values are replaced: credentials by variable
+name, by shape, and by the name assigned inside a text.
 """
 
 from __future__ import annotations
@@ -40,15 +41,27 @@ _SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
 _FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment variables
 _HOMES = r"/(?:home|users|Users)/[^/\s:,]+"
 _MASK = "<secret>"
-_SWITCHES = ("true", "false", "yes", "none", "off", "auto", "null")  # not secrets under any name
-_SHORTEST_WORD = 3  # characters of a secret among the environment's own values; shorter ones are switches and counts
+_SWITCHES = (
+    "true",
+    "false",
+    "yes",
+    "none",
+    "off",
+    "auto",
+    "null",
+)  # not secrets under any name
+# characters of a secret among the environment's own values; shorter ones are switches
+# and counts
+_SHORTEST_WORD = 3
 
 _NAME = re.compile(
     r"TOKEN|SECRET|PASS(?!IVE|ES)|CREDENTIAL|PRIVATE|API_?KEY|ACC(?:ESS|OUNT)_?KEY|AUTH|JWT|BEARER|COOKIE"
     r"|_(?:KEY|PWD|PAT|SAS)(?:_|$)",
     re.IGNORECASE,
 )
-_SESSION = re.compile(r"SESSION(?:_?ID)?$", re.IGNORECASE)  # GDMSESSION=ubuntu is harmless
+_SESSION = re.compile(
+    r"SESSION(?:_?ID)?$", re.IGNORECASE
+)  # GDMSESSION=ubuntu is harmless
 _IN_ADDRESS = re.compile(r"://(?:[^/@\s]+@)+")
 _SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:
@@ -61,7 +74,9 @@ _SHAPES = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_BEARER = re.compile(r"\b(bearer\s+)(?=[\w.~+/-]*[\d.~+/=_-])[\w.~+/-]{8,}=*", re.IGNORECASE)
+_BEARER = re.compile(
+    r"\b(bearer\s+)(?=[\w.~+/-]*[\d.~+/=_-])[\w.~+/-]{8,}=*", re.IGNORECASE
+)
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s,;&"'<>()\[\]{}]+)"""
 _QUERY = re.compile(rf"(?P<before>[?&](?P<name>[\w.-]+)=){_VALUE}")
 _ASSIGNED = re.compile(
@@ -77,15 +92,19 @@ def in_job(environment: Mapping[str, str]) -> bool:
 def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return hardware and software of this process; keys that are columns of runs.csv have their names.
 
-    Unavailable facts are None. Takes some tenths of a second, more if torch is not imported yet: runs git, mpirun,
-    ompi_info and nvidia-smi if present.
+    Unavailable facts are None. Takes some tenths of a second, more if torch is not
+    imported yet: runs git, mpirun, ompi_info and nvidia-smi if present.
     """
     versions = machine_facts.package_versions()
     facts = {
         **describe_node(environment),
-        "packages_hash": _digest(*(f"{name}=={version}" for name, version in versions.items())),
+        "packages_hash": _digest(
+            *(f"{name}=={version}" for name, version in versions.items())
+        ),
         **machine_facts.git(),
-        "scheduler_job_id": next((environment[name] for name in JOB_IDS if name in environment), None),
+        "scheduler_job_id": next(
+            (environment[name] for name in JOB_IDS if name in environment), None
+        ),
         "python": platform.python_version(),
         "container": machine_facts.container(environment),
         "mpi": machine_facts.mpi(),
@@ -95,11 +114,16 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "modules": machine_facts.modules(environment),
         "packages": versions,
     }
-    facts = {name: _redacted(value, environment, short=name in _FROM_ENVIRONMENT) for name, value in facts.items()}
+    facts = {
+        name: _redacted(value, environment, short=name in _FROM_ENVIRONMENT)
+        for name, value in facts.items()
+    }
     return facts | {"environment": allowed_environment(environment)}
 
 
-def describe_node(environment: Mapping[str, str] = os.environ, pid: int = 0) -> dict[str, Any]:
+def describe_node(
+    environment: Mapping[str, str] = os.environ, pid: int = 0
+) -> dict[str, Any]:
     """Return facts that differ between nodes: processor, memory, GPUs, network, kernel, and the hash of the host name.
 
     Usable cores are those of the process `pid`, by default this process.
@@ -139,40 +163,70 @@ def keep(folder: Path, facts: Mapping[str, Any]) -> str:
     return digest
 
 
-def _redacted(value: Any, environment: Mapping[str, str], *, short: bool = False) -> Any:
+def _redacted(
+    value: Any, environment: Mapping[str, str], *, short: bool = False
+) -> Any:
     """Return `value` with every text in it redacted, except names: a user name may equal a package name."""
     if isinstance(value, dict):
-        return {key: _redacted(item, environment, short=short) for key, item in value.items()}
+        return {
+            key: _redacted(item, environment, short=short)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_redacted(item, environment, short=short) for item in value]
-    return redact(value, environment, names=False, short=short) if isinstance(value, str) else value
+    return (
+        redact(value, environment, names=False, short=short)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that change timings, redacted."""
-    allowed = sorted(name for name in environment if _ALLOWED.fullmatch(name) and not is_private(name))
-    return {name: redact(environment[name], environment, short=True) for name in allowed}
+    allowed = sorted(
+        name
+        for name in environment
+        if _ALLOWED.fullmatch(name) and not is_private(name)
+    )
+    return {
+        name: redact(environment[name], environment, short=True) for name in allowed
+    }
 
 
-def redact(text: str, environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False) -> str:
+def redact(
+    text: str,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    names: bool = True,
+    short: bool = False,
+) -> str:
     """Return `text` without credentials, values of secret variables, home folders, and `names` of user and host.
 
-    Without `names`, only folders named after the user are hidden, so that a user name equal to a strategy name changes
-    no records. With `short`, for values of the environment, secrets of three to seven characters are masked as separate
-    words, too, as are values assigned to secret names; in other texts these are ordinary words.
+    Without `names`, only folders named after the user are hidden, so that a user name
+    equal to a strategy name changes no records. With `short`, for values of the
+    environment, secrets of three to seven characters are masked as separate words, too,
+    as are values assigned to secret names; in other texts these are ordinary words.
     """
     return redactor(environment, names=names, short=short)(text)
 
 
 def redactor(
-    environment: Mapping[str, str] = os.environ, *, names: bool = True, short: bool = False
+    environment: Mapping[str, str] = os.environ,
+    *,
+    names: bool = True,
+    short: bool = False,
 ) -> Callable[[str], str]:
     """Return the function of a text that `redact` is, for many texts: secrets and names are looked up once."""
     secrets: list[str] = []  # patterns, in the order of the environment
     for name, secret in environment.items():
         if len(secret) >= _SHORTEST_SECRET and is_secret(name):
             secrets.append(re.escape(secret))
-        elif short and len(secret) >= _SHORTEST_WORD and secret.lower() not in _SWITCHES and is_secret(name):
+        elif (
+            short
+            and len(secret) >= _SHORTEST_WORD
+            and secret.lower() not in _SWITCHES
+            and is_secret(name)
+        ):
             secrets.append(_word(secret))
     shown: list[tuple[str, str]] = []  # patterns, and what stands in their place
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
@@ -180,12 +234,15 @@ def redactor(
     shown.append((_HOMES, "~"))
     for user in {environment.get("USER"), environment.get("LOGNAME"), _user()}:
         if user:
-            shown.append((_word(user) if names else rf"(?<=/){re.escape(user)}(?=/)", "<user>"))
+            shown.append(
+                (_word(user) if names else rf"(?<=/){re.escape(user)}(?=/)", "<user>")
+            )
     if names and (node := platform.node()):
         shown.append((_word(node), "<host>"))
 
     def hide(text: str) -> str:
-        # Secrets first: a user name that is replaced inside one would leave the rest of it readable.
+        # Secrets first: a user name that is replaced inside one would leave the rest of
+        # it readable.
         for pattern in secrets:
             text = re.sub(pattern, _MASK, text)
         text = mask_assigned(mask(text)) if short else mask(text)
@@ -239,8 +296,14 @@ def mask_assigned(text: str) -> str:
 
 def _masked(found: re.Match[str]) -> str:
     groups = found.groupdict()
-    name = (groups["name"] or groups.get("option", "")).replace("-", "_").replace(".", "_")
+    name = (
+        (groups["name"] or groups.get("option", "")).replace("-", "_").replace(".", "_")
+    )
     value = groups["value"].strip("\"'")
-    if len(value) < _SHORTEST_WORD or value.lower() in _SWITCHES or not is_private(f"_{name}"):
+    if (
+        len(value) < _SHORTEST_WORD
+        or value.lower() in _SWITCHES
+        or not is_private(f"_{name}")
+    ):
         return found[0]
     return groups["before"] + groups["value"].replace(value, _MASK)

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records.append_only import bad_cell, check_header, check_version, from_line, to_text
+from scalebench.records.append_only import (
+    bad_cell,
+    check_header,
+    check_version,
+    from_line,
+    to_text,
+)
 from scalebench.records.schema import (
     LARGEST,
     METRICS,
@@ -34,9 +40,16 @@ from scalebench.records.schema import (
 )
 from scalebench.system.bounded_read import LARGE, read_lines
 
-TEXT = pd.StringDtype("python", na_value=np.nan)  # faster than pyarrow's on tables of this size
+TEXT = pd.StringDtype(
+    "python", na_value=np.nan
+)  # faster than pyarrow's on tables of this size
 _LIST = "a JSON list with a value for each worker"
-_DTYPES: dict[str, Any] = {"integer": "Int64", "number": "float64", "flag": "boolean", "text": TEXT}
+_DTYPES: dict[str, Any] = {
+    "integer": "Int64",
+    "number": "float64",
+    "flag": "boolean",
+    "text": TEXT,
+}
 
 
 def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
@@ -51,12 +64,17 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     with reading(path):
         for lines in read_lines(path, LARGE):
             if not first:
-                first, lines = lines[: lines.find(b"\n") + 1], lines[lines.find(b"\n") + 1 :]
+                first, lines = (
+                    lines[: lines.find(b"\n") + 1],
+                    lines[lines.find(b"\n") + 1 :],
+                )
                 header = from_line(first)
                 if not header:
                     break
                 check_header(path, header, columns(row_type))
-            parts.append(_rows(path, first + lines, header, row_type, sum(map(len, parts))))
+            parts.append(
+                _rows(path, first + lines, header, row_type, sum(map(len, parts)))
+            )
     if not header:
         raise ResultsError(f"{path} is empty; expected a header line")
     table = parts[0] if len(parts) == 1 else pd.concat(parts)
@@ -66,46 +84,73 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
         check_version(path, set(map(str, table["schema_version"].unique())))
         simulated = table["execution"].isin(("virtual", "modelled"))
         is_virtual = table["engine"] == "virtual"
-        no_objects = {text for text in table["tuned"].dropna().unique() if not _is_object(text)}
+        no_objects = {
+            text for text in table["tuned"].dropna().unique() if not _is_object(text)
+        }
         for name, bad, expected in (
             ("engine", simulated & ~is_virtual, "virtual for this execution"),
             ("engine", is_virtual & ~simulated, "a native engine for this execution"),
-            ("started_utc", _are_no_times(table["started_utc"]), "ISO 8601 (2026-11-20T12:00:00+00:00)"),
+            (
+                "started_utc",
+                _are_no_times(table["started_utc"]),
+                "ISO 8601 (2026-11-20T12:00:00+00:00)",
+            ),
             ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
             *((name, _are_no_lists(table, name), _LIST) for name in WORKER_LISTS),
         ):
             _refuse(path, table, name, bad, expected)
         finished = (table["status"] == "completed").to_numpy(dtype=bool)
-        accuracy = (table["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
+        accuracy = (table["metric_name"] == "accuracy").to_numpy(
+            dtype=bool, na_value=False
+        )
         check_completed(path, table, row_type, finished, accuracy)
         _check_parts(path, table)
     return table
 
 
-def _rows(path: Path, data: bytes, header: Sequence[str], row_type: type[BaseModel], before: int) -> pd.DataFrame:
+def _rows(
+    path: Path,
+    data: bytes,
+    header: Sequence[str],
+    row_type: type[BaseModel],
+    before: int,
+) -> pd.DataFrame:
     """Parse and check lines of a table that follow `before` rows, by which the result is numbered on."""
     kind_of = kinds(row_type)
     try:
         try:
-            # By kind, which is fast; a damaged table is read again as text, to name the cell.
-            table = _parse(data, {name: _DTYPES[kind] for name, kind in kind_of.items()})
+            # By kind, which is fast; a damaged table is read again as text, to name the
+            # cell.
+            table = _parse(
+                data, {name: _DTYPES[kind] for name, kind in kind_of.items()}
+            )
         except (ValueError, TypeError, OverflowError, RuntimeWarning) as error:
             text = _parse(data, dict.fromkeys(header, TEXT))
-            raise _damaged(path, text, before) or ResultsError(f"{path}: {error}") from None
+            raise _damaged(path, text, before) or ResultsError(
+                f"{path}: {error}"
+            ) from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         reason = _too_many_cells(data, header, before) or error
         raise ResultsError(f"{path}: {reason}; repair or remove the line") from None
     table.index = pd.RangeIndex(before, before + len(table))
     if b"'" in data:  # possibly an apostrophe that keeps a text from being a formula
         for name in (name for name, kind in kind_of.items() if kind == "text"):
-            escaped = {text: to_text(text) for text in table[name].dropna().unique() if text.startswith("'")}
+            escaped = {
+                text: to_text(text)
+                for text in table[name].dropna().unique()
+                if text.startswith("'")
+            }
             table[name] = table[name].replace(escaped) if escaped else table[name]
     _check_cells(path, table, row_type)
     return table if list(header) == columns(row_type) else table[columns(row_type)]
 
 
 def check_completed(
-    path: Path, table: pd.DataFrame, row_type: type[BaseModel], finished: NDArray[np.bool_], accuracy: NDArray[np.bool_]
+    path: Path,
+    table: pd.DataFrame,
+    row_type: type[BaseModel],
+    finished: NDArray[np.bool_],
+    accuracy: NDArray[np.bool_],
 ) -> None:
     """Check metrics and other numbers of rows of completed runs; a training that diverged may have left any.
 
@@ -117,17 +162,36 @@ def check_completed(
     accuracy = accuracy & finished
     for name in other_columns(row_type):
         values = table[name].to_numpy(dtype=float)
-        _refuse(path, table, name, finished & (np.abs(values) > LARGEST), f"a number of at most {LARGEST:g}")
+        _refuse(
+            path,
+            table,
+            name,
+            finished & (np.abs(values) > LARGEST),
+            f"a number of at most {LARGEST:g}",
+        )
         if name in METRICS:
-            _refuse(path, table, name, accuracy & ((values < 0) | (values > 1)), "an accuracy from 0 to 1")
+            _refuse(
+                path,
+                table,
+                name,
+                accuracy & ((values < 0) | (values > 1)),
+                "an accuracy from 0 to 1",
+            )
             _refuse(path, table, name, finished & (values > 1), "an R2 of at most 1")
 
 
 def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
-    missing = {name: ["", "nan"] if dtype == "float64" else [""] for name, dtype in dtypes.items()}
+    missing = {
+        name: ["", "nan"] if dtype == "float64" else [""]
+        for name, dtype in dtypes.items()
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # more cells than the header
-        warnings.simplefilter("error", RuntimeWarning)  # number too large for an integer
+        warnings.simplefilter(
+            "error", pd.errors.ParserWarning
+        )  # more cells than the header
+        warnings.simplefilter(
+            "error", RuntimeWarning
+        )  # number too large for an integer
         return pd.read_csv(
             io.BytesIO(data),
             dtype=dtypes,
@@ -151,37 +215,67 @@ def _damaged(path: Path, text: pd.DataFrame, before: int) -> ResultsError | None
     for name in text:
         for place, cell in text[name].dropna().items():
             if expected := expected_instead(str(name), cell):
-                return bad_cell(path, before + int(str(place)), str(name), cell, expected)
+                return bad_cell(
+                    path, before + int(str(place)), str(name), cell, expected
+                )
     return None
 
 
-def _refuse(path: Path, table: pd.DataFrame, name: str, bad: Any, expected: str) -> None:
+def _refuse(
+    path: Path, table: pd.DataFrame, name: str, bad: Any, expected: str
+) -> None:
     """Raise ResultsError for the first cell of the column `name` where `bad` is true."""
     if bad.any():
         place = int(np.asarray(bad, dtype=bool).argmax())
         value = table[name].iloc[place]
-        raise bad_cell(path, int(table.index[place]), name, None if pd.isna(value) else value, expected)
+        raise bad_cell(
+            path,
+            int(table.index[place]),
+            name,
+            None if pd.isna(value) else value,
+            expected,
+        )
 
 
 def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> None:
     for name, field in row_type.model_fields.items():
         if typing.get_origin(field.annotation) is Literal:
             choices = typing.get_args(field.annotation)
-            _refuse(path, table, name, ~table[name].isin(choices), f"one of {', '.join(choices)}")
+            _refuse(
+                path,
+                table,
+                name,
+                ~table[name].isin(choices),
+                f"one of {', '.join(choices)}",
+            )
         elif name in ("workers", "attempt", "epochs"):
             below_one = (table[name] < 1).fillna(False)
-            _refuse(path, table, name, table[name].isna() | below_one, "a number from 1 up")
+            _refuse(
+                path, table, name, table[name].isna() | below_one, "a number from 1 up"
+            )
         elif field.is_required():
             _refuse(path, table, name, table[name].isna(), "a value")
         if (expected := range_of(name)) is not None:
-            _refuse(path, table, name, out_of_range(name, table[name]).fillna(False), expected)
+            _refuse(
+                path,
+                table,
+                name,
+                out_of_range(name, table[name]).fillna(False),
+                expected,
+            )
 
 
 def _are_no_times(moments: pd.Series[str]) -> NDArray[np.bool_]:
     """Return where dates were reformatted, as by a spreadsheet, so that their runs would silently have no start."""
     given = moments.notna().to_numpy(dtype=bool)
-    read = pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").notna().to_numpy(dtype=bool)
-    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)  # 46348 is a spreadsheet's day
+    read = (
+        pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601")
+        .notna()
+        .to_numpy(dtype=bool)
+    )
+    dashed = (moments.str.slice(4, 5) == "-").to_numpy(
+        dtype=bool, na_value=False
+    )  # 46348 is a spreadsheet's day
     return given & ~(read & dashed)
 
 
@@ -206,7 +300,15 @@ def _check_parts(path: Path, table: pd.DataFrame) -> None:
     """Refuse parts of a completed run that exceed the whole; `check` reports wholes of zero."""
     completed = (table["status"] == "completed").to_numpy(dtype=bool)
     for part, whole in WITHIN.items():
-        parts, wholes = (table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole))
+        parts, wholes = (
+            table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole)
+        )
         bad = completed & (wholes > 0) & (parts > wholes * (1 + ROUNDING))
         if bad.any():
-            _refuse(path, table, part, bad, f"at most {whole}, which is {wholes[int(bad.argmax())]:g}")
+            _refuse(
+                path,
+                table,
+                part,
+                bad,
+                f"at most {whole}, which is {wholes[int(bad.argmax())]:g}",
+            )

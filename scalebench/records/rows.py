@@ -11,14 +11,28 @@ from scalebench.records.schema import EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import SIMULATED, Component, Run
-from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
+from scalebench.training.outcome import (
+    EpochReport,
+    Evaluation,
+    Outcome,
+    RunFacts,
+    WorkerReport,
+)
 
 _SECONDS_PER_HOUR = 3600
-PACED_OVERRUN_LIMIT = 0.01  # share of steps; above it a paced run counts as oversubscribed
+PACED_OVERRUN_LIMIT = (
+    0.01  # share of steps; above it a paced run counts as oversubscribed
+)
 
 
 def rows_of(
-    run: Run, outcome: Outcome, *, attempt: int, oversubscribed: bool, started_utc: str, provenance: dict[str, Any]
+    run: Run,
+    outcome: Outcome,
+    *,
+    attempt: int,
+    oversubscribed: bool,
+    started_utc: str,
+    provenance: dict[str, Any],
 ) -> tuple[RunRow, list[EpochRow]]:
     """The run's row and its epochs' rows. Times are the slowest worker's, their parts means over workers."""
     facts, workers = outcome.facts, outcome.workers
@@ -26,7 +40,9 @@ def rows_of(
     # A run lasts until its slowest worker has finished.
     train_s = max((worker.train_s for worker in workers), default=None)
     # Asynchronous workers report in any order.
-    evaluations = sorted(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
+    evaluations = sorted(
+        outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s
+    )
     # Ranks that miss their pace are oversubscribed, whatever the number of cores.
     overrun = _mean(worker.paced_overrun for worker in workers)
     measured: dict[str, Any] = {
@@ -35,7 +51,9 @@ def rows_of(
         "error": outcome.error or None,
         "oversubscribed": oversubscribed or (overrun or 0.0) > PACED_OVERRUN_LIMIT,
         "paced_overrun": overrun,
-        "optimizer_steps": max((worker.optimizer_steps for worker in workers), default=None),
+        "optimizer_steps": max(
+            (worker.optimizer_steps for worker in workers), default=None
+        ),
         "syncs": workers[0].syncs if workers else None,
         "collective_calls": workers[0].collective_calls if workers else None,
         "bytes_sent_per_worker": _mean(worker.bytes_sent for worker in workers),
@@ -46,12 +64,22 @@ def rows_of(
         "staleness_histogram": _histogram(workers, "staleness"),
         "lead_histogram": _histogram(workers, "lead_at_push"),
         "eval_s": outcome.eval_s,
-        "final_train_loss": _mean_loss([worker.epochs[-1] for worker in workers if worker.epochs]),
+        "final_train_loss": _mean_loss(
+            [worker.epochs[-1] for worker in workers if worker.epochs]
+        ),
         "final_metric": evaluations[-1].metric if evaluations else None,
         "final_train_metric": evaluations[-1].train_metric if evaluations else None,
-        "best_metric": max((evaluation.metric for evaluation in evaluations), default=None),
-        "peak_rss_mib": max((w.peak_rss_mib for w in workers if w.peak_rss_mib is not None), default=None),
-        "peak_device_mib": max((w.peak_device_mib for w in workers if w.peak_device_mib is not None), default=None),
+        "best_metric": max(
+            (evaluation.metric for evaluation in evaluations), default=None
+        ),
+        "peak_rss_mib": max(
+            (w.peak_rss_mib for w in workers if w.peak_rss_mib is not None),
+            default=None,
+        ),
+        "peak_device_mib": max(
+            (w.peak_device_mib for w in workers if w.peak_device_mib is not None),
+            default=None,
+        ),
         "cost_core_hours": _hours(train_s, run.workers * run.threads_per_worker),
         "cost_gpu_hours": _hours(train_s, facts.gpus),
         "started_utc": started_utc,
@@ -62,7 +90,13 @@ def rows_of(
     if strategy.traits.mesh(run.workers).pipeline > 1:
         parts["bubble_s"] = _bubble(workers, train_s)
     row = RunRow(
-        **(_equally_named(run, facts, strategy) | _synchronisation(strategy, run) | measured | parts | provenance)
+        **(
+            _equally_named(run, facts, strategy)
+            | _synchronisation(strategy, run)
+            | measured
+            | parts
+            | provenance
+        )
     )
     return row, _epoch_rows(strategy.synchronisation.every, run, outcome, attempt)
 
@@ -71,9 +105,15 @@ def _equally_named(run: Run, facts: RunFacts, strategy: Strategy) -> dict[str, A
     """Return the columns named like a key of the run or a fact of its outcome; a known fact counts before a key."""
     known = {name: value for name, value in vars(facts).items() if value is not None}
     values = {
-        name: known.get(name, getattr(run, name, None)) for name in RunRow.model_fields if name != "schema_version"
+        name: known.get(name, getattr(run, name, None))
+        for name in RunRow.model_fields
+        if name != "schema_version"
     }
-    values |= {name: str(value) for name, value in values.items() if isinstance(value, Component)}
+    values |= {
+        name: str(value)
+        for name, value in values.items()
+        if isinstance(value, Component)
+    }
     traits = strategy.traits
     mesh = traits.mesh(run.workers)
     if values["batch_global"] is None and values["batch_per_worker"]:
@@ -92,7 +132,9 @@ def _synchronisation(strategy: Strategy, run: Run) -> dict[str, Any]:
     return named | strategy.synchronisation.columns()
 
 
-def _parts(workers: list[WorkerReport], train_s: float | None) -> dict[str, float | None]:
+def _parts(
+    workers: list[WorkerReport], train_s: float | None
+) -> dict[str, float | None]:
     """Mean parts of the training time; idle time after finishing counts as communication and as waiting."""
     if train_s is None:
         return {}
@@ -123,7 +165,10 @@ def _of_each_worker(workers: list[WorkerReport]) -> dict[str, list[Any] | None]:
         "worker_clock_offset_s": [worker.clock_offset_s for worker in workers],
         "worker_clock_error_s": [worker.clock_error_s for worker in workers],
     }
-    return {name: None if values.count(None) == len(values) else values for name, values in columns.items()}
+    return {
+        name: None if values.count(None) == len(values) else values
+        for name, values in columns.items()
+    }
 
 
 def _bubble(workers: list[WorkerReport], train_s: float | None) -> float | None:
@@ -136,14 +181,17 @@ def _bubble(workers: list[WorkerReport], train_s: float | None) -> float | None:
 
 def _hours(train_s: float | None, held: int | None) -> float | None:
     """Hours of `held` cores or GPUs during the training."""
-    return None if train_s is None or held is None else train_s * held / _SECONDS_PER_HOUR
+    return (
+        None if train_s is None or held is None else train_s * held / _SECONDS_PER_HOUR
+    )
 
 
 def _straggler_factor(workers: list[WorkerReport]) -> float | None:
     """Straggler factor max_i c_i / mean_i c_i with c_i = compute_s / optimizer_steps of worker i.
 
-    Per step, as a worker that skips rounds or is chosen less often computes less, and is not faster for that. Over the
-    workers that took a step; None where compute is not measured apart, or no worker computed.
+    Per step, as a worker that skips rounds or is chosen less often computes less, and
+    is not faster for that. Over the workers that took a step; None where compute is not
+    measured apart, or no worker computed.
     """
     each = [_step_s(worker) for worker in workers if worker.optimizer_steps]
     mean = _mean(each)
@@ -157,21 +205,30 @@ def _step_s(worker: WorkerReport) -> float | None:
     return worker.compute_s / worker.optimizer_steps
 
 
-def _worker_weights(strategy: Strategy, run: Run, outcome: Outcome) -> list[float] | None:
+def _worker_weights(
+    strategy: Strategy, run: Run, outcome: Outcome
+) -> list[float] | None:
     merges, final_weights = _merges(outcome), strategy.traits.final_weights
     if merges is None or final_weights is None:
         return None
-    weights = final_weights(merges, run.epochs, [worker.samples for worker in outcome.workers])
+    weights = final_weights(
+        merges, run.epochs, [worker.samples for worker in outcome.workers]
+    )
     return [float(f"{weight:.6g}") for weight in weights]
 
 
 def _merges(outcome: Outcome) -> list[list[int]] | None:
     """Places of each worker's merges among all merges of an asynchronous run."""
-    found = [sorted(map(int, worker.histograms.get("merge_position", ()))) for worker in outcome.workers]
+    found = [
+        sorted(map(int, worker.histograms.get("merge_position", ())))
+        for worker in outcome.workers
+    ]
     return found if any(found) else None
 
 
-def _merge_positions(every: int, run: Run, outcome: Outcome, epoch: int) -> list[int] | None:
+def _merge_positions(
+    every: int, run: Run, outcome: Outcome, epoch: int
+) -> list[int] | None:
     """Places of the merges after `epoch` among all merges, one per worker, if there is one `every` so many epochs."""
     merges = _merges(outcome)
     if merges is None:
@@ -179,7 +236,11 @@ def _merge_positions(every: int, run: Run, outcome: Outcome, epoch: int) -> list
     # The merge that belongs to this epoch, if there is one.
     count, rest = divmod(epoch + 1, every)
     if rest:  # a partial interval is merged at the end of training or not at all
-        return [own[-1] for own in merges] if epoch == run.epochs - 1 and len(merges[0]) > count else None
+        return (
+            [own[-1] for own in merges]
+            if epoch == run.epochs - 1 and len(merges[0]) > count
+            else None
+        )
     return [own[count - 1] for own in merges]
 
 
@@ -203,7 +264,9 @@ def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
 
 
 def _epoch_rows(every: int, run: Run, outcome: Outcome, attempt: int) -> list[EpochRow]:
-    metrics = {evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations}
+    metrics = {
+        evaluation.epoch: evaluation.metric for evaluation in outcome.evaluations
+    }
     # After a failure some workers are an epoch ahead: rows are of epochs that all have.
     epochs = min((len(worker.epochs) for worker in outcome.workers), default=0)
     rows = []
@@ -218,7 +281,10 @@ def _epoch_rows(every: int, run: Run, outcome: Outcome, attempt: int) -> list[Ep
                 epoch_s_max=max(report.epoch_s for report in reports),
                 epoch_s_min=min(report.epoch_s for report in reports),
                 epoch_s_mean=fmean(report.epoch_s for report in reports),
-                **{name: _over(reports, name) for name in ("compute_s", "comm_s", "wait_s", "data_s")},
+                **{
+                    name: _over(reports, name)
+                    for name in ("compute_s", "comm_s", "wait_s", "data_s")
+                },
                 train_loss=_mean_loss(reports),
                 test_metric=metrics.get(reports[0].epoch),
                 syncs=reports[0].syncs,
@@ -232,7 +298,9 @@ def _epoch_rows(every: int, run: Run, outcome: Outcome, attempt: int) -> list[Ep
 
 
 def _over(
-    reports: list[EpochReport], name: str, join: Callable[[Iterable[float]], float] | None = None
+    reports: list[EpochReport],
+    name: str,
+    join: Callable[[Iterable[float]], float] | None = None,
 ) -> float | None:
     values = [getattr(report, name) for report in reports]
     if any(value is None for value in values):
@@ -242,7 +310,9 @@ def _over(
 
 def _mean_loss(reports: list[EpochReport]) -> float | None:
     """Mean over the workers that trained in the epoch."""
-    return _mean(report.train_loss for report in reports if report.train_loss is not None)
+    return _mean(
+        report.train_loss for report in reports if report.train_loss is not None
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -22,14 +22,16 @@ from scalebench.system.atomic_write import write_atomic
 class Store:
     """Append-only store of runs in `folder`. A run with a row in runs.csv is complete, also after a crash.
 
-    The epoch rows of a run are written first and its row in runs.csv commits them. Opening a folder after a crash moves
-    incomplete lines, and epoch rows without a run row, to `runs.csv.partial` and `epochs.csv.partial`. One process
-    writes a folder at a time.
+    The epoch rows of a run are written first and its row in runs.csv commits them.
+    Opening a folder after a crash moves incomplete lines, and epoch rows without a run
+    row, to `runs.csv.partial` and `epochs.csv.partial`. One process writes a folder at
+    a time.
 
-    By (run_id, config_hash), `completed` has train_s of every completed run, and `tried` also of those that diverged or
-    timed out; neither has runs of `without_epochs`, whose epochs were cut off or deleted later. `failed` are the
-    run_ids whose latest attempt ended without completion, and `numbered` the (run_id, run_order) of the rows found at
-    opening, without warm-up runs and trials.
+    By (run_id, config_hash), `completed` has train_s of every completed run, and
+    `tried` also of those that diverged or timed out; neither has runs of
+    `without_epochs`, whose epochs were cut off or deleted later. `failed` are the
+    run_ids whose latest attempt ended without completion, and `numbered` the (run_id,
+    run_order) of the rows found at opening, without warm-up runs and trials.
 
     Raises:
         ResultsError: the folder cannot be written, or its tables have another schema version.
@@ -62,9 +64,15 @@ class Store:
     def append(self, run: RunRow, epochs: Sequence[EpochRow] = ()) -> None:
         """Write a finished attempt: its epoch rows, then the run row."""
         # A mistake of the caller, which would mix the epochs of two runs.
-        foreign = [row for row in epochs if (row.run_id, row.attempt) != (run.run_id, run.attempt)]
+        foreign = [
+            row
+            for row in epochs
+            if (row.run_id, row.attempt) != (run.run_id, run.attempt)
+        ]
         if foreign:
-            raise ValueError(f"epoch rows of {foreign[0].run_id!r} given with run {run.run_id!r}")
+            raise ValueError(
+                f"epoch rows of {foreign[0].run_id!r} given with run {run.run_id!r}"
+            )
         # The run row comes last: it commits the epochs.
         before = self._epochs.append(epochs)
         try:
@@ -72,12 +80,18 @@ class Store:
         except ResultsError:
             self._epochs.take_back(before)
             raise
-        self._remember(run.run_id, run.config_hash, run.attempt, run.status, run.train_s)
+        self._remember(
+            run.run_id, run.config_hash, run.attempt, run.status, run.train_s
+        )
 
     @property
     def set_aside(self) -> list[Path]:
         """Files to which opening moved incomplete rows of an interrupted command."""
-        return [path for path in (self._runs.set_aside, self._epochs.set_aside) if path is not None]
+        return [
+            path
+            for path in (self._runs.set_aside, self._epochs.set_aside)
+            if path is not None
+        ]
 
     def next_attempt(self, run_id: str) -> int:
         """Return 1 for a new run, else one more than its latest attempt."""
@@ -95,7 +109,10 @@ class Store:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -104,12 +121,29 @@ class Store:
         for place in range(len(attempts)):
             row = attempts.row(place, checked=("train_s",))
             train_s = float(row["train_s"]) if row["train_s"] else None
-            self._remember(row["run_id"], row["config_hash"], attempts.attempt[place], row["status"], train_s)
-            if row["run_order"].isdecimal() and row["warmup"].lower() != "true" and not row["trial"]:
+            self._remember(
+                row["run_id"],
+                row["config_hash"],
+                attempts.attempt[place],
+                row["status"],
+                train_s,
+            )
+            if (
+                row["run_order"].isdecimal()
+                and row["warmup"].lower() != "true"
+                and not row["trial"]
+            ):
                 self.numbered.append((row["run_id"], int(row["run_order"])))
         return attempts
 
-    def _remember(self, run_id: str, config_hash: str, attempt: int, status: str, train_s: float | None) -> None:
+    def _remember(
+        self,
+        run_id: str,
+        config_hash: str,
+        attempt: int,
+        status: str,
+        train_s: float | None,
+    ) -> None:
         if attempt >= self._attempts.get(run_id, 0):
             self._attempts[run_id] = attempt
             self.failed.discard(run_id)
@@ -133,7 +167,9 @@ class Store:
         for offset, row in self._epochs.lines_backwards():
             # From the end backwards up to the first row that a run has committed.
             attempt = row.get("attempt", "")
-            if attempt.isdecimal() and int(attempt) <= self._attempts.get(row.get("run_id", ""), 0):
+            if attempt.isdecimal() and int(attempt) <= self._attempts.get(
+                row.get("run_id", ""), 0
+            ):
                 break
             start = offset
         if start is not None:
@@ -146,12 +182,21 @@ def drop_simulated(folder: Path) -> None:
     Raises:
         ResultsError: the tables cannot be read or written.
     """
-    dropped = {run_id for run_id, row in _rows(folder / RUNS) if row["engine"] == "virtual" and not row["trial"]}
-    for name, row_type in ((EPOCHS, EpochRow), (RUNS, RunRow)):  # the run rows last: they commit the others
+    dropped = {
+        run_id
+        for run_id, row in _rows(folder / RUNS)
+        if row["engine"] == "virtual" and not row["trial"]
+    }
+    for name, row_type in (
+        (EPOCHS, EpochRow),
+        (RUNS, RunRow),
+    ):  # the run rows last: they commit the others
         text = io.StringIO()
         writer = csv.DictWriter(text, columns(row_type), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row for run_id, row in _rows(folder / name) if run_id not in dropped)
+        writer.writerows(
+            row for run_id, row in _rows(folder / name) if run_id not in dropped
+        )
         with writing(folder / name, ""):
             write_atomic(folder / name, text.getvalue())
 

@@ -18,10 +18,27 @@ from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
 from scalebench.system.atomic_write import write_atomic
 
-# Keys that may change while the study stays the same: they add points and leave the meaning of old ones.
+# Keys that may change while the study stays the same: they add points and leave the
+# meaning of old ones.
 _MAY_CHANGE = {
-    *("name", "description", "label", "workers", "strategies", "repetitions", "until", "time_limit_s", "save_weights"),
-    *("calibration_budget_s", "require_quiet", "native_budget_s", "patience", "launcher"),
+    *(
+        "name",
+        "description",
+        "label",
+        "workers",
+        "strategies",
+        "repetitions",
+        "until",
+        "time_limit_s",
+        "save_weights",
+    ),
+    *(
+        "calibration_budget_s",
+        "require_quiet",
+        "native_budget_s",
+        "patience",
+        "launcher",
+    ),
 }
 _DATA = "dataset_sha256"
 _SHOWN = 4  # differing keys in a message
@@ -52,7 +69,9 @@ def require_same(folder: Path, study: Study) -> None:
 
 def replace_study(folder: Path, study: Study) -> None:
     """Write study.yaml, its description without credentials and homes, or raise ResultsError."""
-    study = study.model_copy(update={"description": redact(study.description, names=False)})
+    study = study.model_copy(
+        update={"description": redact(study.description, names=False)}
+    )
     with writing(folder):
         write_atomic(folder / STUDY, dump_study(study))
 
@@ -60,22 +79,33 @@ def replace_study(folder: Path, study: Study) -> None:
 def changes(folder: Path, study: Study) -> list[str]:
     """Differences of `study` from the one in `folder`, as "key was a, is b"; empty without study.yaml.
 
-    A study.yaml without the checksum of the data, as earlier versions wrote it, is one of the data in the rows.
+    A study.yaml without the checksum of the data, as earlier versions wrote it, is one
+    of the data in the rows.
     """
     path = folder / STUDY
     if not path.exists():
         return []
-    if study.dataset_sha256 is not None and study.scaling == "strong" and (folder / RUNS).is_file():
+    if (
+        study.dataset_sha256 is not None
+        and study.scaling == "strong"
+        and (folder / RUNS).is_file()
+    ):
         data = Attempts(folder / RUNS).other_data(study.dataset_sha256)
     else:
         data = []
     before = load_study(path, {}, []).model_dump(mode="json")
     now = study.model_dump(mode="json")
     for values in (before, now):
-        del values["tasks"]["scheduler"]  # where tasks are computed, another address in each batch job
-    # Of the strategies, which may be added to, only the contents of those in both are compared.
+        del values["tasks"][
+            "scheduler"
+        ]  # where tasks are computed, another address in each batch job
+    # Of the strategies, which may be added to, only the contents of those in both are
+    # compared.
     own = [values.pop(STRATEGIES) for values in (before, now)]
-    contents = [{f"{STRATEGIES} of {name}": digest for name, digest in digests.items()} for digests in own]
+    contents = [
+        {f"{STRATEGIES} of {name}": digest for name, digest in digests.items()}
+        for digests in own
+    ]
     if before[_DATA] is None:
         before.pop(_DATA)
     found = [
@@ -86,7 +116,9 @@ def changes(folder: Path, study: Study) -> list[str]:
     ]
     if data and not any(text.startswith(_DATA) for text in found):
         was = "/".join(sorted({digest[:_DIGITS] for digest in data}))
-        found.append(f"{_DATA} was {was} in {counted(len(data), 'row')}, is {_short(_DATA, now)}")
+        found.append(
+            f"{_DATA} was {was} in {counted(len(data), 'row')}, is {_short(_DATA, now)}"
+        )
     return found
 
 
@@ -99,13 +131,17 @@ def _short(key: str, values: dict[str, Any]) -> Any:
 def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
     """Rename `study` to NAME-2, NAME-3 ... if `output`/NAME holds another study.
 
-    The first name is taken that is free or whose folder holds the same study, which then continues. The contents of
-    files are those of now, whatever `study` states.
+    The first name is taken that is free or whose folder holds the same study, which
+    then continues. The contents of files are those of now, whatever `study` states.
     """
     study = study.model_copy(update={**dict.fromkeys((_DATA, *PINS)), STRATEGIES: {}})
     study = with_checksum(pinned(with_default_batch(study)))
     for number in count(1):
-        named = study if number == 1 else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
+        named = (
+            study
+            if number == 1
+            else study.model_copy(update={"name": f"{study.name[:_LONGEST]}-{number}"})
+        )
         if not changes(output / named.name, named):
             return named
     raise AssertionError("unreachable")

@@ -1,9 +1,11 @@
 """The answer to the study's question in a sentence with its intervals, or the reason why there is none.
 
-The first sentence is one that is shown, at the largest worker count where one is. Where a target metric is stated and a
-strategy is shown to reach it sooner, or later, that comes first: a run of fewer epochs that reach nothing is no saving.
+The first sentence is one that is shown, at the largest worker count where one is. Where
+a target metric is stated and a strategy is shown to reach it sooner, or later, that
+comes first: a run of fewer epochs that reach nothing is no saving.
 
-The time to the target metric is the headline where it is shown, else it stands beside it.
+The time to the target metric is the headline where it is shown, else it stands beside
+it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ from scalebench.report.comparison import (
 from scalebench.study.choices import BASELINES
 from scalebench.tables.table import fields
 
-_QUALIFY = (few_runs, disturbed, busy_machine)  # rules whose warnings stand beside the answer
+_QUALIFY = (
+    few_runs,
+    disturbed,
+    busy_machine,
+)  # rules whose warnings stand beside the answer
 _OBTAINED = {
     "native": "Measured natively",
     "paced": "Measured with stated compute",
@@ -80,34 +86,64 @@ class Answer:
 def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     """Answer the question from `results` and their `comparisons`."""
     names = results.completed["metric_name"].dropna().unique()
-    question = QUESTION.format(metric=metric_word(str(names[0])) if len(names) == 1 else "accuracy")
+    question = QUESTION.format(
+        metric=metric_word(str(names[0])) if len(names) == 1 else "accuracy"
+    )
     found = [one for one in compared if one.answers]
     if not found:
         why = to_answer(results)
-        return Answer(question, (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")))
+        return Answer(
+            question,
+            (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")),
+        )
     first = headline(found)
     sentence, *further = _headline_sentences(first, found, results)
-    return Answer(question, sentence, tuple(further), tuple(_beside(first, found, results)))
+    return Answer(
+        question, sentence, tuple(further), tuple(_beside(first, found, results))
+    )
 
 
 def spoken(results: Results) -> list[str]:
     """Return the answer as plain lines: the headline, that of the other kind of execution, and what qualifies them.
 
-    Where something is not shown, the line ends with what would show it. Without a comparison that answers the question,
-    return one line with the reason.
+    Where something is not shown, the line ends with what would show it. Without a
+    comparison that answers the question, return one line with the reason.
     """
     found = [one for one in comparisons(results) if one.answers]
     if not found:
-        return [f"No answer yet: {to_answer(results)}.", *map(as_text, _qualifying(results))]
+        return [
+            f"No answer yet: {to_answer(results)}.",
+            *map(as_text, _qualifying(results)),
+        ]
     first = headline(found)
-    sentences = [*_headline_sentences(first, found, results, brief=True), *_next_steps(first, results)]
+    sentences = [
+        *_headline_sentences(first, found, results, brief=True),
+        *_next_steps(first, results),
+    ]
     lines = [" ".join(map(as_text, sentences))]
-    others = [one for one in found if (one.execution in MEASURED) != (first.execution in MEASURED)]
+    others = [
+        one
+        for one in found
+        if (one.execution in MEASURED) != (first.execution in MEASURED)
+    ]
     if others:
         other = headline(others)
         start = Phrase(f"{_OBTAINED[other.execution]}, at {other.workers} workers: ")
-        own = (start, *_clauses(other, results, f"per-batch {other.baseline}", brief=True, obtained=False))
-        sentences = [own, *_target_answer(other, results, brief=True), *_next_steps(other, results)]
+        own = (
+            start,
+            *_clauses(
+                other,
+                results,
+                f"per-batch {other.baseline}",
+                brief=True,
+                obtained=False,
+            ),
+        )
+        sentences = [
+            own,
+            *_target_answer(other, results, brief=True),
+            *_next_steps(other, results),
+        ]
         lines.append(" ".join(map(as_text, sentences)))
     if first.execution == "virtual":
         lines.append(_error_of_virtual_times(results))
@@ -119,7 +155,9 @@ def headline_so_far(results: Results) -> str:
     found = [one for one in comparisons(results) if one.answers]
     if not found:
         return ""
-    return " ".join(map(as_text, _headline_sentences(headline(found), found, results, brief=True)))
+    return " ".join(
+        map(as_text, _headline_sentences(headline(found), found, results, brief=True))
+    )
 
 
 def _headline_sentences(
@@ -129,16 +167,24 @@ def _headline_sentences(
     aimed = _to_target(found, results)
     if aimed is None:
         start = Phrase(f"At {first.workers} workers, ")
-        yield (start, *_clauses(first, results, f"per-batch {first.baseline}", brief=brief))
+        yield (
+            start,
+            *_clauses(first, results, f"per-batch {first.baseline}", brief=brief),
+        )
         yield from _target_answer(first, results, brief=brief)
         return
-    *clause, _ = aimed.sentence(brief=brief, how=f"; {_how(aimed.one, results)}", than="per-batch ")
+    *clause, _ = aimed.sentence(
+        brief=brief, how=f"; {_how(aimed.one, results)}", than="per-batch "
+    )
     epochs = int(results.completed["epochs"].max())
     training = "one epoch" if epochs == 1 else f"all {epochs} epochs"
     if not first.is_shown or first.workers <= aimed.one.workers:
         yield (*clause, Phrase("."))
         start, same = Phrase(f"For {training} "), aimed.one
-        yield (start, *_clauses(same, results, same.baseline, brief=brief, obtained=False))
+        yield (
+            start,
+            *_clauses(same, results, same.baseline, brief=brief, obtained=False),
+        )
         return
     where = "" if _reached_at(first, results) else ", where no run reaches it"
     obtained = first.execution != aimed.one.execution
@@ -157,9 +203,15 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
     Of a study that is not complete, the rest of its runs.
     """
     left = progress_of(results.folder).remaining.total()
-    steps = [step for step in (to_show_saving(one, results), to_show_metric(one, results)) if step]
+    steps = [
+        step
+        for step in (to_show_saving(one, results), to_show_metric(one, results))
+        if step
+    ]
     if steps and left:
-        yield plain(f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left.")
+        yield plain(
+            f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left."
+        )
     elif steps:
         yield plain(_capital(f"{'; '.join(steps)}."))
 
@@ -167,9 +219,13 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
 def _qualifying(results: Results) -> Iterator[Sentence]:
     """Warnings of `scalebench check` about few runs and a busy machine, and what crowded engines leave."""
     evidence = Evidence(results)
-    found = [one for rule in _QUALIFY for one in rule(evidence) if one.severity == "warning"]
+    found = [
+        one for rule in _QUALIFY for one in rule(evidence) if one.severity == "warning"
+    ]
     if found:
-        yield plain(f"Beware: {'; '.join(one.what.partition(':')[0] for one in found)}.")
+        yield plain(
+            f"Beware: {'; '.join(one.what.partition(':')[0] for one in found)}."
+        )
     if text := crowded_engines(results):
         yield plain(text)
 
@@ -177,8 +233,14 @@ def _qualifying(results: Results) -> Iterator[Sentence]:
 def _how(one: Comparison, results: Results) -> str:
     """How the times of `one` were obtained, in words."""
     runs = results.completed
-    calibrated = runs["calibration"] if "calibration" in runs else pd.Series(None, runs.index, dtype=object)
-    own = calibrated[(runs["execution"] == one.execution) & (runs["workers"] == one.workers)]
+    calibrated = (
+        runs["calibration"]
+        if "calibration" in runs
+        else pd.Series(None, runs.index, dtype=object)
+    )
+    own = calibrated[
+        (runs["execution"] == one.execution) & (runs["workers"] == one.workers)
+    ]
     beside = ", calibrated beside other programs" if own.eq("disturbed").any() else ""
     return f"{EXECUTIONS_IN_WORDS[one.execution]}{beside}"
 
@@ -188,26 +250,52 @@ def _capital(text: str) -> str:
 
 
 def _clauses(
-    one: Comparison, results: Results, baseline: str, *, brief: bool = False, obtained: bool = True
+    one: Comparison,
+    results: Results,
+    baseline: str,
+    *,
+    brief: bool = False,
+    obtained: bool = True,
 ) -> Sentence:
     """The saving of time and its cost in the metric; a `brief` sentence does not name intervals.
 
     If not `obtained`, it does not say how the times were.
     """
-    return (*_time(one, results, baseline, brief, obtained), Phrase(", and "), *_metric(one, brief), Phrase("."))
+    return (
+        *_time(one, results, baseline, brief, obtained),
+        Phrase(", and "),
+        *_metric(one, brief),
+        Phrase("."),
+    )
 
 
-def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool) -> Iterator[Phrase]:
-    change = f"{share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
+def _time(
+    one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool
+) -> Iterator[Phrase]:
+    change = (
+        f"{share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
+    )
     several = math.isfinite(one.saved.low)
     if not several:
-        yield from (Phrase(f"{one.label} took {change}", "strong"), Phrase(f" than {baseline}"))
+        yield from (
+            Phrase(f"{one.label} took {change}", "strong"),
+            Phrase(f" than {baseline}"),
+        )
     elif not one.saved.low <= 0 <= one.saved.high:
-        yield from (Phrase(f"{one.label} takes {change}", "strong"), Phrase(f" than {baseline}"))
+        yield from (
+            Phrase(f"{one.label} takes {change}", "strong"),
+            Phrase(f" than {baseline}"),
+        )
     elif one.is_shown:
-        yield from (Phrase(f"{one.label} takes about as long", "strong"), Phrase(f" as {baseline}"))
+        yield from (
+            Phrase(f"{one.label} takes about as long", "strong"),
+            Phrase(f" as {baseline}"),
+        )
     else:
-        yield from (Phrase(f"whether {one.label} saves time is not shown", "strong"), Phrase(f" against {baseline}"))
+        yield from (
+            Phrase(f"whether {one.label} saves time is not shown", "strong"),
+            Phrase(f" against {baseline}"),
+        )
     of_each = "runs of each"
     if one.execution == "virtual":
         of_each = "repetitions"
@@ -217,8 +305,14 @@ def _time(one: Comparison, results: Results, baseline: str, brief: bool, obtaine
         interval = reduction_range(one.saved.low, one.saved.high)
         interval += "" if brief else f", {one.saved.kind} from {one.saved.n} {of_each}"
     else:
-        interval = "one run of each, so no interval" if one.saved.n < 2 else f"no interval from {one.saved.n} {of_each}"
-    facts = f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
+        interval = (
+            "one run of each, so no interval"
+            if one.saved.n < 2
+            else f"no interval from {one.saved.n} {of_each}"
+        )
+    facts = (
+        f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
+    )
     how = f"; {_how(one, results)}" if obtained else ""
     yield Phrase(f" ({facts}{how})", "detail")
 
@@ -232,7 +326,9 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
         return
     if verdict == "equal" and is_equal(*one.difference[:3]):
         yield Phrase(f"its {word} is equal", "strong")
-        yield Phrase(f" ({one.metric:.3f} with each of {one.difference.n} seeds)", "detail")
+        yield Phrase(
+            f" ({one.metric:.3f} with each of {one.difference.n} seeds)", "detail"
+        )
         return
     words = {
         "better": f"better by {metric_change(one.difference.value, one.metric_name)}",
@@ -244,27 +340,45 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
     facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
     if math.isfinite(one.difference.low):
         over = metric_change(one.difference.low, one.metric_name, one.difference.high)
-        over += "" if brief else f", 95 % confidence interval over {one.difference.n} seeds"
+        over += (
+            "" if brief else f", 95 % confidence interval over {one.difference.n} seeds"
+        )
     else:
-        over = "one seed, so no interval" if one.difference.n == 1 else f"no interval from {one.difference.n} seeds"
+        over = (
+            "one seed, so no interval"
+            if one.difference.n == 1
+            else f"no interval from {one.difference.n} seeds"
+        )
     yield Phrase(f" ({facts}; {over})", "detail")
 
 
 def _margin(one: Comparison) -> str:
-    return metric_change(METRIC_MARGIN, one.metric_name).replace("1.0 points", "1 point")
+    return metric_change(METRIC_MARGIN, one.metric_name).replace(
+        "1.0 points", "1 point"
+    )
 
 
-def _beside(first: Comparison, found: list[Comparison], results: Results) -> Iterator[Sentence]:
+def _beside(
+    first: Comparison, found: list[Comparison], results: Results
+) -> Iterator[Sentence]:
     """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, warnings."""
     yield from _next_steps(first, results)
     if not first.baseline.startswith(BASELINES[0]):
-        yield plain(f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run.")
+        yield plain(
+            f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run."
+        )
     yield from _parts_of_the_saving(first, results)
-    same = [one for one in found if (one.execution, one.engine) == (first.execution, first.engine)]
+    same = [
+        one
+        for one in found
+        if (one.execution, one.engine) == (first.execution, first.engine)
+    ]
     rivals = [one for one in same if one.workers == first.workers and one is not first]
     if rivals:
         compared = f"{len(rivals) + 1} strategies compared at {first.workers} workers"
-        yield plain(f"Of the {compared} {first.label} {_standing(first, rivals, results)}.")
+        yield plain(
+            f"Of the {compared} {first.label} {_standing(first, rivals, results)}."
+        )
     if since := _since(first, same):
         deterministic = first.saved.kind == NOTHING_VARIES
         verb = "takes less time" if deterministic else "is shown to save time"
@@ -273,8 +387,14 @@ def _beside(first: Comparison, found: list[Comparison], results: Results) -> Ite
         yield _without_loss(first, rivals, results)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
         if place != (first.execution, first.engine):
-            other = headline([one for one in found if (one.execution, one.engine) == place])
-            where = other.execution if other.execution == other.engine else f"{other.execution} on {other.engine}"
+            other = headline(
+                [one for one in found if (one.execution, one.engine) == place]
+            )
+            where = (
+                other.execution
+                if other.execution == other.engine
+                else f"{other.execution} on {other.engine}"
+            )
             start = Phrase(_capital(f"{where}, at {other.workers} workers: "))
             yield (start, *_clauses(other, results, other.baseline))
     if first.execution == "virtual":
@@ -297,8 +417,9 @@ def _error_of_virtual_times(results: Results) -> str:
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:
     """Communication and waiting avoided as shares of the baseline's time, and the virtual saving without jitter.
 
-    Communication avoided is (c_b - w_b - c + w) / T_b and waiting avoided (w_b - w) / T_b, with c the seconds of
-    communication that no computing hides and w those of them spent waiting for others, means over the workers.
+    Communication avoided is (c_b - w_b - c + w) / T_b and waiting avoided (w_b - w) /
+    T_b, with c the seconds of communication that no computing hides and w those of them
+    spent waiting for others, means over the workers.
     """
     table = cells(results)
     rows = dict(zip(cells_in(table), table.to_dict("records"), strict=True))
@@ -309,9 +430,13 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     if math.isfinite(exchange):
         avoided = f"{percent(exchange)} is communication avoided and {percent(waiting)} waiting avoided"
         parts.append(f"of the baseline's time, {avoided}")
-    steady = [_without_jitter(results, one, label) for label in (one.label, one.baseline)]
+    steady = [
+        _without_jitter(results, one, label) for label in (one.label, one.baseline)
+    ]
     if all(map(math.isfinite, steady)):
-        parts.append(f"without any jitter the saving is {percent(1 - steady[0] / steady[1])}")
+        parts.append(
+            f"without any jitter the saving is {percent(1 - steady[0] / steady[1])}"
+        )
     if parts:
         spread = jitter_in_words(results) if one.execution == "virtual" else ""
         yield plain(_capital(f"{'; '.join(parts)}{f' ({spread})' if spread else ''}."))
@@ -320,7 +445,11 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
 def _without_jitter(results: Results, one: Comparison, label: str) -> float:
     """Return the mean virtual time of a strategy without jitter in seconds; NaN if unknown."""
     runs = results.completed
-    own = (runs["execution"] == one.execution) & (runs["label"] == label) & (runs["workers"] == one.workers)
+    own = (
+        (runs["execution"] == one.execution)
+        & (runs["label"] == label)
+        & (runs["workers"] == one.workers)
+    )
     return float(runs.loc[own, "train_s_no_jitter"].astype(float).mean())
 
 
@@ -329,29 +458,50 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
     tied = []
     for one in rivals:
         table = differences(results, one.label, first.label)
-        own = table[(table["execution"] == one.execution) & (table["workers"] == one.workers)]
+        own = table[
+            (table["execution"] == one.execution) & (table["workers"] == one.workers)
+        ]
         own = own[(own["engine_a"] == one.engine) & (own["engine_b"] == one.engine)]
         if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
             tied.append(one.label)
     if tied:
         return f"ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
-    return "takes the least time" if math.isfinite(first.saved.low) else "took the least time"
+    return (
+        "takes the least time"
+        if math.isfinite(first.saved.low)
+        else "took the least time"
+    )
 
 
 def _since(first: Comparison, same: list[Comparison]) -> str:
     """The consecutive worker counts, up to that of `first`, at which a saving is shown."""
-    own = sorted((one for one in same if one.label == first.label), key=lambda one: -one.workers)
+    own = sorted(
+        (one for one in same if one.label == first.label), key=lambda one: -one.workers
+    )
     shown = list(takewhile(lambda one: one.saves, own))
-    return f"at every worker count from {shown[-1].workers} to {first.workers}" if len(shown) > 1 else ""
+    return (
+        f"at every worker count from {shown[-1].workers} to {first.workers}"
+        if len(shown) > 1
+        else ""
+    )
 
 
-def _without_loss(first: Comparison, rivals: list[Comparison], results: Results) -> Sentence:
+def _without_loss(
+    first: Comparison, rivals: list[Comparison], results: Results
+) -> Sentence:
     word = metric_word(first.metric_name)
-    kept = [one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")]
+    kept = [
+        one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")
+    ]
     if not kept:
-        return plain(f"No strategy that saves time there is shown to have an equal {word} within {_margin(first)}.")
+        return plain(
+            f"No strategy that saves time there is shown to have an equal {word} within {_margin(first)}."
+        )
     best = max(kept, key=lambda one: one.saved.value)
-    return (Phrase(f"Without a loss of {word}: "), *_clauses(best, results, best.baseline))
+    return (
+        Phrase(f"Without a loss of {word}: "),
+        *_clauses(best, results, best.baseline),
+    )
 
 
 @dataclass(frozen=True)
@@ -370,20 +520,33 @@ class ToTarget:
     @property
     def _as_comparison(self) -> Comparison:
         reduction = fields("reduction reduction_low reduction_high")(self.row)
-        return replace(self.one, saved=reduction._replace(n=self.row["n"], kind=self.row["interval"]))
+        return replace(
+            self.one,
+            saved=reduction._replace(n=self.row["n"], kind=self.row["interval"]),
+        )
 
-    def sentence(self, *, brief: bool = False, how: str = "", than: str = "") -> Sentence:
+    def sentence(
+        self, *, brief: bool = False, how: str = "", than: str = ""
+    ) -> Sentence:
         """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""
         start = f"At {self.one.workers} workers, "
         return _comparison(
-            self.row, self.one, _aim(self.row, self.one, self.cells), self.cells, brief, start, how, than
+            self.row,
+            self.one,
+            _aim(self.row, self.one, self.cells),
+            self.cells,
+            brief,
+            start,
+            how,
+            than,
         )
 
 
 def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None:
     """Select the comparison of times to the target that is the headline; None if none is shown.
 
-    Order: the largest worker count, then native before paced before virtual, then the least time to the target.
+    Order: the largest worker count, then native before paced before virtual, then the
+    least time to the target.
     """
     table = target_ratios(results)
     cells = times_to_target(results)
@@ -392,12 +555,18 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
     rows = {tuple(row[name] for name in key): row for row in table.to_dict("records")}
     aimed = []
     for one in found:
-        baseline = one.baseline.partition("(")[0]  # a baseline is compared without its options
+        baseline = one.baseline.partition("(")[
+            0
+        ]  # a baseline is compared without its options
         row = rows.get((one.execution, one.engine, one.label, one.workers, baseline))
         if row:
             aimed.append(ToTarget(one, row, cells))
     shown = [one for one in aimed if one.is_shown]
-    return min(shown, key=lambda aim: (*place_rank(aim.one), aim.row["time_to_target_s"]), default=None)
+    return min(
+        shown,
+        key=lambda aim: (*place_rank(aim.one), aim.row["time_to_target_s"]),
+        default=None,
+    )
 
 
 def _reached_at(one: Comparison, results: Results) -> bool:
@@ -407,15 +576,21 @@ def _reached_at(one: Comparison, results: Results) -> bool:
     return bool((cells.loc[place, "n_reached"] > 0).any())
 
 
-def _target_answer(one: Comparison, results: Results, *, brief: bool = False) -> Iterator[Sentence]:
+def _target_answer(
+    one: Comparison, results: Results, *, brief: bool = False
+) -> Iterator[Sentence]:
     """Compare the times to the target of the strategy and the baseline of `one`; nothing without a target.
 
-    Where one of them does not reach it at this worker count, a second sentence has the largest count at which both do.
-    A `brief` sentence does not name the interval.
+    Where one of them does not reach it at this worker count, a second sentence has the
+    largest count at which both do. A `brief` sentence does not name the interval.
     """
     table = target_ratios(results)
     cells = times_to_target(results)
-    of_series = (table["execution"] == one.execution) & (table["engine"] == one.engine) & (table["label"] == one.label)
+    of_series = (
+        (table["execution"] == one.execution)
+        & (table["engine"] == one.engine)
+        & (table["label"] == one.label)
+    )
     against = table["baseline"] == one.baseline.partition("(")[0]
     own = table[of_series & against & is_representative(table)]
     known = own[own["reduction"].notna() & (own["workers"] > 1)]
@@ -427,10 +602,16 @@ def _target_answer(one: Comparison, results: Results, *, brief: bool = False) ->
             yield _comparison(row, one, aim, cells, brief)
             continue
         epochs = counted(int(results.completed["epochs"].max()), "epoch")
-        reached = f"{_runs(strategy)} and {_runs(other)} reach it within {epochs}" if other else row["note"]
+        reached = (
+            f"{_runs(strategy)} and {_runs(other)} reach it within {epochs}"
+            if other
+            else row["note"]
+        )
         yield plain(f"To {aim}: {reached}.")
         for last in both[-1:]:
-            yield _comparison(last, one, aim, cells, brief, f"At {last['workers']} workers, ")
+            yield _comparison(
+                last, one, aim, cells, brief, f"At {last['workers']} workers, "
+            )
 
 
 def _aim(row: Row, one: Comparison, cells: pd.DataFrame) -> str:
@@ -440,9 +621,14 @@ def _aim(row: Row, one: Comparison, cells: pd.DataFrame) -> str:
 
 def _cells_of(row: Row, one: Comparison, cells: pd.DataFrame) -> list[Row]:
     """Return the cells of strategy and baseline at the execution and worker count of `row`; empty ones if missing."""
-    here = cells[(cells["execution"] == row["execution"]) & (cells["workers"] == row["workers"])]
+    here = cells[
+        (cells["execution"] == row["execution"]) & (cells["workers"] == row["workers"])
+    ]
     places = ((one.label, row["engine"]), (one.baseline, row["baseline_engine"]))
-    found = [here[(here["label"] == label) & (here["engine"] == engine)] for label, engine in places]
+    found = [
+        here[(here["label"] == label) & (here["engine"] == engine)]
+        for label, engine in places
+    ]
     return [cell.to_dict("records")[0] if len(cell) else {} for cell in found]
 
 
@@ -462,7 +648,9 @@ def _comparison(
     high = row["reduction_high"]
     change = f"{share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
     if low <= 0 <= high and low < high:
-        message = f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
+        message = (
+            f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
+        )
         than = "against"
     else:
         message = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}"
@@ -476,7 +664,9 @@ def _comparison(
         interval = f"Kaplan-Meier medians, as {' and '.join(torn)} reached it"
     facts = [
         f"{seconds(time)} in {cell['epochs_to_target']:g} epoch{'' if cell['epochs_to_target'] == 1 else 's'}"
-        for time, cell in zip((row["time_to_target_s"], row["baseline_s"]), both, strict=True)
+        for time, cell in zip(
+            (row["time_to_target_s"], row["baseline_s"]), both, strict=True
+        )
     ]
     return (
         Phrase(start),
@@ -489,4 +679,6 @@ def _comparison(
 
 def _runs(cell: Row) -> str:
     """`4 of 5 runs of epoch_average`."""
-    return f"{cell['n_reached']} of {counted(cell['n_aimed'], 'run')} of {cell['label']}"
+    return (
+        f"{cell['n_reached']} of {counted(cell['n_aimed'], 'run')} of {cell['label']}"
+    )

@@ -1,7 +1,7 @@
 """Comparisons of strategies with the per-batch baseline, the choice of the headline among them, and open questions.
 
-A question is open where no effect is shown: the runs that would show it are named, and engines that want more cores
-than the machine has.
+A question is open where no effect is shown: the runs that would show it are named, and
+engines that want more cores than the machine has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import pandas as pd
 from scalebench.analysis import Results, cells, virtual_error
 from scalebench.analysis.comparing import compared_with, difference
 from scalebench.analysis.grouping import DISTURBED_BY
-from scalebench.analysis.intervals import METRIC_FROM, NOTHING_VARIES, STATED, t_quantile
+from scalebench.analysis.intervals import (
+    METRIC_FROM,
+    NOTHING_VARIES,
+    STATED,
+    t_quantile,
+)
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.analysis.pairing import CellComparison
@@ -28,7 +33,9 @@ from scalebench.measured import Measured
 from scalebench.study.cell import EXECUTIONS, Cell
 from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
-_ABOUT_EQUAL = 0.05  # the saving is negligible if its interval lies within +- this share
+_ABOUT_EQUAL = (
+    0.05  # the saving is negligible if its interval lies within +- this share
+)
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",
@@ -48,8 +55,9 @@ _CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets ano
 class Comparison:
     """One strategy against the baseline, at one worker count of one execution and engine.
 
-    `saved` = 1 - T(strategy) / T(baseline), of `saved.n` runs of each, NaN where the baseline is unfit. `difference` =
-    metric(strategy) - metric(baseline), over `difference.n` common seeds.
+    `saved` = 1 - T(strategy) / T(baseline), of `saved.n` runs of each, NaN where the
+    baseline is unfit. `difference` = metric(strategy) - metric(baseline), over
+    `difference.n` common seeds.
     """
 
     cells: tuple[Cell, Cell]  # of the strategy and of the baseline
@@ -105,17 +113,23 @@ class Comparison:
 def comparisons(results: Results) -> list[Comparison]:
     """Compare every strategy with the first of BASELINES that ran; empty if none did.
 
-    `allreduce` is compared with on the same engine. Real `horovod` and `ddp` have engines of their own: a reduction
-    against them holds what the engine saves.
+    `allreduce` is compared with on the same engine. Real `horovod` and `ddp` have
+    engines of their own: a reduction against them holds what the engine saves.
     """
     runs = results.completed
     strategy_of = dict(zip(runs["label"], runs["strategy"], strict=True))
     name = next((name for name in BASELINES if name in strategy_of.values()), None)
     if name is None:
         return []
-    labels = sorted(label for label, strategy in strategy_of.items() if strategy == name)
+    labels = sorted(
+        label for label, strategy in strategy_of.items() if strategy == name
+    )
     found = compared_with(results, name if name in labels else labels[0])
-    alike = [one for one in found if name != BASELINES[0] or one.top.at.engine == one.bottom.at.engine]
+    alike = [
+        one
+        for one in found
+        if name != BASELINES[0] or one.top.at.engine == one.bottom.at.engine
+    ]
     return [_comparison(one, one.top.strategy in PER_BATCH) for one in alike]
 
 
@@ -143,10 +157,19 @@ def _comparison(one: CellComparison, per_batch: bool) -> Comparison:
 def headline(found: Sequence[Comparison]) -> Comparison:
     """Select the headline from comparisons that answer the question, independently of the size of the saving.
 
-    Order: those that are shown, those with fewer synchronisations than steps (with one step an epoch, averaging every
-    epoch does what the baseline does), the largest worker count, native before paced before virtual, the least time.
+    Order: those that are shown, those with fewer synchronisations than steps (with one
+    step an epoch, averaging every epoch does what the baseline does), the largest
+    worker count, native before paced before virtual, the least time.
     """
-    return min(found, key=lambda one: (not one.is_shown, not one.seldom, *place_rank(one), -one.saved.value))
+    return min(
+        found,
+        key=lambda one: (
+            not one.is_shown,
+            not one.seldom,
+            *place_rank(one),
+            -one.saved.value,
+        ),
+    )
 
 
 def place_rank(one: Comparison) -> tuple[int, int, int]:
@@ -178,9 +201,9 @@ def as_text(sentence: Sentence) -> str:
 def to_show_saving(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether `one` saves time; empty if its interval shows that already.
 
-    For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance of the mean from zero, or so
-    small that the interval lies within +-ABOUT_EQUAL, with the deviation s of log ratios as it was; not fewer than all
-    commands advise.
+    For measured times the number n of runs with t_{n-1} s / sqrt(n) below the distance
+    of the mean from zero, or so small that the interval lies within +-ABOUT_EQUAL, with
+    the deviation s of log ratios as it was; not fewer than all commands advise.
     """
     if one.is_shown:
         return ""
@@ -192,7 +215,10 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     s = (high - low) / 2 / t_quantile(measured - 1) * math.sqrt(measured)
     centre = abs(ratio)
     enough = max(centre, math.log1p(_ABOUT_EQUAL) - centre)
-    half_widths = ((n, t_quantile(n - 1) * s / math.sqrt(n)) for n in range(measured + 1, _MOST_RUNS + 1))
+    half_widths = (
+        (n, t_quantile(n - 1) * s / math.sqrt(n))
+        for n in range(measured + 1, _MOST_RUNS + 1)
+    )
     runs = next((n for n, half in half_widths if half < enough), None)
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
@@ -241,15 +267,19 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
             what = "at more worker counts would give it an interval"
         return f"native runs {what}: virtual times are off theirs by {error.words}"
     advised = enough_runs(results)
-    few = f", with {repeat_option(results, advised)} or more" if one.saved.n < advised else ""
+    few = (
+        f", with {repeat_option(results, advised)} or more"
+        if one.saved.n < advised
+        else ""
+    )
     return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
 
 
 def crowded_engines(results: Results) -> str:
     """Return what is left of Horovod and DDP where all their measured runs of several workers are oversubscribed.
 
-    With the reason for the length of Horovod's steps where they take a cycle and those of allreduce do not; empty where
-    neither is so.
+    With the reason for the length of Horovod's steps where they take a cycle and those
+    of allreduce do not; empty where neither is so.
     """
     if results.completed.empty:
         return ""
@@ -258,15 +288,25 @@ def crowded_engines(results: Results) -> str:
 
 def _oversubscribed(results: Results) -> list[str]:
     table = cells(results)
-    own = table[table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)]
+    own = table[
+        table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)
+    ]
     own = own[own["workers"] > 1]
-    names = [str(name) for name, cells_of in own.groupby("strategy", sort=False) if cells_of["oversubscribed"].all()]
+    names = [
+        str(name)
+        for name, cells_of in own.groupby("strategy", sort=False)
+        if cells_of["oversubscribed"].all()
+    ]
     if not names:
         return []
     counts = own.loc[own["strategy"].isin(names), "workers"].unique()
     workers = listed(sorted(int(count) for count in counts))
     virtual = bool((results.completed["execution"] == "virtual").any())
-    left = "their times at several workers are virtual ones alone" if virtual else "nothing is compared with them"
+    left = (
+        "their times at several workers are virtual ones alone"
+        if virtual
+        else "nothing is compared with them"
+    )
     wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
     return [
         f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "
@@ -276,13 +316,25 @@ def _oversubscribed(results: Results) -> list[str]:
 
 def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
-    table = table[is_representative(table) & (table["workers"] > 1) & table["label"].isin(_COMPARED)]
+    table = table[
+        is_representative(table)
+        & (table["workers"] > 1)
+        & table["label"].isin(_COMPARED)
+    ]
     if table.empty:
         return []
-    table = table.assign(step_s=table["train_s"] / table["steps_per_epoch"] / float(results.completed["epochs"].max()))
+    table = table.assign(
+        step_s=table["train_s"]
+        / table["steps_per_epoch"]
+        / float(results.completed["epochs"].max())
+    )
     for execution in EXECUTIONS:
-        own = table[table["execution"] == execution].drop_duplicates(["label", "workers"])
-        steps = own.pivot(index="workers", columns="label", values="step_s").astype(float)
+        own = table[table["execution"] == execution].drop_duplicates(
+            ["label", "workers"]
+        )
+        steps = own.pivot(index="workers", columns="label", values="step_s").astype(
+            float
+        )
         steps = steps.reindex(columns=list(_COMPARED)).dropna()
         steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
         if len(steps):

@@ -1,8 +1,8 @@
 """Figures of the report, panel by panel: the page arranges them to its width and has captions and legends as HTML.
 
-Each is matplotlib's SVG inlined: text as text, styles as classes, colours for light and dark pages. The content
-security policy of the page forbids `style` attributes, so each distinct style becomes one class of one style sheet for
-all pictures of the page.
+Each is matplotlib's SVG inlined: text as text, styles as classes, colours for light and
+dark pages. The content security policy of the page forbids `style` attributes, so each
+distinct style becomes one class of one style sheet for all pictures of the page.
 """
 
 from __future__ import annotations
@@ -34,11 +34,23 @@ from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.series_style import Handle
-from scalebench.figures.plotting import drawing_processes, house_style, shared_results, slowest_first
+from scalebench.figures.plotting import (
+    drawing_processes,
+    house_style,
+    shared_results,
+    slowest_first,
+)
 from scalebench.formatting import digits
 
 ORDER = (
-    *("time-reduction", "reduction-parts", "time-to-target", "strong-scaling", "weak-scaling", "convergence"),
+    *(
+        "time-reduction",
+        "reduction-parts",
+        "time-to-target",
+        "strong-scaling",
+        "weak-scaling",
+        "convergence",
+    ),
     *("scaling-laws", "breakdown", "agreement"),
 )
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
@@ -52,7 +64,10 @@ _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _REFERENCE = re.compile(r"(?:url\(#|^#)([^)]+)\)?")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PAPER = "#ffffff"
-_LIGHT, _GREY = 0.74, 0.12  # lightness from which a colour is a background, saturation up to which it is a grey
+_LIGHT, _GREY = (
+    0.74,
+    0.12,
+)  # lightness from which a colour is a background, saturation up to which it is a grey
 _VISIBLE = 0.58  # least lightness on a dark page
 
 
@@ -76,7 +91,8 @@ class Picture:
 class Drawing:
     """One figure, or the reason why it cannot be drawn (`absent`).
 
-    `rows` holds the number of columns and the panels of each row, `keys` the text and picture of each legend entry.
+    `rows` holds the number of columns and the panels of each row, `keys` the text and
+    picture of each legend entry.
     """
 
     name: str
@@ -92,7 +108,9 @@ class Drawing:
 def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     """Give the default figures, in the order of `ORDER`; `jobs` other processes, if more than one, draw meanwhile."""
     rank = {name: place for place, name in enumerate(ORDER)}
-    names = sorted(default_figures(), key=lambda name: (rank.get(name, len(rank)), name))
+    names = sorted(
+        default_figures(), key=lambda name: (rank.get(name, len(rank)), name)
+    )
     if jobs == 1:
         yield (_draw(results, name) for name in names)
         return
@@ -105,7 +123,9 @@ def inlined(drawing: Drawing, sheet: StyleSheet) -> Drawing:
     """Return `drawing` with pictures for the page, whose styles are those of `sheet`."""
 
     def on_page(svg: Svg | Markup) -> Markup:
-        return svg if isinstance(svg, Markup) else Markup(inline(svg.document, svg.prefix, sheet))  # noqa: S704
+        if isinstance(svg, Markup):
+            return svg
+        return Markup(inline(svg.document, svg.prefix, sheet))  # noqa: S704
 
     rows = []
     for count, pictures in drawing.rows:
@@ -124,7 +144,9 @@ def _draw(results: Results, name: str) -> Drawing:
         return Drawing(name, kind.summary, absent=absent, notes=tuple(results.notes))
     canvas = PanelCanvas(name)
     with house_style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser has other fonts
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # the browser has other fonts
         kind.draw(results, canvas)
         drawing = canvas.drawing(kind.summary, _stated_once(results))
     return replace(drawing, notes=tuple(results.notes))
@@ -144,7 +166,10 @@ class PanelCanvas(Canvas):
         for count, height in rows:
             width = min(WIDTH_IN / count, _WIDEST_IN)
             for _ in range(count):
-                figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+                figure = Figure(
+                    figsize=(width, height),
+                    layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03),
+                )
                 self.panels.append(Panel(figure.subplots(), width))
         return self.panels
 
@@ -160,10 +185,19 @@ class PanelCanvas(Canvas):
         keys = []
         for row, entries in enumerate(self._legend):
             # Ids begin with the place of the picture: they are unique on the page.
-            svgs = [Svg(_key(artist), f"{self.name}-k{row}-{at}-") for at, (artist, _) in enumerate(entries)]
-            keys.append([(text, svg) for (_, text), svg in zip(entries, svgs, strict=True)])
-        caption = " ".join(sentence for sentence in self._caption if sentence not in known)
-        return Drawing(self.name, summary, [row for row in rows if row[1]], keys, caption)
+            svgs = [
+                Svg(_key(artist), f"{self.name}-k{row}-{at}-")
+                for at, (artist, _) in enumerate(entries)
+            ]
+            keys.append(
+                [(text, svg) for (_, text), svg in zip(entries, svgs, strict=True)]
+            )
+        caption = " ".join(
+            sentence for sentence in self._caption if sentence not in known
+        )
+        return Drawing(
+            self.name, summary, [row for row in rows if row[1]], keys, caption
+        )
 
     def _picture(self, panel: Panel, first: Panel) -> Picture:
         ax, data = panel.ax, panel.data()
@@ -207,7 +241,8 @@ def _key(artist: Handle) -> str:
 def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
     """Describe a panel for readers who cannot see it: the first and the last point of each series.
 
-    `drawn` holds the numbers of the panel (`Panel.data`); `x` and `y` are the labels of the axes.
+    `drawn` holds the numbers of the panel (`Panel.data`); `x` and `y` are the labels of
+    the axes.
     """
     axes = f"{y or 'value'} against {x or 'workers'}"
     if drawn.empty or "execution" not in drawn:
@@ -216,8 +251,16 @@ def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
     for point in drawn.dropna(subset=[*_SERIES, "y"]).to_dict("records"):
         points.setdefault(tuple(str(point[name]) for name in _SERIES), []).append(point)
     courses = [_course(key, own) for key, own in points.items()]
-    more = f" And {len(courses) - _MOST_SERIES} more series." if len(courses) > _MOST_SERIES else ""
-    return f"{axes}. {' '.join(courses[:_MOST_SERIES])}{more}" if courses else f"{axes}: not measured."
+    more = (
+        f" And {len(courses) - _MOST_SERIES} more series."
+        if len(courses) > _MOST_SERIES
+        else ""
+    )
+    return (
+        f"{axes}. {' '.join(courses[:_MOST_SERIES])}{more}"
+        if courses
+        else f"{axes}: not measured."
+    )
 
 
 def _course(key: tuple[str, ...], points: list[dict[Hashable, Any]]) -> str:
@@ -249,12 +292,20 @@ class StyleSheet:
 
     def colors(self, *, dark: bool) -> str:
         """Return the values of the variables for a light or a dark page."""
-        met = sorted({color for style in self._classes for color in _COLOR.findall(style)} - {_PAPER})
-        return "\n".join(f"--{_variable(color)}:{in_the_dark(color) if dark else color};" for color in met)
+        met = sorted(
+            {color for style in self._classes for color in _COLOR.findall(style)}
+            - {_PAPER}
+        )
+        return "\n".join(
+            f"--{_variable(color)}:{in_the_dark(color) if dark else color};"
+            for color in met
+        )
 
 
 def _variable(color: str) -> str:
-    return "card" if color == _PAPER else f"c{color[1:]}"  # white becomes the background of the card
+    return (
+        "card" if color == _PAPER else f"c{color[1:]}"
+    )  # white becomes the background of the card
 
 
 def write(figure: Any) -> str:
@@ -276,7 +327,12 @@ def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
-    used = {name for element in root.iter() for value in element.attrib.values() for name in _REFERENCE.findall(value)}
+    used = {
+        name
+        for element in root.iter()
+        for value in element.attrib.values()
+        for name in _REFERENCE.findall(value)
+    }
     for element in root.iter():
         _rewrite(element, prefix, used, sheet)
     view = root.attrib["viewBox"]
@@ -285,7 +341,9 @@ def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _rewrite(element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet) -> None:
+def _rewrite(
+    element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet
+) -> None:
     element.tag = element.tag.removeprefix(f"{{{_SVG}}}")
     old = dict(element.attrib)
     element.attrib.clear()
@@ -313,8 +371,14 @@ def _rewrite(element: ET.Element, prefix: str, used: set[str], sheet: StyleSheet
 def _style(value: str, prefix: str) -> str:
     """Normalise a style attribute: no spaces, and no font, so that the page's applies."""
     parts = [part.split(":", 1) for part in value.split(";") if part.strip()]
-    kept = [(name.strip(), text.strip()) for name, text in parts if name.strip() != "font-family"]
-    return ";".join(f"{name}:{text}" for name, text in kept).replace("url(#", f"url(#{prefix}")
+    kept = [
+        (name.strip(), text.strip())
+        for name, text in parts
+        if name.strip() != "font-family"
+    ]
+    return ";".join(f"{name}:{text}" for name, text in kept).replace(
+        "url(#", f"url(#{prefix}"
+    )
 
 
 def in_the_dark(color: str) -> str:
@@ -329,6 +393,8 @@ def in_the_dark(color: str) -> str:
         saturation = min(saturation, 0.6)
     else:
         saturation = min(saturation, 0.75) if light < _VISIBLE else saturation
-        light = _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT  # keeps shades of one hue apart
+        light = (
+            _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT
+        )  # keeps shades of one hue apart
     turned = colorsys.hls_to_rgb(hue, light, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in turned)

@@ -35,19 +35,26 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     last = runs.iloc[-1]
     counts = sorted(int(count) for count in runs["workers"].unique())
     batch = "per worker" if last["batch_policy"] == "per_worker" else "global"
-    sizes = sorted({int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()}, reverse=True)
+    sizes = sorted(
+        {int(size) for size in runs[f"batch_{last['batch_policy']}"].dropna()},
+        reverse=True,
+    )
     measured = pd.notna(last["metric_name"])
     facts = {
         "strategies": ", ".join(sorted(set(runs["label"].unique()), key=strategy_rank)),
         "workers": ", ".join(map(str, counts)),
         "scaling": f"{last['scaling']}: samples per {'epoch' if last['scaling'] == 'strong' else 'worker'} fixed",
-        "batch": f"{' or '.join(map(str, sizes))} {batch}, at every worker count" if sizes else "",
+        "batch": f"{' or '.join(map(str, sizes))} {batch}, at every worker count"
+        if sizes
+        else "",
         "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
         "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
         f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
         "training": f"{counted(int(last['epochs']), 'epoch')}, {optimizer_in_words(results, last)}",
         "tuning": tuning_in_words(results) or "none: all strategies share these values",
-        "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data" if measured else "none",
+        "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
+        if measured
+        else "none",
         "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
         "executions": "; ".join(_executions(runs)),
         "machines": describe_machines(results) if len(results.completed) else "",
@@ -58,18 +65,33 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
     return tuple((name, text) for name, text in facts.items() if text)
 
 
-def machines(rows: pd.DataFrame, provenance: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def machines(
+    rows: pd.DataFrame, provenance: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return number of rows in runs.csv, hardware and packages of each launch environment, a file in provenance/."""
     found = []
     for place, facts in enumerate(provenance, start=1):
-        own = rows["provenance"].isna()  # rows of other writers: matched by host, packages and commit
+        own = rows[
+            "provenance"
+        ].isna()  # rows of other writers: matched by host, packages and commit
         for name in _IDENTITY:
             own &= rows[name].fillna("") == str(facts.get(name) or "")
         own |= rows["provenance"].fillna("") == facts["provenance"]
-        plain = {name: value for name, value in facts.items() if name not in (*_LISTS, "provenance")}
+        plain = {
+            name: value
+            for name, value in facts.items()
+            if name not in (*_LISTS, "provenance")
+        }
         lists = [(name, list(_flat(facts[name]))) for name in _LISTS if facts.get(name)]
         runs = int(own.sum())
-        found.append({"name": f"Environment {place}", "runs": runs, "facts": list(_flat(plain)), "lists": lists})
+        found.append(
+            {
+                "name": f"Environment {place}",
+                "runs": runs,
+                "facts": list(_flat(plain)),
+                "lists": lists,
+            }
+        )
     return found
 
 
@@ -77,22 +99,34 @@ def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> dict[str, An
     """Return the commands that run the study again, the study, and the checksums of its records."""
     folder, runs = results.folder, results.runs
     file = folder / "study.yaml"
-    study = redact(file.read_text(errors="replace"), names=False) if file.is_file() else ""
+    study = (
+        redact(file.read_text(errors="replace"), names=False) if file.is_file() else ""
+    )
     commits = sorted(runs["git_commit"].dropna().unique())
     remarks = []
     if len(commits) > 1:
-        remarks.append(f"The runs were made by {len(commits)} commits of scalebench; the commands name the last run's.")
+        remarks.append(
+            f"The runs were made by {len(commits)} commits of scalebench; the commands name the last run's."
+        )
     if runs["git_dirty"].fillna(False).any():
-        remarks.append("The checkout had changes that are not in the commit: these numbers cannot be made exactly.")
+        remarks.append(
+            "The checkout had changes that are not in the commit: these numbers cannot be made exactly."
+        )
     if _calibrated(results):
         remarks.append(
             "Virtual times follow from calibration.json, which lies beside the records: charged by it, virtual rows "
             "come out the same, bit for bit on one machine and build of torch. Without it the machine is measured anew."
         )
-    files = {"data set": "dataset_sha256", "model's file": "model_sha256", "initial weights": "init_weights_sha256"}
+    files = {
+        "data set": "dataset_sha256",
+        "model's file": "model_sha256",
+        "initial weights": "init_weights_sha256",
+    }
     files |= {"cluster's file": "cluster_sha256", "strategy's file": "strategy_sha256"}
     records = [folder / name for name in RECORDS if (folder / name).is_file()]
-    checksums = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in records]
+    checksums = [
+        (path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in records
+    ]
     for name, column in files.items():
         checksums += [(name, digest) for digest in runs[column].dropna().unique()]
     return {
@@ -110,21 +144,36 @@ def _commands(results: Results, provenance: list[dict[str, Any]]) -> Iterator[st
         yield f"git checkout {shlex.quote(commit)}   # of scalebench"
         yield 'pip install -c constraints.txt "scalebench[mpi] @ ."'
     else:
-        packages = [facts["packages"] for facts in provenance if isinstance(facts.get("packages"), dict)]
-        versions = sorted(str(each["scalebench"]) for each in packages if "scalebench" in each)
+        packages = [
+            facts["packages"]
+            for facts in provenance
+            if isinstance(facts.get("packages"), dict)
+        ]
+        versions = sorted(
+            str(each["scalebench"]) for each in packages if "scalebench" in each
+        )
         yield f"pip install {shlex.quote(f'scalebench[mpi]=={versions[-1]}' if versions else 'scalebench[mpi]')}"
-    used = [engines.named(name) for name in engines.NAMES if (results.runs["engine"] == name).any()]
+    used = [
+        engines.named(name)
+        for name in engines.NAMES
+        if (results.runs["engine"] == name).any()
+    ]
     yield from (engine.added_by for engine in used if engine.added_by)
     yield f"scalebench run study.yaml{' --calibration calibration.json' if _calibrated(results) else ''}"
     yield "scalebench report"
 
 
 def _calibrated(results: Results) -> bool:
-    return bool((results.runs["execution"] == "virtual").any()) and (results.folder / "calibration.json").is_file()
+    return (
+        bool((results.runs["execution"] == "virtual").any())
+        and (results.folder / "calibration.json").is_file()
+    )
 
 
 def _executions(runs: pd.DataFrame) -> Iterator[str]:
-    for execution in [name for name in EXECUTIONS if name in set(runs["execution"].unique())]:
+    for execution in [
+        name for name in EXECUTIONS if name in set(runs["execution"].unique())
+    ]:
         own = runs[runs["execution"] == execution]
         engines = sorted(set(own["engine"].unique()) - {execution})
         through = f" through {', '.join(engines)}" if engines else ""

@@ -21,7 +21,15 @@ from scalebench.analysis import Results, agreement, cells, load, ratios
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.methodology import Evidence, check
-from scalebench.analysis.quantities import EXECUTION, STRATEGY, WORKERS, Row, metric_head, quantities, with_ratios
+from scalebench.analysis.quantities import (
+    EXECUTION,
+    STRATEGY,
+    WORKERS,
+    Row,
+    metric_head,
+    quantities,
+    with_ratios,
+)
 from scalebench.analysis.target import times_to_target
 from scalebench.analysis.tuning_trials import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
@@ -60,15 +68,22 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _MOST_REASONS = 5
 _MOST_FAILED = 200
 _SAVED = "1 - T(strategy) / T(baseline), with its interval"
-_VERDICT = f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
-_TIME = Column("time", fields("train_s"), TIME_ALONE, "geometric mean of the runs that strategy and baseline share")
+_VERDICT = (
+    f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
+)
+_TIME = Column(
+    "time",
+    fields("train_s"),
+    TIME_ALONE,
+    "geometric mean of the runs that strategy and baseline share",
+)
 
 
 def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Path:
     """Write the report on the study in `folder` to `output` (plots/<study>/report.html); return its path.
 
-    With more than one of `jobs`, as many other processes draw the figures while this one computes the words. The same
-    records give the same bytes.
+    With more than one of `jobs`, as many other processes draw the figures while this
+    one computes the words. The same records give the same bytes.
 
     Raises:
         ResultsError: `folder` cannot be read, or `output` cannot be written.
@@ -96,7 +111,9 @@ def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Pat
             "rerun": rerun_of(results, evidence.provenance),
         }
         drawn = [inlined(drawing, sheet) for drawing in drawings]
-    notes = dict.fromkeys([*results.notes, *(note for drawing in drawn for note in drawing.notes)])
+    notes = dict.fromkeys(
+        [*results.notes, *(note for drawing in drawn for note in drawing.notes)]
+    )
     text = render({**facts, "drawings": drawn, "notes": list(notes)}, sheet)
     with writing(output, _ELSEWHERE), atomic_file(output) as file:
         file.write(text)
@@ -113,7 +130,11 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
         lstrip_blocks=True,
         finalize=partial(_printable, cache(redactor(names=False))),
     )
-    css = {"rules": sheet.rules(), "light": sheet.colors(dark=False), "dark": sheet.colors(dark=True)}
+    css = {
+        "rules": sheet.rules(),
+        "light": sheet.colors(dark=False),
+        "dark": sheet.colors(dark=True),
+    }
     rules = {name: Markup(text) for name, text in css.items()}  # noqa: S704
     style = Markup(environment.get_template("report.css").render(sheet=rules))  # noqa: S704
     script = Markup((TEMPLATES / "report.js").read_text(encoding="utf-8"))  # noqa: S704
@@ -151,7 +172,9 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
         elastic_table(results.folder),
     ]
     return [
-        replace(table, notes=[*filter(None, table.notes), *map("{}.".format, table.told())])
+        replace(
+            table, notes=[*filter(None, table.notes), *map("{}.".format, table.told())]
+        )
         for table in made
         if table.rows
     ]
@@ -165,21 +188,40 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     test = "of the exact rank test of the times, adjusted for the worker counts"
     tested = Column("p", fields("p_adjusted"), TWO_DIGITS, test)
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
-    rows: list[Row] = [dict([*vars(one).items(), ("metric_verdict", one.metric_verdict)]) for one in own]
+    rows: list[Row] = [
+        dict([*vars(one).items(), ("metric_verdict", one.metric_verdict)])
+        for one in own
+    ]
     return Table.of(
         f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
         [
             *(STRATEGY, EXECUTION, WORKERS, replace(_TIME, of=fields("strategy_s"))),
-            Column("baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"),
+            Column(
+                "baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"
+            ),
             Column("time saved", itemgetter("saved"), SAVED, _SAVED),
             Column(metric, fields("metric"), METRIC_ALONE, "mean over seeds"),
             Column("difference", itemgetter("difference"), DIFFERENCE, difference),
-            Column("verdict", text("metric_verdict"), meaning=f"on the {metric}: {_VERDICT}", left=True),
-            Column[Row]("runs", lambda row: Measured(row["saved"].n), COUNT, "repetitions of each"),
+            Column(
+                "verdict",
+                text("metric_verdict"),
+                meaning=f"on the {metric}: {_VERDICT}",
+                left=True,
+            ),
+            Column[Row](
+                "runs",
+                lambda row: Measured(row["saved"].n),
+                COUNT,
+                "repetitions of each",
+            ),
             *([tested] if any(one.test for one in own) else []),
         ],
         sorted(rows, key=_place_order),
-        [f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}." if reasons else ""],
+        [
+            f"No test or no ratio: {'; '.join(reasons[:_MOST_REASONS])}."
+            if reasons
+            else ""
+        ],
         name="saved",
     )
 
@@ -191,7 +233,9 @@ def _target(results: Results) -> Table:
     against = [f"target-vs-{name}" for name in BASELINES if name in ran]
     table = with_ratios(results, table, against)
     known = quantities(table["metric_name"].dropna().unique())
-    columns = [known[name] for name in against if table[name.replace("vs-", "")].notna().any()]
+    columns = [
+        known[name] for name in against if table[name.replace("vs-", "")].notna().any()
+    ]
     metric = metric_head(table["metric_name"].dropna().unique())
     goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
     never = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
@@ -200,7 +244,11 @@ def _target(results: Results) -> Table:
         [
             *(STRATEGY, EXECUTION, WORKERS),
             *(known["target"], known["epochs"]),
-            Column("reached", partial(_of, "n_reached", "n_aimed"), meaning="runs that reached it, of those made"),
+            Column(
+                "reached",
+                partial(_of, "n_reached", "n_aimed"),
+                meaning="runs that reached it, of those made",
+            ),
             *columns,
         ],
         sorted(table.to_dict("records"), key=_place_order),
@@ -219,17 +267,32 @@ def _tuning(results: Results) -> Table:
     rows = tuned_cells(results).to_dict("records")
     keys = list(dict.fromkeys(key for row in rows for key in row["tuned"]))
     edge = "of the best trial; *: the least or the largest that was tried"
-    limit = Column("time", fields("value"), TIME_ALONE, "virtual time to the target on the validation split")
+    limit = Column(
+        "time",
+        fields("value"),
+        TIME_ALONE,
+        "virtual time to the target on the validation split",
+    )
     words = tuning_in_words(results)
     return Table.of(
         "Tuned values",
         [
             *(STRATEGY, WORKERS),
-            *(Column(key, partial(_tuned, key), meaning=edge, left=True) for key in keys),
+            *(
+                Column(key, partial(_tuned, key), meaning=edge, left=True)
+                for key in keys
+            ),
             *([limit] if metric_of(results) == "time_to_target" else []),
-            Column("metric", fields("metric"), METRIC_ALONE, "final metric on the validation split"),
             Column(
-                "reached", partial(_of, "reached", "trials"), meaning="trials that reached the target, of those made"
+                "metric",
+                fields("metric"),
+                METRIC_ALONE,
+                "final metric on the validation split",
+            ),
+            Column(
+                "reached",
+                partial(_of, "reached", "trials"),
+                meaning="trials that reached the target, of those made",
             ),
         ],
         rows,
@@ -248,14 +311,30 @@ def _cells(results: Results) -> Table:
     shown = ("time", "median", "spread", "speedup", "efficiency", "metric", "runs")
     known = quantities(table["metric_name"].dropna().unique())
     named = table[table["interval"] != ""]
-    kinds = sorted({f"{kind}: {name}" for kind, name in zip(named["execution"], named["interval"], strict=True)})
-    none = "One run each: no intervals." if (table["n"] == 1).all() else "No intervals of times."
+    kinds = sorted(
+        {
+            f"{kind}: {name}"
+            for kind, name in zip(named["execution"], named["interval"], strict=True)
+        }
+    )
+    none = (
+        "One run each: no intervals."
+        if (table["n"] == 1).all()
+        else "No intervals of times."
+    )
     return Table.of(
         "Every point of the study",
         [
             *(STRATEGY, EXECUTION, WORKERS),
-            Column("batch", fields("batch_per_worker"), COUNT, "samples in one worker's batch"),
-            Column("steps", fields("steps_per_epoch"), COUNT, "optimizer steps per epoch"),
+            Column(
+                "batch",
+                fields("batch_per_worker"),
+                COUNT,
+                "samples in one worker's batch",
+            ),
+            Column(
+                "steps", fields("steps_per_epoch"), COUNT, "optimizer steps per epoch"
+            ),
             *(known[name] for name in shown),
         ],
         with_ratios(results, table, shown).to_dict("records") if len(table) else [],
@@ -276,16 +355,35 @@ def _laws(results: Results) -> Table:
         [
             *(STRATEGY, EXECUTION),
             Column("law", text("law"), meaning="the one of the lowest AICc", left=True),
-            Column("weight", itemgetter("weight"), meaning="Akaike weight among the laws that were tried"),
-            Column("misfit", itemgetter("misfit"), meaning="typical distance of the means from the law"),
+            Column(
+                "weight",
+                itemgetter("weight"),
+                meaning="Akaike weight among the laws that were tried",
+            ),
+            Column(
+                "misfit",
+                itemgetter("misfit"),
+                meaning="typical distance of the means from the law",
+            ),
             Column("leave-out", itemgetter("leave-out"), meaning=forecast),
             Column("knee", itemgetter("knee"), meaning=knee),
-            Column(f"worth {100 * EFFICIENCY:.0f} %", itemgetter("worth"), meaning=worth),
-            Column("parameters", text("parameters"), meaning="with their intervals, as if the law held", left=True),
+            Column(
+                f"worth {100 * EFFICIENCY:.0f} %", itemgetter("worth"), meaning=worth
+            ),
+            Column(
+                "parameters",
+                text("parameters"),
+                meaning="with their intervals, as if the law held",
+                left=True,
+            ),
         ],
         [_law(one, one.advice) for one in found if one.advice],
         [
-            *(f"{one.series.name}, {one.series.execution}: {note}" for one in found for note in one.notes),
+            *(
+                f"{one.series.name}, {one.series.execution}: {note}"
+                for one in found
+                for note in one.notes
+            ),
             *(f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal),
         ],
         name="laws",
@@ -295,14 +393,20 @@ def _laws(results: Results) -> Table:
 def _law(one: Scaling, advice: Advice) -> Row:
     series, best = one.series, one.best
     texts = dict(zip(LAWS, law_rows(one)[0], strict=True))
-    numbers = {"weight": best.weight, "misfit": best.fit.misfit, "leave-out": best.leave_out_error}
+    numbers = {
+        "weight": best.weight,
+        "misfit": best.fit.misfit,
+        "leave-out": best.leave_out_error,
+    }
     return {
         "label": series.name,
         "execution": series.execution,
         "engine": series.engine,
         "oversubscribed": False,
         "disturbed": False,
-        **{name: Entry(texts[name], Measured(value)) for name, value in numbers.items()},
+        **{
+            name: Entry(texts[name], Measured(value)) for name, value in numbers.items()
+        },
         "law": f"{best.fit.law.name}: {best.fit.law.formula}",
         "knee": Entry(count_text(advice.knee), Measured(advice.knee.workers)),
         "worth": Entry(count_text(advice.worth), Measured(advice.worth.workers)),
@@ -313,18 +417,48 @@ def _law(one: Scaling, advice: Advice) -> Row:
 def _split(results: Results) -> Table:
     """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
-    own = compared[compared["baseline"].isin(LIBRARY_BASELINES) & (compared["strategy"] != "serial")]
+    own = compared[
+        compared["baseline"].isin(LIBRARY_BASELINES)
+        & (compared["strategy"] != "serial")
+    ]
     rows = own[own["reduction"].notna()].to_dict("records")
     return Table.of(
         "Time saved against Horovod and DDP, in two parts",
         [
-            *(STRATEGY, Column("baseline", text("baseline"), left=True), EXECUTION, WORKERS, _TIME),
+            *(
+                STRATEGY,
+                Column("baseline", text("baseline"), left=True),
+                EXECUTION,
+                WORKERS,
+                _TIME,
+            ),
             Column("baseline's time", fields("baseline_s"), TIME_ALONE),
-            Column("time saved", fields("reduction reduction_low reduction_high"), SAVED, _SAVED),
-            Column("by the engine", fields("engine_part"), CHANGE, "(T(baseline) - T(allreduce)) / T(baseline)"),
-            Column("by the frequency", fields("frequency_part"), CHANGE, "(T(allreduce) - T(strategy)) / T(baseline)"),
+            Column(
+                "time saved",
+                fields("reduction reduction_low reduction_high"),
+                SAVED,
+                _SAVED,
+            ),
+            Column(
+                "by the engine",
+                fields("engine_part"),
+                CHANGE,
+                "(T(baseline) - T(allreduce)) / T(baseline)",
+            ),
+            Column(
+                "by the frequency",
+                fields("frequency_part"),
+                CHANGE,
+                "(T(allreduce) - T(strategy)) / T(baseline)",
+            ),
         ],
-        sorted(rows, key=lambda row: (LIBRARY_BASELINES.index(row["baseline"]), *_place_order(row))),
+        sorted(
+            rows,
+            key=lambda row: (
+                LIBRARY_BASELINES.index(row["baseline"]),
+                *_place_order(row),
+            ),
+        ),
         ["The two parts add up to what is saved over the runs that all three share."],
         name="split",
     )
@@ -337,8 +471,16 @@ def _agreement(results: Results) -> Table:
         "How close virtual times are",
         [
             *(STRATEGY, replace(EXECUTION, name="engine", meaning=""), WORKERS),
-            *(Column("native", fields("native_s"), TIME_ALONE), Column("virtual", fields("virtual_s"), TIME_ALONE)),
-            Column("virtual / native", fields("ratio ratio_low ratio_high"), RATIO, interval),
+            *(
+                Column("native", fields("native_s"), TIME_ALONE),
+                Column("virtual", fields("virtual_s"), TIME_ALONE),
+            ),
+            Column(
+                "virtual / native",
+                fields("ratio ratio_low ratio_high"),
+                RATIO,
+                interval,
+            ),
             Column("runs", _both, meaning="native, virtual"),
         ],
         agreement(results).assign(execution="native").to_dict("records"),
@@ -363,7 +505,9 @@ def _failed(results: Results) -> Table:
             Column("why", text("error"), left=True),
         ],
         shown.fillna({"error": ""}).to_dict("records"),
-        [f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"],
+        [
+            f"They are in no other number here.{f' {more:,} more are in runs.csv.' if more else ''}"
+        ],
         name="failed",
     )
 

@@ -28,21 +28,31 @@ class AdPsgd(Averaging):
         x_i <- x_i - eta g_i              exclusive access to x_i, by whatever optimizer the study has, weight decay
                                           of the x_i last read; read again
 
-    Lian et al., ICML 2018, arXiv 1710.06952, algorithm 1. j takes no part: it finds its model changed when it updates.
-    A worker waits only for an access under way, whereas partners in `gossip` with `peers: pair` meet and wait for each
-    other. Staleness: merges of others into x_i between the read that g_i was computed at and the update.
-    Weighted by samples, the mean of two is (n_i x_i + n_j x_j) / (n_i + n_j). Buffers and optimizer state, where they
-    are averaged, lie beside the weights; what a forward pass adds to the statistics is added to what lies there.
-    The model handed out is the mean of all, formed when the last worker has done its last step.
+    Lian et al., ICML 2018, arXiv 1710.06952, algorithm 1. j takes no part: it finds its
+    model changed when it updates. A worker waits only for an access under way, whereas
+    partners in `gossip` with `peers: pair` meet and wait for each other. Staleness:
+    merges of others into x_i between the read that g_i was computed at and the update.
+    Weighted by samples, the mean of two is (n_i x_i + n_j x_j) / (n_i + n_j). Buffers
+    and optimizer state, where they are averaged, lie beside the weights; what a forward
+    pass adds to the statistics is added to what lies there. The model handed out is the
+    mean of all, formed when the last worker has done its last step.
     """
 
-    neighbours: Literal["any", "ring"] = Field("any", description="who may be drawn: any worker, or two on a ring")
-    every: int = Field(1, ge=1, description="batches between two averagings of a worker")
+    neighbours: Literal["any", "ring"] = Field(
+        "any", description="who may be drawn: any worker, or two on a ring"
+    )
+    every: int = Field(
+        1, ge=1, description="batches between two averagings of a worker"
+    )
 
     name: ClassVar[str] = "ad_psgd"
-    summary: ClassVar[str] = "weights averaged with a random neighbour's, who does not wait"
+    summary: ClassVar[str] = (
+        "weights averaged with a random neighbour's, who does not wait"
+    )
     source: ClassVar[str] = "Lian et al., ICML 2018, arXiv 1710.06952"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SHARED_STATE}
+    )
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     deterministic: ClassVar[bool] = False
 
@@ -53,7 +63,10 @@ class AdPsgd(Averaging):
         state.draw = random.Random(worker.seed * 1_000_003 + worker.rank)  # noqa: S311  each worker its own
         state.neighbours = neighbours_of(worker.rank, worker.size, self.neighbours)
         state.taken = 0
-        state.read, state.accesses = initial, 0  # x_i as last read, and how many accesses to it came before
+        state.read, state.accesses = (
+            initial,
+            0,
+        )  # x_i as last read, and how many accesses to it came before
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -61,10 +74,13 @@ class AdPsgd(Averaging):
             worker.state.taken += 1
             averages = worker.state.taken % self.every == 0
             if averages:
-                self._average_with(worker, worker.state.draw.choice(worker.state.neighbours))
+                self._average_with(
+                    worker, worker.state.draw.choice(worker.state.neighbours)
+                )
             self._update(worker, int(averages))
         if worker.is_last(epoch):
-            worker.comm.barrier()  # until then others may merge into this worker's model
+            # until then others may merge into this worker's model
+            worker.comm.barrier()
             with worker.state.models[worker.rank].exclusive(counted=False) as model:
                 unpack_(model, self.averaged(worker))
             if self.trailing == "synchronise":
@@ -74,21 +90,31 @@ class AdPsgd(Averaging):
         models, samples = worker.state.models, worker.state.samples
         low, high = sorted((worker.rank, neighbour))
         with models[low].exclusive(counted=low == neighbour) as mean:
-            worker.clock.did(Task.COMM)  # the first access, before the second one begins to count
+            worker.clock.did(
+                Task.COMM
+            )  # the first access, before the second one begins to count
             with models[high].exclusive(counted=high == neighbour) as other:
-                worker.clock.work(_meet, mean, other, samples[high] / (samples[low] + samples[high]))
+                worker.clock.work(
+                    _meet, mean, other, samples[high] / (samples[low] + samples[high])
+                )
         self.after_average(worker)
 
     def _update(self, worker: Worker, own: int) -> None:
         """Update x_i, into which this worker itself merged `own` times since it read it."""
-        state, tensors, model = worker.state, self.averaged(worker), worker.state.models[worker.rank]
+        state, tensors, model = (
+            worker.state,
+            self.averaged(worker),
+            worker.state.models[worker.rank],
+        )
         with model.exclusive(counted=False) as x:
             worker.clock.did(Task.COMM)
             since = model.merges - state.accesses
             if since:
                 weights = worker.parameters.numel()
                 if len(tensors) > 1:
-                    x.add_(packed(tensors) - state.read)  # the statistics of the forward pass; weights are as read
+                    x.add_(
+                        packed(tensors) - state.read
+                    )  # the statistics of the forward pass; weights are as read
                     unpack_(x[weights:], tensors[1:])
                 update_from(worker, x[:weights])
             else:
@@ -115,7 +141,9 @@ class AdPsgd(Averaging):
 
     def check(self, setting: Setting) -> list[str]:
         if setting.workers == 1:
-            raise StudyError("strategy ad_psgd at 1 worker: there is nobody to average with; start at 2 workers")
+            raise StudyError(
+                "strategy ad_psgd at 1 worker: there is nobody to average with; start at 2 workers"
+            )
         return too_few_steps(setting, self.every)
 
 

@@ -23,20 +23,24 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
 
 _MIB = 2**20
-_UNLIKE = 0.10  # relative difference of measured and predicted seconds, above which a layout is chosen again
+# relative difference of measured and predicted seconds, above which a layout is chosen
+# again
+_UNLIKE = 0.10
 _WORTH = 0.05  # share of the time ahead that another layout has to save
 
 
 class Costs(NamedTuple):
     """Numbers that a worker sends and receives, and parameters that it holds, for each degree of each layer.
 
-    With n samples on each of K workers a layer of degree t, P parameters, and x numbers a sample in and y out costs
+    With n samples on each of K workers a layer of degree t, P parameters, and x numbers
+    a sample in and y out costs
 
         gradients   2 (1 - t / K) P / t             allreduce over the K / t workers with the same share
         sums        2 (1 - 1 / t) t n (x + y)       allreduce of outputs, and of gradients of inputs, over t
         moves       (b - 1) n x + (a - 1) n x       from degree a to b != a: rows gathered, and their gradients back
 
-    Compute is the same for every degree: t workers share the layer, and its batch is that of t workers.
+    Compute is the same for every degree: t workers share the layer, and its batch is
+    that of t workers.
     """
 
     workers: int
@@ -51,9 +55,14 @@ class Costs(NamedTuple):
         """Return the numbers of a step between two layers of other degrees, with so many numbers a sample."""
         return 0.0 if before == after else (before + after - 2) * self.samples * numbers
 
-    def of_layout(self, layers: Sequence[LayerProfile], degrees: Sequence[int]) -> float:
+    def of_layout(
+        self, layers: Sequence[LayerProfile], degrees: Sequence[int]
+    ) -> float:
         """Return the numbers of a step; before the first layer and behind the last one a worker has its own batch."""
-        own = sum(self.of_layer(layer, degree) for layer, degree in zip(layers, degrees, strict=True))
+        own = sum(
+            self.of_layer(layer, degree)
+            for layer, degree in zip(layers, degrees, strict=True)
+        )
         between = [layers[0].takes, *(layer.gives for layer in layers)]
         moves = zip(between, pairwise([1, *degrees, 1]), strict=True)
         return own + sum(self.of_move(numbers, *pair) for numbers, pair in moves)
@@ -66,14 +75,20 @@ class _Path(NamedTuple):
 
 
 def chosen(
-    layers: Sequence[LayerProfile], costs: Costs, most_held: float, solver: Literal["viterbi", "greedy"]
+    layers: Sequence[LayerProfile],
+    costs: Costs,
+    most_held: float,
+    solver: Literal["viterbi", "greedy"],
 ) -> tuple[int, ...] | None:
     """Return the degree of each layer for the least cost with at most `most_held` parameters; None if none fits.
 
-    `viterbi` keeps, for each degree of the latest layer, the paths that no other beats in cost and parameters: the best
-    of all layouts. `greedy` keeps the cheapest path alone that leaves room for the least of the layers ahead.
+    `viterbi` keeps, for each degree of the latest layer, the paths that no other beats
+    in cost and parameters: the best of all layouts. `greedy` keeps the cheapest path
+    alone that leaves room for the least of the layers ahead.
     """
-    least = [min(layer.parameters / degree for degree in layer.degrees) for layer in layers]
+    least = [
+        min(layer.parameters / degree for degree in layer.degrees) for layer in layers
+    ]
     paths = [_Path(0.0, 0.0, ())]
     for place, layer in enumerate(layers):
         ahead = sum(least[place + 1 :])
@@ -92,7 +107,12 @@ def chosen(
         paths = fitting[:1] if solver == "greedy" else _undominated(fitting)
         if not paths:
             return None
-    best = min(paths, key=lambda path: path.cost + costs.of_move(layers[-1].gives, path.degrees[-1], 1))
+    best = min(
+        paths,
+        key=lambda path: (
+            path.cost + costs.of_move(layers[-1].gives, path.degrees[-1], 1)
+        ),
+    )
     return best.degrees
 
 
@@ -129,12 +149,22 @@ class Shared(NamedTuple):
     degree: int
 
 
-def components_of(layers: Sequence[LayerProfile], degrees: Sequence[int]) -> list[Shared]:
+def components_of(
+    layers: Sequence[LayerProfile], degrees: Sequence[int]
+) -> list[Shared]:
     """Return the components of a layout."""
     place, found = 0, []
     for size, degree in zip(*runs_of(degrees), strict=True):
         own = layers[place : place + size]
-        found.append(Shared(own[0].name, own[-1].name, size, sum(layer.parameters for layer in own), degree))
+        found.append(
+            Shared(
+                own[0].name,
+                own[-1].name,
+                size,
+                sum(layer.parameters for layer in own),
+                degree,
+            )
+        )
         place += size
     return found
 
@@ -150,8 +180,9 @@ class Adaptive(Strategy):
                             times the seconds of a number: those of communication / numbers of this layout
         switch              if 5 % of the time ahead is saved, less the parameters that are sent for it
 
-    Consecutive layers of one degree are one component. The first epoch is trained with `layout`, and profiles; without
-    a measurement, as in a prediction, that layout stays. Weights are those of allreduce.
+    Consecutive layers of one degree are one component. The first epoch is trained with
+    `layout`, and profiles; without a measurement, as in a prediction, that layout
+    stays. Weights are those of allreduce.
     """
 
     layout: list[PositiveInt] | Literal["least"] | None = Field(
@@ -160,19 +191,28 @@ class Adaptive(Strategy):
         "parallelism, where `parameters_mib` allows it",
     )
     solver: Literal["viterbi", "greedy"] = Field(
-        "viterbi", description="viterbi: the best of all layouts; greedy: layer after layer"
+        "viterbi",
+        description="viterbi: the best of all layouts; greedy: layer after layer",
     )
     parameters_mib: float | None = Field(
-        None, gt=0, description="most MiB of parameters on a worker; gradients and each state take as much again"
+        None,
+        gt=0,
+        description="most MiB of parameters on a worker; gradients and each state take as much again",
     )
-    again: bool = Field(True, description="choose again after an epoch by what was measured")
+    again: bool = Field(
+        True, description="choose again after an epoch by what was measured"
+    )
 
     name: ClassVar[str] = "adaptive"
-    summary: ClassVar[str] = "each layer shared by as many workers as suits it, chosen again by measured times"
+    summary: ClassVar[str] = (
+        "each layer shared by as many workers as suits it, chosen again by measured times"
+    )
     source: ClassVar[str] = (
         "Baligodugula and Amsaad, arXiv 2503.23186 (ASA); its algorithm is not public: reconstructed"
     )
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SPLIT}
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
@@ -189,13 +229,20 @@ class Adaptive(Strategy):
         if isinstance(self.layout, list):
             return tuple(self.layout)
         layers = worker.layer_profiles
-        if self.layout is None and sum(layer.parameters for layer in layers) <= self._most_held(worker):
+        if self.layout is None and sum(
+            layer.parameters for layer in layers
+        ) <= self._most_held(worker):
             return (1,) * len(layers)
         return self._least(worker, 0)
 
     def _least(self, worker: Worker, epoch: int) -> tuple[int, ...]:
         """Return the layout of the least numbers of a step in `epoch`, under the cap."""
-        found = chosen(worker.layer_profiles, self._costs(worker, epoch), self._most_held(worker), self.solver)
+        found = chosen(
+            worker.layer_profiles,
+            self._costs(worker, epoch),
+            self._most_held(worker),
+            self.solver,
+        )
         assert found is not None, "the cap was checked"
         return found
 
@@ -214,33 +261,49 @@ class Adaptive(Strategy):
             self._step(worker, batch)
         if worker.size > 1 and self.again and not worker.is_last(epoch):
             ledger = worker.clock.ledger
-            self._plan(worker, epoch, ledger.compute_s - began.compute_s, ledger.comm_s - began.comm_s)
+            self._plan(
+                worker,
+                epoch,
+                ledger.compute_s - began.compute_s,
+                ledger.comm_s - began.comm_s,
+            )
 
     def _step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch, batch.weight)
         if worker.size > 1:
             for component in worker.state.components:
                 component.peers.allreduce_(component.gradients, "mean")
-                # Not div_, whose meta kernel imports sympy when this program is recorded, in half a second.
+                # Not div_, whose meta kernel imports sympy when this program is
+                # recorded, in half a second.
                 component.gradients.mul_(1 / component.degree)
         worker.update()
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         self._step(worker, batch)
 
-    def _plan(self, worker: Worker, epoch: int, compute_s: float, comm_s: float) -> None:
+    def _plan(
+        self, worker: Worker, epoch: int, compute_s: float, comm_s: float
+    ) -> None:
         """Choose the layout again if this epoch took another time than expected, and switch if that pays.
 
         Every worker decides by the same numbers, and so alike.
         """
-        measured = worker.comm.allgather(worker.gradients.new_tensor([compute_s, comm_s]))
+        measured = worker.comm.allgather(
+            worker.gradients.new_tensor([compute_s, comm_s])
+        )
         if measured[0].is_meta:  # a recording measures nothing
             return
         of_all = [each.tolist() for each in measured]
         seconds = fmean(compute + comm for compute, comm in of_all)
-        exchange_s = min(comm for _, comm in of_all)  # of the worker that waited least for others
+        exchange_s = min(
+            comm for _, comm in of_all
+        )  # of the worker that waited least for others
 
-        state, layers, costs = worker.state, worker.layer_profiles, self._costs(worker, epoch)
+        state, layers, costs = (
+            worker.state,
+            worker.layer_profiles,
+            self._costs(worker, epoch),
+        )
         state.measured[state.degrees] = seconds
         if abs(seconds - state.expected_s) <= _UNLIKE * state.expected_s:
             return
@@ -252,7 +315,9 @@ class Adaptive(Strategy):
 
         ahead = worker.epochs - epoch - 1
         held = sum(layer.parameters for layer in layers)
-        moved_s = 2 * held * seconds_a_number / worker.steps_in(epoch)  # with a state of the optimizer
+        moved_s = (
+            2 * held * seconds_a_number / worker.steps_in(epoch)
+        )  # with a state of the optimizer
         state.expected_s = seconds
         if (seconds - expected[best]) * ahead - moved_s > _WORTH * seconds * ahead:
             self._use(worker, best, expected[best])
@@ -280,7 +345,11 @@ class Adaptive(Strategy):
                     f"strategy {self.name}: layout: {degree} workers cannot share a layer among {setting.workers}; use "
                     f"divisors of {setting.workers}"
                 )
-        if setting.layer_work is not None and stated and len(stated) != len(setting.layer_work):
+        if (
+            setting.layer_work is not None
+            and stated
+            and len(stated) != len(setting.layer_work)
+        ):
             raise StudyError(
                 f"strategy {self.name}: layout: {len(stated)} degrees for a model of {len(setting.layer_work)} "
                 "layers with parameters; give one for each"
@@ -289,7 +358,9 @@ class Adaptive(Strategy):
             self._require_shares(setting.layers, stated, setting.workers)
         return []
 
-    def _require_shares(self, layers: Sequence[Layer], stated: Sequence[int], workers: int) -> None:
+    def _require_shares(
+        self, layers: Sequence[Layer], stated: Sequence[int], workers: int
+    ) -> None:
         """Check that layers can be shared as `stated`, and that some layout fits under the cap."""
         from scalebench.models.sharding import sharing_degrees_of
 
@@ -317,4 +388,9 @@ class Adaptive(Strategy):
     @property
     def traits(self) -> Traits:
         program = (Stretch(restarts=True),)
-        return Traits(stretches=program, mean_over_global_batch=True, mixed=True, adapts=self.again)
+        return Traits(
+            stretches=program,
+            mean_over_global_batch=True,
+            mixed=True,
+            adapts=self.again,
+        )

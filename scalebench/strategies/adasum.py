@@ -16,25 +16,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 (_HOROVOD,) = providing(Capability.HOROVOD_OPTIMIZER)
-_TINY = 1.5e-154  # squared lengths below it count as zero, as in Horovod: the root of the smallest double
+# squared lengths below it count as zero, as in Horovod: the root of the smallest double
+_TINY = 1.5e-154
 
 
 @register()
 class Adasum(Strategy):
     """Each worker makes a step d_i of its own optimizer; w <- w + Adasum(d_1, ..., d_K), parameter by parameter.
 
-    Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, and Adasum(a, b, c, d) = Adasum(Adasum(a, b),
-    Adasum(c, d)), and so on: the number of workers is a power of two. Equal steps give that step, orthogonal ones
-    their sum, so that the learning rate is a single worker's. Gradients are not weighted by samples. Momentum is each
+    Adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, and Adasum(a, b, c, d) =
+    Adasum(Adasum(a, b), Adasum(c, d)), and so on: the number of workers is a power of
+    two. Equal steps give that step, orthogonal ones their sum, so that the learning
+    rate is a single worker's. Gradients are not weighted by samples. Momentum is each
     worker's own. Maleki et al., MLSys 2021, arXiv 2006.02924.
 
-    Over point-to-point messages: lg K exchanges of the whole vector with ever farther partners, lg K (a + n/B) a step.
-    Horovod halves the vectors on the way and so moves less, 2 (K-1)/K n/B.
+    Over point-to-point messages: lg K exchanges of the whole vector with ever farther
+    partners, lg K (a + n/B) a step. Horovod halves the vectors on the way and so moves
+    less, 2 (K-1)/K n/B.
     """
 
     name: ClassVar[str] = "adasum"
-    summary: ClassVar[str] = "steps merged every batch: added where orthogonal, averaged where parallel"
-    source: ClassVar[str] = "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
+    summary: ClassVar[str] = (
+        "steps merged every batch: added where orthogonal, averaged where parallel"
+    )
+    source: ClassVar[str] = (
+        "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
+    )
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
     )
@@ -42,7 +49,9 @@ class Adasum(Strategy):
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
-        worker.state.adasum_ = Merging([p.numel() for p in worker.model.parameters()], worker.parameters)
+        worker.state.adasum_ = Merging(
+            [p.numel() for p in worker.model.parameters()], worker.parameters
+        )
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -84,7 +93,9 @@ class Adasum(Strategy):
 class HorovodAdasum(Adasum):
     """Adasum by Horovod, which steps and merges inside the backward pass: compute and communication are one."""
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.HOROVOD_OPTIMIZER})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.HOROVOD_OPTIMIZER}
+    )
 
     @property
     def traits(self) -> Traits:
@@ -94,14 +105,22 @@ class HorovodAdasum(Adasum):
         import horovod.torch as hvd
 
         def wrap(optimizer: Any) -> Any:
-            named = [(name, p) for name, p in worker.model.named_parameters() if p.requires_grad]
-            return hvd.DistributedOptimizer(optimizer, named_parameters=named, op=hvd.Adasum)
+            named = [
+                (name, p)
+                for name, p in worker.model.named_parameters()
+                if p.requires_grad
+            ]
+            return hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, op=hvd.Adasum
+            )
 
         worker.use_optimizer(wrap)
 
     def step(self, worker: Worker, batch: Batch) -> None:
         for group in worker.optimizer.param_groups:
-            group["lr"] = worker.learning_rate  # the step is made during the backward pass
+            group["lr"] = (
+                worker.learning_rate
+            )  # the step is made during the backward pass
         worker.gradient(batch)
         if worker.size > 1:
             worker.comm.count(worker.gradients.nbytes)
@@ -111,23 +130,38 @@ class HorovodAdasum(Adasum):
 class Merging:
     """a <- Adasum(a, b), each of consecutive pieces of `sizes` for itself; products in double precision.
 
-    Pieces are widened into memory of their own, aligned alike, for a product's last bit depends on the alignment.
+    Pieces are widened into memory of their own, aligned alike, for a product's last bit
+    depends on the alignment.
     """
 
     def __init__(self, sizes: list[int], like: Tensor) -> None:
         import torch
 
         self._sizes = sizes
-        self._wide = [[torch.empty(n, dtype=torch.float64, device=like.device) for n in sizes] for _ in "ab"]
+        self._wide = [
+            [torch.empty(n, dtype=torch.float64, device=like.device) for n in sizes]
+            for _ in "ab"
+        ]
 
     def __call__(self, a: Tensor, b: Tensor) -> None:
         import torch
 
-        pieces = a.split_with_sizes(self._sizes), b.split_with_sizes(self._sizes)  # torch.split takes twice as long
+        pieces = (
+            a.split_with_sizes(self._sizes),
+            b.split_with_sizes(self._sizes),
+        )  # torch.split takes twice as long
         for wide, narrow in zip(self._wide, pieces, strict=True):
             torch._foreach_copy_(wide, narrow)
-        for left, right, wide_left, wide_right in zip(*pieces, *self._wide, strict=True):
+        for left, right, wide_left, wide_right in zip(
+            *pieces, *self._wide, strict=True
+        ):
             product = float(torch.dot(wide_left, wide_right))
-            lengths = float(torch.dot(wide_left, wide_left)), float(torch.dot(wide_right, wide_right))
-            share, other = (1 - product / (2 * length) if length >= _TINY else 1.0 for length in lengths)
+            lengths = (
+                float(torch.dot(wide_left, wide_left)),
+                float(torch.dot(wide_right, wide_right)),
+            )
+            share, other = (
+                1 - product / (2 * length) if length >= _TINY else 1.0
+                for length in lengths
+            )
             left.mul_(share).add_(right, alpha=other)

@@ -28,23 +28,39 @@ if TYPE_CHECKING:
 class GradientAveraging(Strategy):
     """One step, and one exchange, for the gradients of `accumulate` = a batches of each worker.
 
-    w <- w - eta * sum n_i g_i / sum n_i over a batches; the last step of an epoch may have fewer. Batches are weighted
-    by the samples that all workers have in them, so that one larger batch would give the same step.
+    w <- w - eta * sum n_i g_i / sum n_i over a batches; the last step of an epoch may
+    have fewer. Batches are weighted by the samples that all workers have in them, so
+    that one larger batch would give the same step.
     """
 
-    accumulate: int = Field(1, ge=1, description="a: batches per optimizer step and synchronisation")
+    accumulate: int = Field(
+        1, ge=1, description="a: batches per optimizer step and synchronisation"
+    )
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         last, first, total = worker.steps_in(epoch) - 1, 0.0, 0.0
         for batch in worker.batches(epoch):
-            samples, place = len(batch.x) * worker.size / batch.weight, batch.step % self.accumulate
-            first, total = (samples, samples) if place == 0 else (first, total + samples)
+            samples, place = (
+                len(batch.x) * worker.size / batch.weight,
+                batch.step % self.accumulate,
+            )
+            first, total = (
+                (samples, samples) if place == 0 else (first, total + samples)
+            )
             ends = place == self.accumulate - 1 or batch.step == last
-            self.gather(worker, batch, batch.weight * (samples / first), add=place > 0, ends=ends)
+            self.gather(
+                worker,
+                batch,
+                batch.weight * (samples / first),
+                add=place > 0,
+                ends=ends,
+            )
             if ends:
                 self.exchange(worker, first / total)
 
-    def gather(self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool) -> None:
+    def gather(
+        self, worker: Worker, batch: Batch, weight: float, *, add: bool, ends: bool
+    ) -> None:
         """Compute one batch's gradient, the first of a step or added to it; `ends`: an exchange follows."""
         worker.gradient(batch, weight, add=add)
 
@@ -89,33 +105,49 @@ class Allreduce(GradientAveraging):
     """
 
     compression: Literal["none", "fp16", "bf16", "topk", "powersgd"] = Field(
-        "none", description="what travels: the gradient, half its bits, its largest entries, or low-rank factors"
+        "none",
+        description="what travels: the gradient, half its bits, its largest entries, or low-rank factors",
     )
-    keep: float = Field(0.01, gt=0, le=1, description="topk: share of the entries that is sent")
+    keep: float = Field(
+        0.01, gt=0, le=1, description="topk: share of the entries that is sent"
+    )
     rank: int = Field(1, ge=1, le=4096, description="powersgd: rank of the factors")
-    start: int = Field(2, ge=0, description="powersgd: first steps that are not compressed")
+    start: int = Field(
+        2, ge=0, description="powersgd: first steps that are not compressed"
+    )
     collective: Literal["auto", "tree", "hierarchical"] = Field(
-        "auto", description="the engine's own allreduce, a binomial tree (Besch and Pohl), or node by node"
+        "auto",
+        description="the engine's own allreduce, a binomial tree (Besch and Pohl), or node by node",
     )
 
     name: ClassVar[str] = "allreduce"
-    summary: ClassVar[str] = "gradients averaged after every batch in one fused collective"
-    source: ClassVar[str] = "bulk-synchronous parallel SGD; Goyal et al., 2017, arXiv 1706.02677"
+    summary: ClassVar[str] = (
+        "gradients averaged after every batch in one fused collective"
+    )
+    source: ClassVar[str] = (
+        "bulk-synchronous parallel SGD; Goyal et al., 2017, arXiv 1706.02677"
+    )
 
     @field_validator("collective")
     @classmethod
     def _carries(cls, collective: str, info: ValidationInfo) -> str:
         if collective != "auto" and info.data.get("compression", "none") != "none":
-            raise ValueError(f"expected 'auto' with compression {info.data['compression']}, got {collective!r}")
+            raise ValueError(
+                f"expected 'auto' with compression {info.data['compression']}, got {collective!r}"
+            )
         return collective
 
     _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
-        reducer: Reducer = Plain(worker, WIRES.get(self.compression) if worker.size > 1 else None)
+        reducer: Reducer = Plain(
+            worker, WIRES.get(self.compression) if worker.size > 1 else None
+        )
         if worker.size > 1:
             if self.collective != "auto":
-                reducer = Tree(worker) if self.collective == "tree" else TwoLevel(worker)
+                reducer = (
+                    Tree(worker) if self.collective == "tree" else TwoLevel(worker)
+                )
             elif self.compression == "topk":
                 reducer = TopK(worker, self.keep)
             elif self.compression == "powersgd":
@@ -134,14 +166,26 @@ class Allreduce(GradientAveraging):
 
     @property
     def needs(self) -> frozenset[Capability]:
-        extra = {"tree": {Capability.POINT_TO_POINT}, "hierarchical": {Capability.SPLIT}}
+        extra = {
+            "tree": {Capability.POINT_TO_POINT},
+            "hierarchical": {Capability.SPLIT},
+        }
         return self.requires | extra.get(self.collective, set())
 
     def check(self, setting: Setting) -> list[str]:
-        if self.compression == "powersgd" and setting.workers > 1 and setting.shapes is not None:
+        if (
+            self.compression == "powersgd"
+            and setting.workers > 1
+            and setting.shapes is not None
+        ):
             require_matrices(setting.shapes, self.rank)
-        if self.collective == "hierarchical" and 1 < setting.workers <= setting.workers_per_node:
-            return ["collective hierarchical on one node is a reduce and a broadcast there, slower than an allreduce"]
+        if (
+            self.collective == "hierarchical"
+            and 1 < setting.workers <= setting.workers_per_node
+        ):
+            return [
+                "collective hierarchical on one node is a reduce and a broadcast there, slower than an allreduce"
+            ]
         return []
 
     @property
@@ -149,15 +193,18 @@ class Allreduce(GradientAveraging):
         return compressed(super().traits, self.compression, self.start)
 
     def arithmetic(self, workers: int) -> str | None:
-        plain = self.accumulate == 1 and (workers == 1 or (self.compression == "none" and self.collective == "auto"))
+        plain = self.accumulate == 1 and (
+            workers == 1 or (self.compression == "none" and self.collective == "auto")
+        )
         return mean_of_gradients(workers) if plain else None
 
 
 class Tree(Reducer):
     """Binomial reduce to worker 0, then binomial broadcast: 2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma.
 
-    Besch and Pohl, PDP 1995 (only the abstract is public: a reconstruction). A virtual run charges exactly this where
-    p is a power of two; elsewhere up to one message less, for a worker's sends do not wait for each other there.
+    Besch and Pohl, PDP 1995 (only the abstract is public: a reconstruction). A virtual
+    run charges exactly this where p is a power of two; elsewhere up to one message
+    less, for a worker's sends do not wait for each other there.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -171,7 +218,9 @@ class Tree(Reducer):
             if rank + stride < size:
                 comm.recv_(vector, rank + stride, add=True)
             stride *= 2
-        if rank > 0:  # `stride` is now the lowest set bit of the rank: where it hangs in the tree
+        if (
+            rank > 0
+        ):  # `stride` is now the lowest set bit of the rank: where it hangs in the tree
             comm.send(vector, rank - stride)
             comm.recv_(vector, rank - stride)
         else:
@@ -186,7 +235,8 @@ class Tree(Reducer):
 class TwoLevel(Reducer):
     """Sum onto the first worker of each node, allreduce between those, broadcast inside each node.
 
-    Inside the nodes the n bytes cross fast links only; between them each node sends once, however many workers it has.
+    Inside the nodes the n bytes cross fast links only; between them each node sends
+    once, however many workers it has.
     """
 
     def __init__(self, worker: Worker) -> None:

@@ -9,7 +9,11 @@ from pydantic import Field
 
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Setting, Strategy, Synchronisation, Worker
-from scalebench.strategies.replica_state import average_, floating_buffers, optimizer_tensors
+from scalebench.strategies.replica_state import (
+    average_,
+    floating_buffers,
+    optimizer_tensors,
+)
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -28,22 +32,27 @@ PerBlock = Annotated[
 class Averaging(Strategy):
     """Replicas that average their state; published comparisons disagree where these policies are not given.
 
-    Only floating-point buffers (BatchNorm's statistics) are averaged; counters stay. Weighted by samples the mean is
-    sum_i n_i w_i / sum_i n_i with n_i the size of worker i's shard. `trailing: leave`: no average after a partial
-    last interval of the training; the final model is still the mean of the replicas.
+    Only floating-point buffers (BatchNorm's statistics) are averaged; counters stay.
+    Weighted by samples the mean is sum_i n_i w_i / sum_i n_i with n_i the size of
+    worker i's shard. `trailing: leave`: no average after a partial last interval of the
+    training; the final model is still the mean of the replicas.
     """
 
     buffers: Literal["average", "keep"] = Field(
-        "average", description="what becomes of the model's floating-point buffers: BatchNorm's statistics"
+        "average",
+        description="what becomes of the model's floating-point buffers: BatchNorm's statistics",
     )
     optimizer_state: Literal["keep", "average", "reset"] = Field(
-        "keep", description="momentum and the like stay local, are averaged too, or are forgotten at each average"
+        "keep",
+        description="momentum and the like stay local, are averaged too, or are forgotten at each average",
     )
     weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="weight of a worker in the mean: 1, or n_i, the samples of its shard"
+        "uniform",
+        description="weight of a worker in the mean: 1, or n_i, the samples of its shard",
     )
     trailing: Literal["synchronise", "leave"] = Field(
-        "synchronise", description="a partial interval at the end of training is synchronised, or left as it is"
+        "synchronise",
+        description="a partial interval at the end of training is synchronised, or left as it is",
     )
 
     def averaged_every(
@@ -55,7 +64,9 @@ class Averaging(Strategy):
         by = " by samples" if self.weighting == "samples" else ""
         left = ", partial interval left" if self.trailing == "leave" else ""
         averaged = f"parameters{buffers}{optimizer}"
-        return Synchronisation(every, unit, averaged, self.optimizer_state, f"{merge}{by}{left}")
+        return Synchronisation(
+            every, unit, averaged, self.optimizer_state, f"{merge}{by}{left}"
+        )
 
     @property
     def traits(self) -> Traits:
@@ -64,7 +75,12 @@ class Averaging(Strategy):
     def repeated(self, *stretches: Stretch, interval: str | None = None) -> Traits:
         """Return the traits of replicas whose program consists of `stretches`; `interval`: the option of the last."""
         averages = self.buffers == "average"
-        return Traits(stretches, local_steps=True, averages_buffers=averages, interval_option=interval)
+        return Traits(
+            stretches,
+            local_steps=True,
+            averages_buffers=averages,
+            interval_option=interval,
+        )
 
     def averaged(self, worker: Worker) -> list[Tensor]:
         """The tensors that are averaged, the flat parameters first."""
@@ -95,7 +111,10 @@ class Averaging(Strategy):
             return [1] * worker.size
         import torch
 
-        mine = torch.tensor([worker.samples], device=worker.gradients.device if worker.gradients.is_cuda else "cpu")
+        mine = torch.tensor(
+            [worker.samples],
+            device=worker.gradients.device if worker.gradients.is_cuda else "cpu",
+        )
         return [int(each) for each in worker.comm.allgather(mine)]
 
     def last_step(self, worker: Worker, epoch: int) -> int:
@@ -127,14 +146,18 @@ def train_shard(worker: Worker, epoch: int, optimizer_state: str) -> None:
         worker.local_step(batch)
 
 
-def local_intervals(worker: Worker, epoch: int, due: Callable[[int], bool]) -> Iterator[bool]:
+def local_intervals(
+    worker: Worker, epoch: int, due: Callable[[int], bool]
+) -> Iterator[bool]:
     """Take the local steps of `epoch`, and stop where `due(steps so far)` says so and at the end, which is True.
 
     `worker.state.taken` counts the steps through all epochs.
     """
     state, batches, left = worker.state, worker.batches(epoch), worker.steps_in(epoch)
     while left:
-        steps = next((count for count in range(1, left) if due(state.taken + count)), left)
+        steps = next(
+            (count for count in range(1, left) if due(state.taken + count)), left
+        )
         worker.local_steps(batches, steps)
         state.taken += steps
         left -= steps
@@ -148,7 +171,9 @@ def too_few_steps(setting: Setting, interval: int, start: int = 0) -> list[str]:
     steps, first = setting.training.epochs * setting.steps, start + interval
     if first <= steps:
         return []
-    return [f"the first average of weights comes after {first} steps, but the training has {steps}"]
+    return [
+        f"the first average of weights comes after {first} steps, but the training has {steps}"
+    ]
 
 
 def too_few_epochs(setting: Setting, option: str, interval: int) -> list[str]:
@@ -157,4 +182,6 @@ def too_few_epochs(setting: Setting, option: str, interval: int) -> list[str]:
     if setting.workers == 1 or interval <= epochs:
         return []
     training = f"the {epochs} epoch{'s' * (epochs > 1)}"
-    return [f"{option} {interval} is more than {training}: replicas do not meet before training ends"]
+    return [
+        f"{option} {interval} is more than {training}: replicas do not meet before training ends"
+    ]

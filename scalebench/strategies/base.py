@@ -1,8 +1,9 @@
 """The two sides of a strategy: `Strategy`, a sequential training program, and `Worker`, one replica.
 
-A strategy's fields are its options (a frozen pydantic model); its state during training lives in `worker.state`. What
-it sends, how often and how much memory it needs is recorded by running it on a `RecordingWorker` (room pricing).
-No module of this package imports torch when it is loaded: options are checked in a tenth of a second.
+A strategy's fields are its options (a frozen pydantic model); its state during training
+lives in `worker.state`. What it sends, how often and how much memory it needs is
+recorded by running it on a `RecordingWorker` (room pricing). No module of this package
+imports torch when it is loaded: options are checked in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import Capability, Communicator, Server, ServerRule, SharedState
+from scalebench.comm.base import (
+    Capability,
+    Communicator,
+    Server,
+    ServerRule,
+    SharedState,
+)
 from scalebench.registry import Choice
 from scalebench.strategies.traits import Traits
 from scalebench.system.clock import Clock
@@ -27,7 +34,8 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
     from scalebench.study.spec import Training
 
-# Activations that a stage gives up after a forward pass: all but the inputs of layers, or but those of the stage.
+# Activations that a stage gives up after a forward pass: all but the inputs of layers,
+# or but those of the stage.
 Recompute = Literal["none", "layer", "all"]
 
 
@@ -36,7 +44,8 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    weight: float  # n_i K / sum_j n_j over the workers' batches of this step; 1.0 when all are equal
+    # n_i K / sum_j n_j over the workers' batches of this step; 1.0 when all are equal
+    weight: float
     step: int  # 0-based within the epoch
     first_of_block: bool  # the batch holds the first sample of a ds-tensor block
 
@@ -44,8 +53,8 @@ class Batch(NamedTuple):
 class Move(NamedTuple):
     """One move of a stage: the forward or backward pass of a micro-batch through one of its chunks of layers.
 
-    A backward pass has two halves, which may be moves of their own: gradients of the chunk's inputs, for which the
-    stage before it waits, and of its weights.
+    A backward pass has two halves, which may be moves of their own: gradients of the
+    chunk's inputs, for which the stage before it waits, and of its weights.
     """
 
     forward: bool
@@ -90,7 +99,9 @@ class LayerProfile(NamedTuple):
     parameters: int
     takes: int
     gives: int
-    degrees: tuple[int, ...]  # numbers of workers that can share it, which divide those of the run
+    degrees: tuple[
+        int, ...
+    ]  # numbers of workers that can share it, which divide those of the run
 
 
 class SharedComponent(Protocol):
@@ -110,8 +121,9 @@ class SharedComponent(Protocol):
 class Worker(Protocol):
     """One replica: its model, optimizer, shard of the data, communicator and clock.
 
-    Where a replica has several workers (`Traits.mesh`), `rank`, `size` and `comm` are of the workers that hold the
-    same part of every replica: what a strategy does with them, it does with each part of the model.
+    Where a replica has several workers (`Traits.mesh`), `rank`, `size` and `comm` are
+    of the workers that hold the same part of every replica: what a strategy does with
+    them, it does with each part of the model.
     """
 
     @property
@@ -122,7 +134,9 @@ class Worker(Protocol):
     epochs: int
     first_epoch: int  # above 0 where a training that was interrupted goes on
     model: torch.nn.Module
-    parameters: Tensor  # (n,) every parameter of the model is a view of this flat buffer, in parameter order
+    # (n,) every parameter of the model is a view of this flat buffer, in parameter
+    # order
+    parameters: Tensor
     gradients: Tensor  # (n,) likewise for .grad
     optimizer: torch.optim.Optimizer
     comm: Communicator
@@ -163,7 +177,8 @@ class Worker(Protocol):
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         """Yield the same samples in batches of equal size inside each ds-tensor block; a block's remainder is left out.
 
-        A block of m samples gives c = ceil(m / b) batches of floor(m / c). Workers may then differ in steps.
+        A block of m samples gives c = ceil(m / b) batches of floor(m / c). Workers may
+        then differ in steps.
         """
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
@@ -188,8 +203,9 @@ class Worker(Protocol):
     def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
         """Take a local step on each of the next `steps` of `batches`, by default on all that are left.
 
-        The same as a loop over `local_step`, and several times faster in virtual runs: as nothing of the worker is
-        looked at between two steps, the steps of all workers are computed together.
+        The same as a loop over `local_step`, and several times faster in virtual runs:
+        as nothing of the worker is looked at between two steps, the steps of all
+        workers are computed together.
         """
 
     def reset_optimizer(self) -> None:
@@ -213,21 +229,26 @@ class Worker(Protocol):
     ) -> None:
         """Hold one stage of the model only, and train it by micro-batches. Collective.
 
-        Groups of `sizes` consecutive layers are dealt to the stages in turn: one to each, or several chunks.
-        `order(stage, stages, micro_batches)` are the moves of a stage in a step. Activations that `recompute` gives up
-        after a forward pass are computed again before the backward pass. From now on `model`, `parameters`,
-        `gradients` and `optimizer` are those of the stage, and `gradient` takes part in the step of the replica.
+        Groups of `sizes` consecutive layers are dealt to the stages in turn: one to
+        each, or several chunks. `order(stage, stages, micro_batches)` are the moves of
+        a stage in a step. Activations that `recompute` gives up after a forward pass
+        are computed again before the backward pass. From now on `model`, `parameters`,
+        `gradients` and `optimizer` are those of the stage, and `gradient` takes part in
+        the step of the replica.
         """
 
     @property
     def layer_profiles(self) -> Sequence[LayerProfile]:
         """What a choice of degrees needs to know of each layer into which the model can be cut."""
 
-    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
+    def use_layout(
+        self, sizes: Sequence[int], degrees: Sequence[int]
+    ) -> Sequence[SharedComponent]:
         """Share runs of `sizes` consecutive layers among `degrees` neighbouring workers each. Collective.
 
-        From now on `parameters`, `gradients` and `optimizer` are those of this worker's shares, with the values and the
-        state that they had in the layout before; `gradient` adds up over the batches of those that share a component.
+        From now on `parameters`, `gradients` and `optimizer` are those of this worker's
+        shares, with the values and the state that they had in the layout before;
+        `gradient` adds up over the batches of those that share a component.
         """
 
     def use_schedule(self, name: str, micro_batches: int) -> None:
@@ -239,7 +260,8 @@ class Worker(Protocol):
     def divide(self, rule: UnitRule) -> None:
         """Keep shards of the units of the model only; `rule` exchanges what `gradient` computes with. Collective.
 
-        From now on `parameters`, `gradients` and `optimizer` are those of this worker's shards.
+        From now on `parameters`, `gradients` and `optimizer` are those of this worker's
+        shards.
         """
 
     def use_fully_shard(self, *, reshard: bool) -> None:
@@ -253,7 +275,8 @@ class Worker(Protocol):
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         """Close the meters of `epoch`.
 
-        `agreed`: True if all replicas are equal now; None if the strategy takes snapshots itself.
+        `agreed`: True if all replicas are equal now; None if the strategy takes
+        snapshots itself.
         """
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
@@ -266,7 +289,8 @@ class Synchronisation:
 
     every: int = 1  # units between two synchronisations; 0: never
     unit: Literal["batch", "epoch", "none"] = "batch"
-    averaged: str = "parameters"  # and "+buffers", "+optimizer", or "worker 0's buffers" where these replace all
+    # and "+buffers", "+optimizer", or "worker 0's buffers" where these replace all
+    averaged: str = "parameters"
     optimizer_state: str = "keep"  # momentum and the like at a synchronisation
     merge: str = "mean"  # how replicas are combined
 
@@ -289,22 +313,36 @@ class Setting:
     workers: int
     workers_per_node: int
     steps: int | None = None  # of an epoch; None until the data are partitioned
-    shapes: Sequence[tuple[int, ...]] | None = None  # of the model's parameters; None until it is built
-    without_gradient: Sequence[str] = ()  # names of parameters that get none in some step
-    layers: Sequence[Layer] | None = None  # into which the model can be cut; None until it is built
-    layer_work: Sequence[float] | None = None  # of a step in each of them, in any unit; None until it is known
+    shapes: Sequence[tuple[int, ...]] | None = (
+        None  # of the model's parameters; None until it is built
+    )
+    without_gradient: Sequence[
+        str
+    ] = ()  # names of parameters that get none in some step
+    layers: Sequence[Layer] | None = (
+        None  # into which the model can be cut; None until it is built
+    )
+    layer_work: Sequence[float] | None = (
+        None  # of a step in each of them, in any unit; None until it is known
+    )
 
 
 class Strategy(Choice):
     """A rule by which replicas agree.
 
-    Life: `setup`, then `train` (by default `train_epoch` for each epoch), then `finish`. One worker by default ends
-    with the weights of `serial`, bit for bit.
+    Life: `setup`, then `train` (by default `train_epoch` for each epoch), then
+    `finish`. One worker by default ends with the weights of `serial`, bit for bit.
     """
 
     source: ClassVar[str]  # paper or document
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})  # empty: runs at one worker only
-    engines: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "horovod")  # native engines, the preferred first
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES}
+    )  # empty: runs at one worker only
+    engines: ClassVar[tuple[str, ...]] = (
+        "mpi",
+        "gloo",
+        "horovod",
+    )  # native engines, the preferred first
     deterministic: ClassVar[bool] = True  # final weights do not depend on timing
 
     @classmethod
@@ -313,7 +351,10 @@ class Strategy(Choice):
         super().__pydantic_init_subclass__(**kwargs)
         if _is_changed_since("traits", cls):
             inherited: Any = cls.traits
-            cls.traits = property(lambda self: inherited.fget(self).of_changed_program())  # type: ignore[assignment]
+            without_promises = property(
+                lambda self: inherited.fget(self).of_changed_program()
+            )
+            cls.traits = without_promises  # type: ignore[assignment, method-assign]
         if _is_changed_since("arithmetic", cls):
             cls.arithmetic = Strategy.arithmetic  # type: ignore[method-assign]
 
@@ -343,7 +384,8 @@ class Strategy(Choice):
     def arithmetic(self, workers: int) -> str | None:
         """Name of the arithmetic: virtual runs of equal name end with equal weights, and one is computed for all.
 
-        For strategies that step and average gradients, or do nothing else at this number of workers; else None.
+        For strategies that step and average gradients, or do nothing else at this
+        number of workers; else None.
         """
         return None
 
@@ -369,7 +411,8 @@ class Strategy(Choice):
     def in_agreement(self, worker: Worker, epoch: int) -> bool | None:
         """Return True if all replicas are equal after `epoch`, so that any of them is the consensus.
 
-        None: workers take snapshots of a shared model themselves, and are equal after `finish`.
+        None: workers take snapshots of a shared model themselves, and are equal after
+        `finish`.
         """
         return worker.size == 1
 
@@ -384,7 +427,16 @@ class Strategy(Choice):
         return vector
 
 
-_DESCRIPTIONS = {"arithmetic", "check", "consensus", "final_weights", "needs", "synchronisation", "traits", "warm_up"}
+_DESCRIPTIONS = {
+    "arithmetic",
+    "check",
+    "consensus",
+    "final_weights",
+    "needs",
+    "synchronisation",
+    "traits",
+    "warm_up",
+}
 
 
 def _is_changed_since(statement: str, cls: type[Strategy]) -> bool:
@@ -401,4 +453,6 @@ def _is_of_program(name: str, value: object) -> bool:
     """Return True for a method or property that may do something in a training."""
     if name in _DESCRIPTIONS or name.startswith("__"):
         return False
-    return inspect.isroutine(value) or isinstance(value, property | functools.cached_property)
+    return inspect.isroutine(value) or isinstance(
+        value, property | functools.cached_property
+    )

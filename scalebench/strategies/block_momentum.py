@@ -1,7 +1,8 @@
 """Local SGD with a second optimizer over the averages: SlowMo, BMUF and DiLoCo.
 
-All three read the move of the mean over one interval, w0 - mean_i w_i (w0: where it began), as a gradient. Between two
-synchronisations the model handed out is the plain mean of the replicas.
+All three read the move of the mean over one interval, w0 - mean_i w_i (w0: where it
+began), as a gradient. Between two synchronisations the model handed out is the plain
+mean of the replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_MUCH = 2.0  # times as long a way, from which on a learning rate that was found without it deserves a look
+# times as long a way, from which on a learning rate that was found without it deserves
+# a look
+_MUCH = 2.0
 
 
 class BlockMomentum(LocalSgd):
@@ -45,10 +48,14 @@ class BlockMomentum(LocalSgd):
         worker.clock.work(self._restart, worker)
 
     def _restart(self, worker: Worker) -> None:
-        self.outer(worker, worker.parameters, worker.state.anchor, worker.state.momentum)
+        self.outer(
+            worker, worker.parameters, worker.state.anchor, worker.state.momentum
+        )
         worker.parameters.copy_(worker.state.anchor)
 
-    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+    def outer(
+        self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor
+    ) -> None:
         """Change `anchor` and `momentum` in place, given the `mean`."""
         raise NotImplementedError
 
@@ -59,14 +66,23 @@ class SlowMo(BlockMomentum):
 
         u <- b u + (w0 - mean w) / eta;   w <- w0 - a eta u
 
-    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD. eta is that of an interval's last step;
-    where a schedule has brought it to 0, w <- w0 - a (w0 - mean w), and older moves are forgotten.
-    Trap: moves of the mean add up to a / (1 - b) times their length, 3.3 times by default, on top of the optimizer's
-    own momentum. Where local_sgd just trains, take a smaller learning rate, slow_lr or slow_momentum.
+    Wang et al., ICLR 2020, arXiv 1910.00643. With a = 1, b = 0 it is local SGD. eta is
+    that of an interval's last step; where a schedule has brought it to 0, w <- w0 - a
+    (w0 - mean w), and older moves are forgotten. Trap: moves of the mean add up to a /
+    (1 - b) times their length, 3.3 times by default, on top of the optimizer's own
+    momentum. Where local_sgd just trains, take a smaller learning rate, slow_lr or
+    slow_momentum.
     """
 
-    slow_lr: float = Field(1.0, gt=0, description="a: how far along the slow momentum a step goes")
-    slow_momentum: float = Field(0.7, ge=0, lt=1, description="b: share of the slow momentum that each average keeps")
+    slow_lr: float = Field(
+        1.0, gt=0, description="a: how far along the slow momentum a step goes"
+    )
+    slow_momentum: float = Field(
+        0.7,
+        ge=0,
+        lt=1,
+        description="b: share of the slow momentum that each average keeps",
+    )
 
     name: ClassVar[str] = "slowmo"
     summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
@@ -79,9 +95,17 @@ class SlowMo(BlockMomentum):
 
     def check(self, setting: Setting) -> list[str]:
         options = setting.training.optimizer.options
-        inner, gain = options.get("momentum", 0.0), self.slow_lr / (1 - self.slow_momentum)
+        inner, gain = (
+            options.get("momentum", 0.0),
+            self.slow_lr / (1 - self.slow_momentum),
+        )
         found = super().check(setting)
-        if setting.workers > 1 and isinstance(inner, int | float) and inner >= 0.5 and gain > _MUCH:
+        if (
+            setting.workers > 1
+            and isinstance(inner, int | float)
+            and inner >= 0.5
+            and gain > _MUCH
+        ):
             found.append(
                 f"slow_momentum {self.slow_momentum:g} makes moves up to {gain:.1f} times as long, beside the "
                 f"optimizer's momentum of {inner:g}: if it learns less than local_sgd, take a smaller lr, slow_lr or "
@@ -93,14 +117,18 @@ class SlowMo(BlockMomentum):
         super().setup(worker)
         worker.state.rate = 0.0
 
-    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+    def outer(
+        self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor
+    ) -> None:
         """`momentum` is eta u, which stays in the range of weights where 1 / eta leaves that of numbers.
 
         v <- b (eta / eta before) v + w0 - mean w;  w <- w0 - a v. At a rate of 0 no old move is left in v.
         """
         rate, before = float(worker.optimizer.param_groups[0]["lr"]), worker.state.rate
         worker.state.rate = rate
-        momentum.mul_(self.slow_momentum * (rate / before) if before > 0.0 else 0.0).add_(anchor - mean)
+        momentum.mul_(
+            self.slow_momentum * (rate / before) if before > 0.0 else 0.0
+        ).add_(anchor - mean)
         anchor.sub_(momentum, alpha=self.slow_lr)
 
 
@@ -110,13 +138,17 @@ class Bmuf(BlockMomentum):
 
         D <- mu D + zeta (mean w - w0);   w <- w0 + D
 
-    Chen and Huo, ICASSP 2016, who take mu = 1 - 1/K; so does the default. With mu = 0, zeta = 1 it is local SGD.
-    Trap: moves of the mean add up to zeta / (1 - mu) times their length, K times by default, on top of the optimizer's
-    own momentum: take a smaller learning rate than for local_sgd, or a smaller block_momentum.
+    Chen and Huo, ICASSP 2016, who take mu = 1 - 1/K; so does the default. With mu = 0,
+    zeta = 1 it is local SGD. Trap: moves of the mean add up to zeta / (1 - mu) times
+    their length, K times by default, on top of the optimizer's own momentum: take a
+    smaller learning rate than for local_sgd, or a smaller block_momentum.
     """
 
     block_momentum: float | None = Field(
-        None, ge=0, lt=1, description="mu: share of its last move that each average keeps; default: 1 - 1/K"
+        None,
+        ge=0,
+        lt=1,
+        description="mu: share of its last move that each average keeps; default: 1 - 1/K",
     )
     block_lr: float = Field(1.0, gt=0, description="zeta: how far towards the mean")
 
@@ -129,8 +161,14 @@ class Bmuf(BlockMomentum):
     def traits(self) -> Traits:
         return super().traits  # when is as in local_sgd
 
-    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
-        mu = 1.0 - 1.0 / worker.size if self.block_momentum is None else self.block_momentum
+    def outer(
+        self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor
+    ) -> None:
+        mu = (
+            1.0 - 1.0 / worker.size
+            if self.block_momentum is None
+            else self.block_momentum
+        )
         momentum.mul_(mu).add_(mean - anchor, alpha=self.block_lr)
         anchor.add_(momentum)
 
@@ -141,12 +179,17 @@ class DiLoCo(BlockMomentum):
 
         g = w0 - mean w;   v <- m v + g;   w <- w0 - lr (g + m v)
 
-    Douillard et al., 2023, arXiv 2311.08105. The inner optimizer is the study's: the paper's is AdamW, whose state
-    stays with its worker, and H is some hundred steps.
+    Douillard et al., 2023, arXiv 2311.08105. The inner optimizer is the study's: the
+    paper's is AdamW, whose state stays with its worker, and H is some hundred steps.
     """
 
     outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="m: share of the outer momentum that each average keeps")
+    outer_momentum: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="m: share of the outer momentum that each average keeps",
+    )
 
     name: ClassVar[str] = "diloco"
     summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
@@ -160,11 +203,15 @@ class DiLoCo(BlockMomentum):
     def check(self, setting: Setting) -> list[str]:
         return super().check(setting) + unlike_the_papers_optimizer(setting)
 
-    def outer(self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor) -> None:
+    def outer(
+        self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor
+    ) -> None:
         nesterov_(anchor, momentum, anchor - mean, self.outer_lr, self.outer_momentum)
 
 
-def nesterov_(weights: Tensor, momentum: Tensor, slope: Tensor, lr: float, m: float) -> None:
+def nesterov_(
+    weights: Tensor, momentum: Tensor, slope: Tensor, lr: float, m: float
+) -> None:
     """v <- m v + g;  w <- w - lr (g + m v), in place; `slope` g is used up."""
     momentum.mul_(m).add_(slope)
     weights.sub_(slope.add_(momentum, alpha=m), alpha=lr)

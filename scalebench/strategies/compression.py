@@ -1,8 +1,8 @@
 """Gradient compression: fewer bits, the largest entries, or low-rank factors.
 
-Top-k and PowerSGD add the unsent remainder to the next gradient (error feedback): nothing is lost, only late. All are
-sums of each worker's contribution divided by K; a lone worker sends nothing and compresses
-nothing.
+Top-k and PowerSGD add the unsent remainder to the next gradient (error feedback):
+nothing is lost, only late. All are sums of each worker's contribution divided by K; a
+lone worker sends nothing and compresses nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _S = TypeVar("_S", bound=Strategy)
-BELONGS_TO = {"keep": "topk", "rank": "powersgd", "start": "powersgd"}  # option: the compression it is of
+BELONGS_TO = {
+    "keep": "topk",
+    "rank": "powersgd",
+    "start": "powersgd",
+}  # option: the compression it is of
 WIRES = {"fp16": "float16", "bf16": "bfloat16"}
-MIN_RATE = 2  # a matrix is worth compressing if that makes it this much smaller (as torch's hook has it)
-_SEED = 209652396  # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
+# a matrix is worth compressing if that makes it this much smaller (as torch's hook has
+# it)
+MIN_RATE = 2
+# of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
+_SEED = 209652396
 
 
 def compressed(traits: Traits, compression: str, start: int) -> Traits:
     """Return `traits` of averaged gradients that travel by `compression`; PowerSGD's begins after `start` steps.
 
-    A part of a gradient, or an approximation, is not the mean over the batch, and the rest is kept for the next one.
+    A part of a gradient, or an approximation, is not the mean over the batch, and the
+    rest is kept for the next one.
     """
     stretches = traits.stretches
     if compression == "powersgd" and stretches is not None:
@@ -38,7 +46,13 @@ def compressed(traits: Traits, compression: str, start: int) -> Traits:
     exact = compression not in ("topk", "powersgd")
     mean = traits.mean_over_global_batch and exact
     wire = WIRES.get(compression)
-    return replace(traits, stretches=stretches, mean_over_global_batch=mean, wire=wire, resumes=exact)
+    return replace(
+        traits,
+        stretches=stretches,
+        mean_over_global_batch=mean,
+        wire=wire,
+        resumes=exact,
+    )
 
 
 class Reducer:
@@ -54,8 +68,8 @@ class Reducer:
 class Plain(Reducer):
     """One allreduce, in the gradients' dtype or a `wire` of two bytes.
 
-    Trap: the largest float16 is 65504; gradients whose sum is larger become infinite. bfloat16 has float32's range,
-    and 8 bits of precision.
+    Trap: the largest float16 is 65504; gradients whose sum is larger become infinite.
+    bfloat16 has float32's range, and 8 bits of precision.
     """
 
     def __init__(self, worker: Worker, wire: str | None = None) -> None:
@@ -68,8 +82,9 @@ class Plain(Reducer):
 class TopK(Reducer):
     """Each worker sends the k = ceil(`keep` n) entries of c = g + e that are largest in magnitude; e <- c - sent.
 
-    w gets (1/K) sum_i sent_i. Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv 1809.07599. k (4 + element size) bytes
-    from each worker to all others, in one allgather, which grows with K where an allreduce does not.
+    w gets (1/K) sum_i sent_i. Stich, Cordonnier and Jaggi, NeurIPS 2018, arXiv
+    1809.07599. k (4 + element size) bytes from each worker to all others, in one
+    allgather, which grows with K where an allreduce does not.
     """
 
     def __init__(self, worker: Worker, keep: float) -> None:
@@ -89,7 +104,9 @@ class TopK(Reducer):
         places = self.residual.abs().topk(self._k, sorted=False).indices
         values = self.residual.index_select(0, places)
         self.residual.index_fill_(0, places, 0)
-        return torch.cat([values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)])
+        return torch.cat(
+            [values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)]
+        )
 
     def _mean(self, messages: list[Tensor]) -> Tensor:
         import torch
@@ -97,7 +114,11 @@ class TopK(Reducer):
         every, split = torch.stack(messages), self._k * self.residual.element_size()
         values = every[:, :split].reshape(-1).clone().view(self.residual.dtype)
         places = every[:, split:].reshape(-1).clone().view(torch.int32)
-        return torch.zeros_like(self.residual).index_add_(0, places, values).div_(len(messages))
+        return (
+            torch.zeros_like(self.residual)
+            .index_add_(0, places, values)
+            .div_(len(messages))
+        )
 
     def forget(self) -> None:
         self.residual.zero_()
@@ -106,18 +127,23 @@ class TopK(Reducer):
 class PowerSgd(Reducer):
     """Each weight matrix M (n x m) of c = g + e travels as P (n x r) and Q (m x r); e <- c - P Q^T.
 
-    P <- mean_i M_i Q, orthonormalised; Q <- mean_i M_i^T P; all take P Q^T. Q is kept for the next step. Vogels,
-    Karimireddy and Jaggi, NeurIPS 2019, arXiv 1905.13727; constants and order as in torch's powerSGD_hook. The first
-    `start` steps, vectors, and matrices that would not shrink by more than `MIN_RATE` are averaged as they are.
+    P <- mean_i M_i Q, orthonormalised; Q <- mean_i M_i^T P; all take P Q^T. Q is kept
+    for the next step. Vogels, Karimireddy and Jaggi, NeurIPS 2019, arXiv 1905.13727;
+    constants and order as in torch's powerSGD_hook. The first `start` steps, vectors,
+    and matrices that would not shrink by more than `MIN_RATE` are averaged as they are.
     Two collectives a step: vectors with P, then Q.
     """
 
     def __init__(self, worker: Worker, rank: int, start: int) -> None:
         self._comm, self._clock, self._start = worker.comm, worker.clock, start
-        self._pieces: list[tuple[slice, int, int, int]] = []  # where each matrix lies, its n, m and r
+        self._pieces: list[
+            tuple[slice, int, int, int]
+        ] = []  # where each matrix lies, its n, m and r
         self._rest: list[slice] = []
         at = 0
-        require_matrices([tuple(parameter.shape) for parameter in worker.model.parameters()], rank)
+        require_matrices(
+            [tuple(parameter.shape) for parameter in worker.model.parameters()], rank
+        )
         for parameter in worker.model.parameters():
             n, m = rows_and_columns(tuple(parameter.shape))
             place, at = slice(at, at + parameter.numel()), at + parameter.numel()
@@ -139,7 +165,9 @@ class PowerSgd(Reducer):
         self.residual.zero_()
         generator = torch.Generator().manual_seed(_SEED)
         self._q = [
-            torch.randn(m, r, generator=generator, dtype=self.residual.dtype).to(self.residual.device)
+            torch.randn(m, r, generator=generator, dtype=self.residual.dtype).to(
+                self.residual.device
+            )
             for _, _, m, r in self._pieces
         ]
 
@@ -150,7 +178,10 @@ class PowerSgd(Reducer):
             return
         if vector is not self._seen:  # a worker's gradients lie in one place for ever
             self._seen = vector
-            self._views = self._matrices_of(vector), [vector[place] for place in self._rest]
+            self._views = (
+                self._matrices_of(vector),
+                [vector[place] for place in self._rest],
+            )
         matrices, rest = self._views
         bases = self._comm.cached(self._bases)
         first = self._clock.work(self._write_first, matrices, rest, bases)
@@ -164,21 +195,29 @@ class PowerSgd(Reducer):
     def _bases(self) -> list[Tensor]:
         return [_orthonormal(q) for q in self._q]
 
-    def _write_first(self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]) -> Tensor:
+    def _write_first(
+        self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]
+    ) -> Tensor:
         """Message of the first collective: uncompressed parameters, and M Q of each matrix."""
         import torch
 
         torch._foreach_add_(self._kept, matrices)
-        products = ((kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True))
+        products = (
+            (kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True)
+        )
         return torch.cat([*rest, *products])
 
     def _write_second(self, bases: list[Tensor]) -> Tensor:
         """M^T P of each matrix."""
         import torch
 
-        return torch.cat([(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)])
+        return torch.cat(
+            [(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)]
+        )
 
-    def _settle(self, places: list[Tensor], means: list[Tensor], agreed: list[Tensor]) -> None:
+    def _settle(
+        self, places: list[Tensor], means: list[Tensor], agreed: list[Tensor]
+    ) -> None:
         """Put the `means` in place, and keep the error M - P Q^T."""
         import torch
 
@@ -189,11 +228,19 @@ class PowerSgd(Reducer):
         """Means of the uncompressed parameters, and P of each matrix, orthonormal."""
         import torch
 
-        parts = torch.split(message, [at.stop - at.start for at in self._rest] + [n * r for _, n, _, r in self._pieces])
+        parts = torch.split(
+            message,
+            [at.stop - at.start for at in self._rest]
+            + [n * r for _, n, _, r in self._pieces],
+        )
         products = zip(parts[len(self._rest) :], self._pieces, strict=True)
-        return parts[: len(self._rest)], [_orthonormal(p.view(n, r)) for p, (_, n, _, r) in products]
+        return parts[: len(self._rest)], [
+            _orthonormal(p.view(n, r)) for p, (_, n, _, r) in products
+        ]
 
-    def _read_second(self, message: Tensor, bases: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _read_second(
+        self, message: Tensor, bases: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Q of each matrix, and P Q^T."""
         import torch
 
@@ -259,6 +306,8 @@ def _orthonormal(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the columns' span; half precision has no QR."""
     import torch
 
-    wide: Any = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    wide: Any = (
+        matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    )
     basis: Tensor = torch.linalg.qr(wide)[0].to(matrix.dtype)
     return basis

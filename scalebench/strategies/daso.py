@@ -1,7 +1,8 @@
 """DASO: gradients averaged inside a node, parameters summed between nodes behind the local steps.
 
-Coquelin et al., J. Big Data 2022, as heat 1.8.0 does it. The schedule says when: the skips of each epoch, and the calls
-that follow each batch, without communication; all its divisions are integer divisions. The exchange does what they say.
+Coquelin et al., J. Big Data 2022, as heat 1.8.0 does it. The schedule says when: the
+skips of each epoch, and the calls that follow each batch, without communication; all
+its divisions are integer divisions. The exchange does what they say.
 """
 
 from __future__ import annotations
@@ -36,22 +37,36 @@ class DasoFixed(Averaging):
         block:  w <- sum_p w_p / P,  during warm-up and cool-down after each batch (bfloat16 on the wire), else
                 after an epoch's last batch
 
-    Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0. Between nodes travel parameters, with the buffers (heat
-    leaves them where they are) and the optimizer state beside them as the options say. By samples w_p counts
-    P n_p / sum_q n_q times in a sum. The gradient mean inside a node is plain, whatever the sizes of its batches.
-    Skips are constant, but for stated blocking epochs. A sum is merged at the sending of the next one at the latest.
+    Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0. Between nodes travel
+    parameters, with the buffers (heat leaves them where they are) and the optimizer
+    state beside them as the options say. By samples w_p counts P n_p / sum_q n_q times
+    in a sum. The gradient mean inside a node is plain, whatever the sizes of its
+    batches. Skips are constant, but for stated blocking epochs. A sum is merged at the
+    sending of the next one at the latest.
     """
 
-    global_skip: int = Field(4, ge=1, description="batches between two sums over the nodes")
-    local_skip: int = Field(1, ge=1, description="batches between two gradient means inside a node")
-    wait: int = Field(1, ge=0, description="s: batches a sum is in flight; 0: it blocks")
+    global_skip: int = Field(
+        4, ge=1, description="batches between two sums over the nodes"
+    )
+    local_skip: int = Field(
+        1, ge=1, description="batches between two gradient means inside a node"
+    )
+    wait: int = Field(
+        1, ge=0, description="s: batches a sum is in flight; 0: it blocks"
+    )
     warm_up_epochs: int = Field(0, ge=0, description="blocking epochs at the beginning")
     cool_down_epochs: int = Field(0, ge=0, description="blocking epochs at the end")
-    devices_per_node: int | None = Field(None, ge=1, description="G; default: the workers that share a node")
-    trailing: Literal["synchronise"] = Field("synchronise", description="every epoch's last batch blocks")
+    devices_per_node: int | None = Field(
+        None, ge=1, description="G; default: the workers that share a node"
+    )
+    trailing: Literal["synchronise"] = Field(
+        "synchronise", description="every epoch's last batch blocks"
+    )
 
     name: ClassVar[str] = "daso-fixed"
-    summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; constant skips"
+    summary: ClassVar[str] = (
+        "gradients averaged inside nodes, parameters between them in flight; constant skips"
+    )
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022, without its schedule"
     requires: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
@@ -65,7 +80,9 @@ class DasoFixed(Averaging):
     def setup(self, worker: Worker) -> None:
         worker.state.schedule = self.schedule(worker.epochs)
         worker.state.skips = []  # of every epoch
-        worker.state.exchange = Exchange(worker, self, self.devices_per_node or worker.workers_per_node)
+        worker.state.exchange = Exchange(
+            worker, self, self.devices_per_node or worker.workers_per_node
+        )
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         worker.state.exchange.step(batch)
@@ -95,8 +112,13 @@ class DasoFixed(Averaging):
 
     @property
     def traits(self) -> Traits:
-        warm_up, cool_down = Stretch(epochs=self.warm_up_epochs), Stretch(epochs=self.cool_down_epochs)
-        cycle = Stretch(period=math.lcm(self.global_skip, self.local_skip), restarts=True)
+        warm_up, cool_down = (
+            Stretch(epochs=self.warm_up_epochs),
+            Stretch(epochs=self.cool_down_epochs),
+        )
+        cycle = Stretch(
+            period=math.lcm(self.global_skip, self.local_skip), restarts=True
+        )
         return self.repeated(warm_up, cycle, cool_down, interval="global_skip")
 
     @property
@@ -134,29 +156,52 @@ class DasoFixed(Averaging):
 class DasoHeat(DasoFixed):
     """DASO with the schedule of heat 1.8.0: from (4, 1, 1) the skips halve at each plateau of the loss, then restart.
 
-    The loss is the mean over workers of that of the epoch's last batch, before its update.
+    The loss is the mean over workers of that of the epoch's last batch, before its
+    update.
     """
 
     global_skip: Literal[4] = Field(4, description="batches between two sums at first")
-    local_skip: Literal[1] = Field(1, description="batches between two gradient means inside a node at first")
+    local_skip: Literal[1] = Field(
+        1, description="batches between two gradient means inside a node at first"
+    )
     wait: Literal[1] = Field(1, description="s: batches a sum is in flight at first")
     warm_up_epochs: int = Field(4, ge=0, description="blocking epochs at the beginning")
     cool_down_epochs: int = Field(4, ge=0, description="blocking epochs at the end")
-    max_global_skips: int = Field(8, ge=1, description="batches between sums when the cycle restarts")
-    stability: float = Field(0.05, ge=0, lt=1, description="relative improvement of the loss that is none")
-    patience: int = Field(2, ge=0, description="epochs without improvement before the one that changes the skips")
+    max_global_skips: int = Field(
+        8, ge=1, description="batches between sums when the cycle restarts"
+    )
+    stability: float = Field(
+        0.05, ge=0, lt=1, description="relative improvement of the loss that is none"
+    )
+    patience: int = Field(
+        2,
+        ge=0,
+        description="epochs without improvement before the one that changes the skips",
+    )
 
     @property
     def traits(self) -> Traits:
         return super().traits  # while the loss falls
 
     name: ClassVar[str] = "daso-heat"
-    summary: ClassVar[str] = "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
+    summary: ClassVar[str] = (
+        "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
+    )
     source: ClassVar[str] = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
 
     def schedule(self, epochs: int) -> SkipSchedule:
-        first, plateau = Skips(self.global_skip, self.local_skip, self.wait), _Plateau(self.stability, self.patience)
-        return SkipSchedule(epochs, self.warm_up_epochs, self.cool_down_epochs, first, self.max_global_skips, plateau)
+        first, plateau = (
+            Skips(self.global_skip, self.local_skip, self.wait),
+            _Plateau(self.stability, self.patience),
+        )
+        return SkipSchedule(
+            epochs,
+            self.warm_up_epochs,
+            self.cool_down_epochs,
+            first,
+            self.max_global_skips,
+            plateau,
+        )
 
 
 class Exchange:
@@ -169,8 +214,12 @@ class Exchange:
         self._group = worker.comm.split(lambda rank: rank % devices)
         self.local_sync = True
         self._turn = 0  # the group that sends next
-        self._sender: int | None = None  # group of the last sum left in flight; a blocking sum clears it
-        self._in_flight: tuple[Request, Tensor, int] | None = None  # on that group's devices, until merged
+        self._sender: int | None = (
+            None  # group of the last sum left in flight; a blocking sum clears it
+        )
+        self._in_flight: tuple[Request, Tensor, int] | None = (
+            None  # on that group's devices, until merged
+        )
 
     def step(self, batch: Batch) -> None:
         """Take one step; the gradient is the node's mean while `local_sync` is on."""
@@ -193,7 +242,9 @@ class Exchange:
         if self._device == self._turn:
             vector = packed(self._policies.averaged(self._worker)).clone()
             weight = self._policies.weight(self._worker)
-            request = self._group.iallreduce_(vector, "sum" if weight is None else "mean", weight=weight)
+            request = self._group.iallreduce_(
+                vector, "sum" if weight is None else "mean", weight=weight
+            )
             sent = (request, vector, calls.wait)
         self.merge()
         if not calls.blocking:
@@ -219,7 +270,11 @@ class Exchange:
         """Wait for the sum in flight; weighted by samples it is P times the mean."""
         request, vector, _ = sent
         request.wait()
-        return vector if self._policies.weighting == "uniform" else vector.mul_(self._group.size)
+        return (
+            vector
+            if self._policies.weighting == "uniform"
+            else vector.mul_(self._group.size)
+        )
 
     def merge(self) -> None:
         """w <- (2 s w + sum_p w_p) / (2 s + P) on the last sender, then a broadcast in its node."""
@@ -229,7 +284,9 @@ class Exchange:
         vector = packed(state)
         if self._in_flight is not None:
             own = 2 * self._in_flight[2] or 1
-            vector.mul_(own).add_(self._landed(self._in_flight)).div_(own + self._group.size)
+            vector.mul_(own).add_(self._landed(self._in_flight)).div_(
+                own + self._group.size
+            )
             self._in_flight = None
         self._share(state, vector, self._sender)
 
@@ -256,7 +313,9 @@ class Skips(NamedTuple):
     """Intervals of one epoch, in batches."""
 
     global_skip: int  # between two sums over the nodes; 0: after every batch, blocking
-    local_skip: int  # between two gradient means inside a node; up to 1: after every batch
+    local_skip: (
+        int  # between two gradient means inside a node; up to 1: after every batch
+    )
     wait: int  # from the sending of a sum to its merge
 
 
@@ -292,7 +351,8 @@ class SkipSchedule:
         e >= epochs - cool_down: blocking;  e < warm_up: blocking;  e = warm_up: `first`;
         later, at a plateau of the loss:  gs > 1: gs/2, ls/2, wait - 1, not below 1;  gs = 1: max, max/4, max/4.
 
-    `plateau` None keeps `first` until the cool-down. `skips` are those of the epoch to come.
+    `plateau` None keeps `first` until the cool-down. `skips` are those of the epoch to
+    come.
     """
 
     def __init__(
@@ -312,11 +372,19 @@ class SkipSchedule:
     @property
     def judges(self) -> bool:
         """True if the loss of the current epoch will be used."""
-        return self._plateau is not None and self._warm_up <= self._completed + 1 < self._cooling
+        return (
+            self._plateau is not None
+            and self._warm_up <= self._completed + 1 < self._cooling
+        )
 
     def epoch_over(self, loss: float | None = None) -> None:
         """Complete an epoch, with its `loss` if the schedule `judges` it."""
-        fired = self.judges and self._plateau is not None and loss is not None and self._plateau.saw(loss)
+        fired = (
+            self.judges
+            and self._plateau is not None
+            and loss is not None
+            and self._plateau.saw(loss)
+        )
         self._completed += 1
         if self._completed >= self._cooling or self._completed < self._warm_up:
             self.skips = _BLOCKING
@@ -327,7 +395,11 @@ class SkipSchedule:
 
     def _next(self, skips: Skips) -> Skips:
         if skips.global_skip > 1:
-            return Skips(max(1, skips.global_skip // 2), max(1, skips.local_skip // 2), max(1, skips.wait - 1))
+            return Skips(
+                max(1, skips.global_skip // 2),
+                max(1, skips.local_skip // 2),
+                max(1, skips.wait - 1),
+            )
         return Skips(self._max_skip, self._max_skip // 4, self._max_skip // 4)
 
 
@@ -338,17 +410,22 @@ class Calls(NamedTuple):
     wait: int = 0  # S of the sum that is sent here: batches until it is merged
     blocking: bool = False  # the sum is waited for at once, and replaces the parameters
     merge: bool = False  # the sum in flight is due
-    local_sync: bool | None = None  # gradients are averaged inside the node from now on; None: as before
+    local_sync: bool | None = (
+        None  # gradients are averaged inside the node from now on; None: as before
+    )
 
 
 def calls_of(batch: int, last: int, skips: Skips) -> Calls:
     """Calls of batch `batch` of 0..`last`. `local_sync` applies to the batches after it."""
     gs, ls, wait = skips
-    # As heat does it: a merge weighs by the wait of its sending, but is due by that of the batch at hand, which shrinks
-    # towards an epoch's end. So a sum may find no batch that is its own: it is lost in the last, blocking one.
+    # As heat does it: a merge weighs by the wait of its sending, but is due by that of
+    # the batch at hand, which shrinks towards an epoch's end. So a sum may find no
+    # batch that is its own: it is lost in the last, blocking one.
     due = min(wait, last - batch)
     if batch == last or gs == 0 or batch % gs == 0:
-        return Calls(send=True, wait=due, blocking=batch == last or wait == 0, merge=wait > 0)
+        return Calls(
+            send=True, wait=due, blocking=batch == last or wait == 0, merge=wait > 0
+        )
     ends = batch + 1 == last
     if (batch + 1) % gs == 0:
         return Calls(local_sync=True)

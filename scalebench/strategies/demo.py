@@ -24,19 +24,30 @@ class DeMo(GradientAveraging):
         m_i <- b m_i + eta g_i;   q_i = the k strongest entries of each tile of C m_i;   m_i <- m_i - C^-1 q_i
         w <- w - eta sign(C^-1 q),   an entry of q: the mean of q_i over the workers that sent it
 
-    Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870; constants, and the mean over those that sent, as in its code
-    (bloc97/DeMo). A tile has as sides the largest divisors of a matrix's that are at most 64; a parameter with
-    more axes is a matrix, its first by all others, which their code refuses. The sign is handed to the study's
-    optimizer as the gradient: plain SGD takes the paper's step, with weight decay as theirs. A lone worker sends
-    nothing, and takes the same step. k (2 + element size) bytes a tile, from each worker to all others.
+    Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870; constants, and the mean over
+    those that sent, as in its code (bloc97/DeMo). A tile has as sides the largest
+    divisors of a matrix's that are at most 64; a parameter with more axes is a matrix,
+    its first by all others, which their code refuses. The sign is handed to the study's
+    optimizer as the gradient: plain SGD takes the paper's step, with weight decay as
+    theirs. A lone worker sends nothing, and takes the same step. k (2 + element size)
+    bytes a tile, from each worker to all others.
     """
 
     k: int = Field(32, ge=1, description="entries of a tile that are sent")
-    tile: int = Field(64, ge=1, le=MOST, description="longest side of a tile; places in it have 16 bits")
-    decay: float = Field(0.999, ge=0, lt=1, description="b: share of the momentum that each step keeps")
+    tile: int = Field(
+        64,
+        ge=1,
+        le=MOST,
+        description="longest side of a tile; places in it have 16 bits",
+    )
+    decay: float = Field(
+        0.999, ge=0, lt=1, description="b: share of the momentum that each step keeps"
+    )
 
     name: ClassVar[str] = "demo"
-    summary: ClassVar[str] = "the sign of the strongest cosines of each worker's momentum, every batch (option k)"
+    summary: ClassVar[str] = (
+        "the sign of the strongest cosines of each worker's momentum, every batch (option k)"
+    )
     source: ClassVar[str] = "Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870"
 
     def setup(self, worker: Worker) -> None:
@@ -44,7 +55,9 @@ class DeMo(GradientAveraging):
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         cosines, clock = worker.state.cosines, worker.clock
-        message = clock.work(cosines.message, worker.gradients, worker.learning_rate * scale)
+        message = clock.work(
+            cosines.message, worker.gradients, worker.learning_rate * scale
+        )
         if worker.size > 1:
             sign = worker.comm.allgather_combined(message, cosines.sign)
         else:
@@ -74,8 +87,14 @@ class Cosines:
     """A worker's momentum, and its messages."""
 
     def __init__(self, worker: Worker, options: DeMo) -> None:
-        shapes = [tuple(each.shape) for each in worker.model.parameters() if each.requires_grad]
-        self._strongest = StrongestOfTiles(shapes, options.tile, lambda _: options.k, worker.parameters, cosines=True)
+        shapes = [
+            tuple(each.shape)
+            for each in worker.model.parameters()
+            if each.requires_grad
+        ]
+        self._strongest = StrongestOfTiles(
+            shapes, options.tile, lambda _: options.k, worker.parameters, cosines=True
+        )
         self._decay = options.decay
         self.momentum = worker.parameters.clone().zero_()
 
@@ -100,6 +119,11 @@ class Cosines:
                 for each in entries.unbind():  # in the order of the workers
                     sums[place].add_(each)
                 of_tiles = places.transpose(0, 1).flatten(1)
-                senders[place].scatter_add_(1, of_tiles, torch.ones_like(of_tiles, dtype=entries.dtype))
-        means = [total / count.clamp(min=1.0) for total, count in zip(sums, senders, strict=True)]
+                senders[place].scatter_add_(
+                    1, of_tiles, torch.ones_like(of_tiles, dtype=entries.dtype)
+                )
+        means = [
+            total / count.clamp(min=1.0)
+            for total, count in zip(sums, senders, strict=True)
+        ]
         return self._strongest.vector(means).sign_()

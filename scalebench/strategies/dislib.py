@@ -20,24 +20,37 @@ class DislibCompat(EpochAverage):
 
         a new optimizer;  c = ceil(m / b) batches of floor(m / c) samples each, the m mod c at the end left out
 
-    and every `every` epochs, and after the last, w <- (1/K) sum_j w_j through a master: (K - 1) n bytes in and as many
-    out over worker 0's link, (K - 1) (2 (a + n/B) + n gamma). Constant learning rate; parameters alone. dislib is told
-    c as `num_batches`; b = m / c says the same. Vazquez-Novoa et al., WACCPD 2025.
-    Traps: momentum is lost at every block; workers with more blocks than others train more but weigh the same.
+    and every `every` epochs, and after the last, w <- (1/K) sum_j w_j through a master:
+    (K - 1) n bytes in and as many out over worker 0's link, (K - 1) (2 (a + n/B) + n
+    gamma). Constant learning rate; parameters alone. dislib is told c as `num_batches`;
+    b = m / c says the same. Vazquez-Novoa et al., WACCPD 2025. Traps: momentum is lost
+    at every block; workers with more blocks than others train more but weigh the same.
     """
 
-    aggregation: Literal["allreduce", "master"] = Field("master", description="how the mean is formed")
-    optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
-    buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
-    weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
-    trailing: Literal["synchronise"] = Field("synchronise", description="the last epoch ends with an average")
+    aggregation: Literal["allreduce", "master"] = Field(
+        "master", description="how the mean is formed"
+    )
+    optimizer_state: Literal["reset_per_block"] = Field(
+        "reset_per_block", description="a new optimizer for each block"
+    )
+    buffers: Literal["keep"] = Field(
+        "keep", description="what becomes of the model's buffers: dislib knows none"
+    )
+    weighting: Literal["uniform"] = Field(
+        "uniform", description="weight of a worker in the mean"
+    )
+    trailing: Literal["synchronise"] = Field(
+        "synchronise", description="the last epoch ends with an average"
+    )
 
     @property
     def traits(self) -> Traits:
         return super().traits  # when is as in epoch_average
 
     name: ClassVar[str] = "dislib-compat"
-    summary: ClassVar[str] = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    summary: ClassVar[str] = (
+        "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    )
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
@@ -59,19 +72,33 @@ class DislibCompatAsync(EpochAsync):
     The result depends on the order of the merges, as the reference's does.
     """
 
-    merge: Literal["half"] = Field("half", description="weight of the merging worker: 1/2")
-    optimizer_state: Literal["reset_per_block"] = Field("reset_per_block", description="a new optimizer for each block")
-    buffers: Literal["keep"] = Field("keep", description="what becomes of the model's buffers: dislib knows none")
-    weighting: Literal["uniform"] = Field("uniform", description="weight of a worker in the mean")
-    trailing: Literal["leave"] = Field("leave", description="a partial interval at the end is not merged")
+    merge: Literal["half"] = Field(
+        "half", description="weight of the merging worker: 1/2"
+    )
+    optimizer_state: Literal["reset_per_block"] = Field(
+        "reset_per_block", description="a new optimizer for each block"
+    )
+    buffers: Literal["keep"] = Field(
+        "keep", description="what becomes of the model's buffers: dislib knows none"
+    )
+    weighting: Literal["uniform"] = Field(
+        "uniform", description="weight of a worker in the mean"
+    )
+    trailing: Literal["leave"] = Field(
+        "leave", description="a partial interval at the end is not merged"
+    )
 
     @property
     def traits(self) -> Traits:
         return super().traits  # when is as in epoch_async
 
     name: ClassVar[str] = "dislib-compat-async"
-    summary: ClassVar[str] = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
-    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
+    summary: ClassVar[str] = (
+        "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    )
+    source: ClassVar[str] = (
+        "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
+    )
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         _train_by_blocks(worker, epoch)
@@ -93,4 +120,6 @@ def _train_by_blocks(worker: Worker, epoch: int) -> None:
 def _require_constant_rate(name: str, setting: Setting) -> None:
     policy = setting.training.lr_policy
     if policy != "constant":
-        raise StudyError(f"strategy {name}: dislib knows no lr_policy {policy}; write lr_policy: constant")
+        raise StudyError(
+            f"strategy {name}: dislib knows no lr_policy {policy}; write lr_policy: constant"
+        )

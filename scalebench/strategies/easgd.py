@@ -20,18 +20,25 @@ if TYPE_CHECKING:
 class Easgd(Averaging):
     """Every `steps` = H local steps, and after the last one:  d_i = alpha (w_i - c);  w_i -= d_i;  c += sum_i d_i.
 
-    Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651, synchronous form, alpha = 0.9 / K. Every worker holds
-    the centre c, which starts as the initial weights and is the model handed out; replicas never become equal.
-    Weighted by samples, c += K sum_i n_i d_i / sum_i n_i. Buffers and optimizer state, where they are averaged, take
-    their mean at each exchange. One worker is not serial: its centre follows it.
+    Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651, synchronous form, alpha
+    = 0.9 / K. Every worker holds the centre c, which starts as the initial weights and
+    is the model handed out; replicas never become equal. Weighted by samples, c += K
+    sum_i n_i d_i / sum_i n_i. Buffers and optimizer state, where they are averaged,
+    take their mean at each exchange. One worker is not serial: its centre follows it.
     """
 
     steps: int = Field(8, ge=1, description="H: local steps between two exchanges")
-    alpha: float | None = Field(None, gt=0, le=1, description="how far they are drawn; default: 0.9 / K")
+    alpha: float | None = Field(
+        None, gt=0, le=1, description="how far they are drawn; default: 0.9 / K"
+    )
 
     name: ClassVar[str] = "easgd"
-    summary: ClassVar[str] = "replicas and a centre drawn to one another every H local steps (option steps)"
-    source: ClassVar[str] = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
+    summary: ClassVar[str] = (
+        "replicas and a centre drawn to one another every H local steps (option steps)"
+    )
+    source: ClassVar[str] = (
+        "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
+    )
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -46,7 +53,9 @@ class Easgd(Averaging):
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for epoch_ends in local_intervals(worker, epoch, self.due):
-            if self.due(worker.state.taken) or (epoch_ends and self.ends_training(worker, epoch)):
+            if self.due(worker.state.taken) or (
+                epoch_ends and self.ends_training(worker, epoch)
+            ):
                 self._exchange(worker)
 
     def due(self, taken: int) -> bool:
@@ -84,5 +93,7 @@ class Easgd(Averaging):
     def check(self, setting: Setting) -> list[str]:
         workers, found = setting.workers, too_few_steps(setting, self.steps)
         if self.alpha is not None and self.alpha * workers > 1:
-            found.append(f"alpha {self.alpha:g} times {workers} workers is above 1: the centre overshoots their mean")
+            found.append(
+                f"alpha {self.alpha:g} times {workers} workers is above 1: the centre overshoots their mean"
+            )
         return found

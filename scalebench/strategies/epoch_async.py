@@ -10,7 +10,12 @@ import numpy as np
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs, train_shard
+from scalebench.strategies.averaging import (
+    Averaging,
+    PerBlock,
+    too_few_epochs,
+    train_shard,
+)
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -27,31 +32,41 @@ class EpochAsync(Averaging):
         half:       g <- (g + w_j) / 2,          then w_j <- g
         inverse_k:  g <- (1 - 1/K) g + w_j / K,  then w_j <- g
 
-    at the end of each epoch e with (e + 1) mod `every` = 0. After all epochs the model is the plain mean of the w_j.
-    Vazquez-Novoa et al., WACCPD 2025 (`half`). In one round of `half` the last merger weighs 1/2, the first 2^-K.
-    Weighted by samples, 1/K is n_j / sum_i n_i, in `inverse_k` and in the final mean. Buffers and optimizer state,
-    where they are averaged, lie beside the weights in g and are merged as they are.
-    The order of the merges, each one's staleness (merges of others since the worker's own last) and every worker's
-    weight in the final model are recorded.
+    at the end of each epoch e with (e + 1) mod `every` = 0. After all epochs the model
+    is the plain mean of the w_j. Vazquez-Novoa et al., WACCPD 2025 (`half`). In one
+    round of `half` the last merger weighs 1/2, the first 2^-K. Weighted by samples, 1/K
+    is n_j / sum_i n_i, in `inverse_k` and in the final mean. Buffers and optimizer
+    state, where they are averaged, lie beside the weights in g and are merged as they
+    are. The order of the merges, each one's staleness (merges of others since the
+    worker's own last) and every worker's weight in the final model are recorded.
     """
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
     optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
-    merge: Literal["half", "inverse_k"] = Field("half", description="weight of the merging worker: 1/2 or 1/K")
+    merge: Literal["half", "inverse_k"] = Field(
+        "half", description="weight of the merging worker: 1/2 or 1/K"
+    )
     trailing: Literal["synchronise", "leave"] = Field(
-        "leave", description="a partial interval at the end is merged before the final mean, or not (the paper's rule)"
+        "leave",
+        description="a partial interval at the end is merged before the final mean, or not (the paper's rule)",
     )
 
     name: ClassVar[str] = "epoch_async"
-    summary: ClassVar[str] = "weights merged into a shared model every n epochs, without a barrier"
+    summary: ClassVar[str] = (
+        "weights merged into a shared model every n epochs, without a barrier"
+    )
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SHARED_STATE}
+    )
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     deterministic: ClassVar[bool] = False
 
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.share(packed(self.averaged(worker)).clone())
-        worker.state.fetched = -1  # position, among all merges, of the model this worker last took
+        worker.state.fetched = (
+            -1
+        )  # position, among all merges, of the model this worker last took
         worker.state.share = self.share_of(worker.rank, self.weights_of_all(worker))
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
@@ -70,7 +85,9 @@ class EpochAsync(Averaging):
         self.after_average(worker)
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
-            worker.snapshot(min(rounds * self.every, worker.epochs) - 1, worker.parameters)
+            worker.snapshot(
+                min(rounds * self.every, worker.epochs) - 1, worker.parameters
+            )
 
     def _merge(self, worker: Worker, model: Tensor) -> None:
         replica = self.averaged(worker)
@@ -88,25 +105,34 @@ class EpochAsync(Averaging):
         """Weight of `worker` in its merges."""
         return 0.5 if self.merge == "half" else samples[worker] / sum(samples)
 
-    def final_weights(self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]) -> list[float]:
+    def final_weights(
+        self, merges: Sequence[Iterable[int]], epochs: int, samples: Sequence[int]
+    ) -> list[float]:
         """(workers,) weight of each worker's training in the final model.
 
-        `merges`: positions of each worker's merges among all; `samples`: sizes of their shards.
+        `merges`: positions of each worker's merges among all; `samples`: sizes of their
+        shards.
         """
         counted = [1] * len(merges) if self.weighting == "uniform" else samples
         shares = [self.share_of(worker, counted) for worker in range(len(merges))]
-        return final_weights(merge_order(merges), len(merges), epochs, self.every, shares, counted)
+        return final_weights(
+            merge_order(merges), len(merges), epochs, self.every, shares, counted
+        )
 
     @property
     def traits(self) -> Traits:
-        stated = self.repeated(Stretch(period=self.every, unit="epoch"), interval="every")
+        stated = self.repeated(
+            Stretch(period=self.every, unit="epoch"), interval="every"
+        )
         return replace(stated, final_weights=self.final_weights)
 
     @property
     def synchronisation(self) -> Synchronisation:
         by = " by samples" if self.weighting == "samples" else ""
         partial = ", partial interval merged" if self.trailing == "synchronise" else ""
-        return replace(self.averaged_every(self.every, "epoch"), merge=f"{self.merge}{by}{partial}")
+        return replace(
+            self.averaged_every(self.every, "epoch"), merge=f"{self.merge}{by}{partial}"
+        )
 
     def check(self, setting: Setting) -> list[str]:
         return too_few_epochs(setting, "every", self.every)
@@ -114,7 +140,9 @@ class EpochAsync(Averaging):
 
 def merge_order(positions: Sequence[Iterable[int]]) -> list[int]:
     """The worker of each merge, first to last, from each worker's 0-based `positions` among all merges."""
-    merged = sorted((position, worker) for worker, own in enumerate(positions) for position in own)
+    merged = sorted(
+        (position, worker) for worker, own in enumerate(positions) for position in own
+    )
     return [worker for _, worker in merged]
 
 
@@ -128,14 +156,18 @@ def final_weights(
 ) -> list[float]:
     """(workers,) weight of each worker's training in the final model; 1/K in a plain average.
 
-    A worker's training between two merges is an increment to its weights. Merging, g <- g + a_j (w_j - g), w_j <- g,
-    and the mean in the end (by `samples`; default: plain) are linear: the final model is the initial one plus the sum
-    of all increments, each times a factor. A worker's weight is the mean of its factors over its epochs. They sum to 1
-    in synchronous averaging, and to less here by what merging discards: only a_j (`shares`) of an increment gets into
-    the shared model. A merge takes up to `every` epochs: the last one of a training may take fewer.
+    A worker's training between two merges is an increment to its weights. Merging, g <-
+    g + a_j (w_j - g), w_j <- g, and the mean in the end (by `samples`; default: plain)
+    are linear: the final model is the initial one plus the sum of all increments, each
+    times a factor. A worker's weight is the mean of its factors over its epochs. They
+    sum to 1 in synchronous averaging, and to less here by what merging discards: only
+    a_j (`shares`) of an increment gets into the shared model. A merge takes up to
+    `every` epochs: the last one of a training may take fewer.
     """
     share = np.broadcast_to(shares, workers)
-    held = np.zeros((workers, workers))  # of replica i, the factor of worker j's training, 1 for all its epochs
+    held = np.zeros(
+        (workers, workers)
+    )  # of replica i, the factor of worker j's training, 1 for all its epochs
     shared = np.zeros(workers)
     left = np.full(workers, epochs)
     for worker in order:

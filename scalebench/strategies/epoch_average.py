@@ -7,7 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import Averaging, PerBlock, too_few_epochs, train_shard
+from scalebench.strategies.averaging import (
+    Averaging,
+    PerBlock,
+    too_few_epochs,
+    train_shard,
+)
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_at_master_
@@ -18,15 +23,18 @@ from scalebench.strategies.traits import Stretch, Traits
 class EpochAverage(Averaging):
     """Average the weights of all replicas every `every` epochs, and after the last one.
 
-    w <- (1/K) sum_j w_j, then all restart from w.
-    Vazquez-Novoa, Lopez, Flich and Badia, WACCPD 2025, "Epoch-Synchronous" (every = 1).
-    `master`: worker 0 gathers all weights, adds them in the order of the workers and sends the mean to each: (K - 1) n
-    bytes in and as many out over its link, (K - 1) (2 (a + n/B) + n gamma) seconds. This serial cost limits the
-    reference at many workers. K: workers, n: bytes of the weights, a: latency, B: bandwidth, gamma: time to add a byte.
+    w <- (1/K) sum_j w_j, then all restart from w. Vazquez-Novoa, Lopez, Flich and
+    Badia, WACCPD 2025, "Epoch-Synchronous" (every = 1). `master`: worker 0 gathers all
+    weights, adds them in the order of the workers and sends the mean to each: (K - 1) n
+    bytes in and as many out over its link, (K - 1) (2 (a + n/B) + n gamma) seconds.
+    This serial cost limits the reference at many workers. K: workers, n: bytes of the
+    weights, a: latency, B: bandwidth, gamma: time to add a byte.
     """
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
-    aggregation: Literal["allreduce", "master"] = Field("allreduce", description="how the mean is formed")
+    aggregation: Literal["allreduce", "master"] = Field(
+        "allreduce", description="how the mean is formed"
+    )
     optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
 
     name: ClassVar[str] = "epoch_average"
@@ -53,7 +61,10 @@ class EpochAverage(Averaging):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.repeated(Stretch(period=self.every, unit="epoch"), interval="every"), resumes=True)
+        return replace(
+            self.repeated(Stretch(period=self.every, unit="epoch"), interval="every"),
+            resumes=True,
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -63,4 +74,8 @@ class EpochAverage(Averaging):
         return too_few_epochs(setting, "every", self.every)
 
     def arithmetic(self, workers: int) -> str | None:
-        return "serial" if workers == 1 and self.optimizer_state in ("keep", "average") else None
+        return (
+            "serial"
+            if workers == 1 and self.optimizer_state in ("keep", "average")
+            else None
+        )

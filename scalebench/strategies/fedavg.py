@@ -22,22 +22,29 @@ from scalebench.strategies.traits import Stretch, Traits
 class FedAvg(Averaging):
     """A round: the chosen clients S train `local_epochs` epochs from w; then w <- sum_S n_i w_i / sum_S n_i.
 
-    McMahan et al., AISTATS 2017, arXiv 1602.05629. floor(fraction K) clients are drawn from the study's seed and the
-    round; n_i is the number of client i's samples. The others do nothing in that round and get the new model. Clients
-    begin each round without momentum unless told otherwise. Partition: `iid`, or `dirichlet` by label.
+    McMahan et al., AISTATS 2017, arXiv 1602.05629. floor(fraction K) clients are drawn
+    from the study's seed and the round; n_i is the number of client i's samples. The
+    others do nothing in that round and get the new model. Clients begin each round
+    without momentum unless told otherwise. Partition: `iid`, or `dirichlet` by label.
     """
 
-    fraction: float = Field(1.0, gt=0, le=1, description="of the clients that are chosen in each round")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="of the clients that are chosen in each round"
+    )
     local_epochs: int = Field(1, ge=1, description="epochs of a round")
     optimizer_state: Literal["keep", "average", "reset"] = Field(
-        "reset", description="momentum and the like stay local, are averaged too, or are forgotten with each round"
+        "reset",
+        description="momentum and the like stay local, are averaged too, or are forgotten with each round",
     )
     weighting: Literal["uniform", "samples"] = Field(
-        "samples", description="weight of a client in the mean: 1, or n_i, the samples of its shard"
+        "samples",
+        description="weight of a client in the mean: 1, or n_i, the samples of its shard",
     )
 
     name: ClassVar[str] = "fedavg"
-    summary: ClassVar[str] = "a sample of clients trains some epochs, weights averaged by their samples"
+    summary: ClassVar[str] = (
+        "a sample of clients trains some epochs, weights averaged by their samples"
+    )
     source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
 
     def chosen_of(self, workers: int) -> int:
@@ -56,7 +63,9 @@ class FedAvg(Averaging):
         worker.state.anchor = worker.parameters.clone()
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        takes_part = worker.rank in self.clients(worker.seed, epoch // self.local_epochs, worker.size)
+        takes_part = worker.rank in self.clients(
+            worker.seed, epoch // self.local_epochs, worker.size
+        )
         batches = worker.batches(epoch)
         if takes_part:
             self.take_steps(worker, batches)
@@ -65,7 +74,9 @@ class FedAvg(Averaging):
         if self.in_agreement(worker, epoch):
             if worker.size > 1:
                 mine = float(worker.samples) if self.weighting == "samples" else 1.0
-                average_(worker.comm, self.averaged(worker), mine if takes_part else 0.0)
+                average_(
+                    worker.comm, self.averaged(worker), mine if takes_part else 0.0
+                )
             worker.state.anchor.copy_(worker.parameters)
             self.after_average(worker)
 
@@ -77,7 +88,10 @@ class FedAvg(Averaging):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.repeated(Stretch(period=self.local_epochs, unit="epoch")), fraction=self.fraction)
+        return replace(
+            self.repeated(Stretch(period=self.local_epochs, unit="epoch")),
+            fraction=self.fraction,
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -105,17 +119,23 @@ class FedProx(FedAvg):
     Li et al., MLSys 2020, arXiv 1812.06127. mu = 0 is `fedavg`.
     """
 
-    mu: float = Field(0.01, ge=0, description="of the proximal term, mu/2 times the squared distance")
+    mu: float = Field(
+        0.01, ge=0, description="of the proximal term, mu/2 times the squared distance"
+    )
 
     name: ClassVar[str] = "fedprox"
-    summary: ClassVar[str] = "fedavg with a proximal term that holds clients near the common model"
+    summary: ClassVar[str] = (
+        "fedavg with a proximal term that holds clients near the common model"
+    )
 
     @property
     def traits(self) -> Traits:
         return super().traits  # when is as in fedavg
 
     source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.BATCHES, Capability.COLLECTIVES})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.BATCHES, Capability.COLLECTIVES}
+    )
 
     def take_steps(self, worker: Worker, batches: Iterator[Batch]) -> None:
         for batch in batches:

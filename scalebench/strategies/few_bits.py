@@ -23,12 +23,15 @@ class RowScaled:
         8 bits:  q(y) = round(127 y) / 127
         4 bits:  a sign, three bits of exponent and no mantissa (E3M0): q(y) in 0, 2^-6, 2^-5 ... 1, the nearest
 
-    Rows are those of the matrices of `shapes`, along their first axis; a vector is one row. A message is the scales in
-    float32, then the codes: 4 r + ceil(n bits / 8) bytes for r rows. 8 bits are as in torchft's quantised allreduce;
-    E3M0 is Streaming DiLoCo's, whose text does not state the scale.
+    Rows are those of the matrices of `shapes`, along their first axis; a vector is one
+    row. A message is the scales in float32, then the codes: 4 r + ceil(n bits / 8)
+    bytes for r rows. 8 bits are as in torchft's quantised allreduce; E3M0 is Streaming
+    DiLoCo's, whose text does not state the scale.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], bits: int, like: Tensor) -> None:
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], bits: int, like: Tensor
+    ) -> None:
         self._rows = [shape[0] if len(shape) > 1 else 1 for shape in shapes]
         self._sizes = [math.prod(shape) for shape in shapes]
         self._bits, self._dtype = bits, like.dtype
@@ -39,9 +42,14 @@ class RowScaled:
 
         matrices = self._matrices(vector)
         scales = [matrix.abs().amax(1) for matrix in matrices]
-        tiny = torch.finfo(self._dtype).tiny  # a row of zeros has scale 0, and stays one
+        tiny = torch.finfo(
+            self._dtype
+        ).tiny  # a row of zeros has scale 0, and stays one
         ratios = torch.cat(
-            [(matrix / scale.clamp(min=tiny)[:, None]).view(-1) for matrix, scale in zip(matrices, scales, strict=True)]
+            [
+                (matrix / scale.clamp(min=tiny)[:, None]).view(-1)
+                for matrix, scale in zip(matrices, scales, strict=True)
+            ]
         )
         codes = self._codes(ratios)
         head = torch.cat(scales).to(torch.float32).view(torch.uint8)
@@ -55,20 +63,26 @@ class RowScaled:
         scales = message[:split].clone().view(torch.float32).to(self._dtype)
         codes = unpacked_codes(message[split:], self._bits, sum(self._sizes))
         numbers = self._numbers(codes)
-        for matrix, scale in zip(self._matrices(numbers), torch.split(scales, self._rows), strict=True):
+        for matrix, scale in zip(
+            self._matrices(numbers), torch.split(scales, self._rows), strict=True
+        ):
             matrix.mul_(scale[:, None])
         return numbers
 
     def _matrices(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split_with_sizes(self._sizes)
-        return [piece.view(rows, -1) for piece, rows in zip(pieces, self._rows, strict=True)]
+        return [
+            piece.view(rows, -1) for piece, rows in zip(pieces, self._rows, strict=True)
+        ]
 
     def _codes(self, ratios: Tensor) -> Tensor:
         """Return codes, uint8, of numbers from -1 to 1."""
         import torch
 
         if self._bits == 8:
-            return ratios.mul(_HALF_RANGE).round_().add_(_HALF_RANGE + 1).to(torch.uint8)
+            return (
+                ratios.mul(_HALF_RANGE).round_().add_(_HALF_RANGE + 1).to(torch.uint8)
+            )
         _, between = _e3m0(ratios.dtype, ratios.device)
         magnitudes = torch.bucketize(ratios.abs(), between, right=True).to(torch.uint8)
         return magnitudes.add_(torch.signbit(ratios).to(torch.uint8), alpha=8)
@@ -85,7 +99,9 @@ def _e3m0(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of all 16 codes, and the 7 that lie between two neighbouring magnitudes."""
     import torch
 
-    magnitudes = torch.tensor([0.0, *(2.0**exponent for exponent in range(_SMALLEST, 1))], dtype=dtype)
+    magnitudes = torch.tensor(
+        [0.0, *(2.0**exponent for exponent in range(_SMALLEST, 1))], dtype=dtype
+    )
     between = (magnitudes[1:] + magnitudes[:-1]) / 2
     return torch.cat([magnitudes, -magnitudes]).to(device), between.to(device)
 
@@ -112,16 +128,19 @@ def unpacked_codes(together: Tensor, bits: int, n: int) -> Tensor:
     if each == 1:
         return together
     mask = 2**bits - 1
-    apart = torch.stack([(together >> (place * bits)) & mask for place in range(each)], -1)
+    apart = torch.stack(
+        [(together >> (place * bits)) & mask for place in range(each)], -1
+    )
     return apart.flatten(-2)[..., :n]
 
 
 def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Return codes (n,), uint8, of values (n,), and the table (2^bits,) of what they stand for, in float32.
 
-    2^bits bins of equal width cover 6 standard deviations s around the mean m, and beyond at both ends: code c =
-    round((x - m) 2^bits / (6 s) + 2^bits / 2), clamped. A code stands for the mean of the values that have it. The
-    quantiser of SparseLoCo, arXiv 2508.15706.
+    2^bits bins of equal width cover 6 standard deviations s around the mean m, and
+    beyond at both ends: code c = round((x - m) 2^bits / (6 s) + 2^bits / 2), clamped. A
+    code stands for the mean of the values that have it. The quantiser of SparseLoCo,
+    arXiv 2508.15706.
     """
     import torch
 

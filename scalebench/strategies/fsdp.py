@@ -50,20 +50,24 @@ class Fsdp(Strategy):
         backward:  g_k = reduce-scatter mean(g)  layer by layer; whole at `shard` 1
         step:      w_k <- w_k - eta g_k
 
-    `shard` 1 keeps parameters and gradients whole during a step (ZeRO-1); 2 gives up the gradients of a layer once they
-    are scattered (ZeRO-2); 3 gives up the parameters of a layer too, and gathers them anew for the backward pass
-    (ZeRO-3). Weights are those of allreduce.
+    `shard` 1 keeps parameters and gradients whole during a step (ZeRO-1); 2 gives up
+    the gradients of a layer once they are scattered (ZeRO-2); 3 gives up the parameters
+    of a layer too, and gathers them anew for the backward pass (ZeRO-3). Weights are
+    those of allreduce.
     """
 
     shard: Literal[1, 2, 3] = Field(
-        3, description="what is divided: 1 the optimizer's state, 2 gradients too, 3 parameters too"
+        3,
+        description="what is divided: 1 the optimizer's state, 2 gradients too, 3 parameters too",
     )
 
     name: ClassVar[str] = "fsdp"
     summary: ClassVar[str] = (
         "shards of optimizer state, gradients and parameters, gathered layer by layer (option shard)"
     )
-    source: ClassVar[str] = "Rajbhandari et al., SC 2020, arXiv 1910.02054 (ZeRO); Zhao et al., VLDB 2023 (FSDP)"
+    source: ClassVar[str] = (
+        "Rajbhandari et al., SC 2020, arXiv 1910.02054 (ZeRO); Zhao et al., VLDB 2023 (FSDP)"
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.BATCHES)
 
     def setup(self, worker: Worker) -> None:
@@ -96,4 +100,8 @@ class Fsdp(Strategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(stretches=(Stretch(restarts=True),), mean_over_global_batch=True, sharded=self.shard)
+        return Traits(
+            stretches=(Stretch(restarts=True),),
+            mean_over_global_batch=True,
+            sharded=self.shard,
+        )

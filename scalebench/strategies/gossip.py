@@ -35,13 +35,21 @@ class Gossip(Averaging):
     sum of those who mix; buffers and optimizer state, where they are averaged, are mixed as the weights are.
     """
 
-    peers: Literal["ring", "pair"] = Field("ring", description="whom a worker mixes with")
+    peers: Literal["ring", "pair"] = Field(
+        "ring", description="whom a worker mixes with"
+    )
     every: int = Field(1, ge=1, description="batches between two mixings")
 
     name: ClassVar[str] = "gossip"
-    summary: ClassVar[str] = "weights mixed with neighbours on a ring, or with a random partner"
-    source: ClassVar[str] = "Lian et al., NeurIPS 2017, arXiv 1705.09056 and ICML 2018, arXiv 1710.06952"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+    summary: ClassVar[str] = (
+        "weights mixed with neighbours on a ring, or with a random partner"
+    )
+    source: ClassVar[str] = (
+        "Lian et al., NeurIPS 2017, arXiv 1705.09056 and ICML 2018, arXiv 1710.06952"
+    )
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.POINT_TO_POINT}
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
 
     def setup(self, worker: Worker) -> None:
@@ -52,7 +60,9 @@ class Gossip(Averaging):
         for batch in worker.batches(epoch):
             worker.gradient(batch)
             worker.state.taken += 1
-            mixed = self._mixed(worker) if worker.state.taken % self.every == 0 else None
+            mixed = (
+                self._mixed(worker) if worker.state.taken % self.every == 0 else None
+            )
             if mixed is None:
                 worker.update()
             else:
@@ -69,8 +79,13 @@ class Gossip(Averaging):
         mine = self._message(worker, packed(state))
         if self.peers == "ring":
             mixed, members = mine.clone(), 1
-            for step in (1, -1)[: worker.size - 1]:  # two workers are one another's only neighbour
-                to, source = (worker.rank + step) % worker.size, (worker.rank - step) % worker.size
+            for step in (1, -1)[
+                : worker.size - 1
+            ]:  # two workers are one another's only neighbour
+                to, source = (
+                    (worker.rank + step) % worker.size,
+                    (worker.rank - step) % worker.size,
+                )
                 # Even ranks send first, so that no ring of waits forms.
                 mixed.add_(exchanged(worker, mine, to, source, worker.rank % 2 == 0))
                 members += 1
@@ -78,8 +93,17 @@ class Gossip(Averaging):
             partner = partner_of(worker.rank, worker.size, worker.state.draw)
             if partner == worker.rank:
                 return None
-            mixed, members = exchanged(worker, mine, partner, partner, worker.rank < partner).add_(mine), 2
-        mean = mixed.div_(members) if self.weighting == "uniform" else mixed[:-1] / mixed[-1]
+            mixed, members = (
+                exchanged(worker, mine, partner, partner, worker.rank < partner).add_(
+                    mine
+                ),
+                2,
+            )
+        mean = (
+            mixed.div_(members)
+            if self.weighting == "uniform"
+            else mixed[:-1] / mixed[-1]
+        )
         n = worker.parameters.numel()
         if len(state) > 1:
             unpack_(mean[n:], state[1:])
@@ -90,7 +114,11 @@ class Gossip(Averaging):
     def _message(self, worker: Worker, vector: Tensor) -> Tensor:
         """Message to a neighbour: the state, or n_i times the state with n_i behind it."""
         weight = self.weight(worker)
-        return vector if weight is None else packed([vector * weight, vector.new_tensor([weight])])
+        return (
+            vector
+            if weight is None
+            else packed([vector * weight, vector.new_tensor([weight])])
+        )
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return self.ends_training(worker, epoch)
@@ -105,11 +133,15 @@ class Gossip(Averaging):
 
     def check(self, setting: Setting) -> list[str]:
         if setting.workers == 1:
-            raise StudyError("strategy gossip at 1 worker: there is nobody to mix with; start at 2 workers")
+            raise StudyError(
+                "strategy gossip at 1 worker: there is nobody to mix with; start at 2 workers"
+            )
         return too_few_steps(setting, self.every)
 
 
-def exchanged(worker: Worker, mine: Tensor, to: int, source: int, first: bool) -> Tensor:
+def exchanged(
+    worker: Worker, mine: Tensor, to: int, source: int, first: bool
+) -> Tensor:
     """Send `mine` to `to` and return the vector of `source`; `first`: send before receiving."""
     if first:
         worker.comm.send(mine, to)

@@ -30,34 +30,60 @@ from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component
 
-_OF_GROUPS = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT, Capability.POINT_TO_POINT})
+_OF_GROUPS = frozenset(
+    {
+        Capability.COLLECTIVES,
+        Capability.NONBLOCKING,
+        Capability.SPLIT,
+        Capability.POINT_TO_POINT,
+    }
+)
 
 
 @register()
 class Hybrid(PartsOfModel):
     """K = d p t workers: d replicas of p stages, whose layers t workers share.
 
-    Within a replica micro-batches move as in `pipeline`, and products are shared as in `tensor`. The d workers with the
-    same part of every replica agree by the strategy `within`: local SGD, SlowMo or DiLoCo over pipelines too.
+    Within a replica micro-batches move as in `pipeline`, and products are shared as in
+    `tensor`. The d workers with the same part of every replica agree by the strategy
+    `within`: local SGD, SlowMo or DiLoCo over pipelines too.
     """
 
-    data: int | None = Field(None, ge=1, description="d: replicas; default: as many as the workers make")
+    data: int | None = Field(
+        None, ge=1, description="d: replicas; default: as many as the workers make"
+    )
     pipeline: int = Field(2, ge=1, le=65536, description="p: stages of a replica")
-    tensor: int = Field(1, ge=1, le=65536, description="t: workers that share the layers of a stage")
-    within: Component = Field(Component(name="allreduce"), description="strategy by which replicas agree, part by part")
-    micro_batches: int = Field(4, ge=1, le=65536, description="pieces of a replica's batch; they have to divide it")
+    tensor: int = Field(
+        1, ge=1, le=65536, description="t: workers that share the layers of a stage"
+    )
+    within: Component = Field(
+        Component(name="allreduce"),
+        description="strategy by which replicas agree, part by part",
+    )
+    micro_batches: int = Field(
+        4,
+        ge=1,
+        le=65536,
+        description="pieces of a replica's batch; they have to divide it",
+    )
     schedule: Schedule = Field("1f1b", description=SCHEDULE)
     chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
     balance: Balance = Field("even", description=BALANCE)
 
     name: ClassVar[str] = "hybrid"
-    summary: ClassVar[str] = "replicas of pipeline x tensor workers that agree by another strategy (option within)"
-    source: ClassVar[str] = "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM); local SGD over it is ours"
+    summary: ClassVar[str] = (
+        "replicas of pipeline x tensor workers that agree by another strategy (option within)"
+    )
+    source: ClassVar[str] = (
+        "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM); local SGD over it is ours"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Hybrid:
         if self.pipeline * self.tensor == 1:
-            raise ValueError("pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers")
+            raise ValueError(
+                "pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers"
+            )
         require_balance(self.balance, self.pipeline, self.groups())
         pieces = self.micro_batches if self.pipeline > 1 else self.pipeline
         require_schedule(self.schedule, self.pipeline, pieces, self.model_fields_set)
@@ -65,7 +91,12 @@ class Hybrid(PartsOfModel):
             rule = self.rule
         except StudyError as error:
             raise ValueError(f"within: {error}") from None
-        if not rule.needs or not rule.needs <= _OF_GROUPS or not rule.deterministic or isinstance(rule, PartsOfModel):
+        if (
+            not rule.needs
+            or not rule.needs <= _OF_GROUPS
+            or not rule.deterministic
+            or isinstance(rule, PartsOfModel)
+        ):
             raise ValueError(
                 f"within: {self.within} is no strategy of replicas that agree by collectives, as allreduce, local_sgd, "
                 "slowmo and diloco are"
@@ -93,7 +124,9 @@ class Hybrid(PartsOfModel):
         return placed(work, groups, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
-        return scheduled(self.schedule, stage, stages, micro_batches, self.groups() // self.pipeline)
+        return scheduled(
+            self.schedule, stage, stages, micro_batches, self.groups() // self.pipeline
+        )
 
     def check(self, setting: Setting) -> list[str]:
         found = super().check(setting)
@@ -105,7 +138,9 @@ class Hybrid(PartsOfModel):
                 f"workers, not {setting.workers}; leave data out, or use that many"
             )
         per_node = max(1, setting.workers_per_node // mesh.parts)
-        return found + self.rule.check(replace(setting, workers=mesh.data, workers_per_node=per_node, shapes=None))
+        return found + self.rule.check(
+            replace(setting, workers=mesh.data, workers_per_node=per_node, shapes=None)
+        )
 
     @property
     def traits(self) -> Traits:

@@ -22,14 +22,23 @@ from scalebench.strategies.traits import Stretch, Traits
 class LocalSgd(Averaging):
     """w <- mean_i w_i after every `steps` = H local steps, and after the last one.
 
-    Steps are counted through the whole training: an interval may reach over the end of an epoch.
-    Stich, ICLR 2019, arXiv 1805.09767. H = 1 with SGD, momentum included, is `allreduce` only where all batches are of
-    equal size: `allreduce` weighs gradients by samples, a mean of weights all workers alike. With Adam it never is.
-    Torch's PeriodicModelAverager counts from its first step: `first = 1`.
+    Steps are counted through the whole training: an interval may reach over the end of
+    an epoch. Stich, ICLR 2019, arXiv 1805.09767. H = 1 with SGD, momentum included, is
+    `allreduce` only where all batches are of equal size: `allreduce` weighs gradients
+    by samples, a mean of weights all workers alike. With Adam it never is. Torch's
+    PeriodicModelAverager counts from its first step: `first = 1`.
     """
 
-    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations, counted through all epochs")
-    first: int | None = Field(None, ge=1, description="local steps before the first synchronisation; default: H")
+    steps: int = Field(
+        8,
+        ge=1,
+        description="H: local steps between two synchronisations, counted through all epochs",
+    )
+    first: int | None = Field(
+        None,
+        ge=1,
+        description="local steps before the first synchronisation; default: H",
+    )
 
     name: ClassVar[str] = "local_sgd"
     summary: ClassVar[str] = "weights averaged every H local steps (option steps)"
@@ -40,7 +49,9 @@ class LocalSgd(Averaging):
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for epoch_ends in local_intervals(worker, epoch, self.due):
-            if self.due(worker.state.taken) or (epoch_ends and self.ends_training(worker, epoch)):
+            if self.due(worker.state.taken) or (
+                epoch_ends and self.ends_training(worker, epoch)
+            ):
                 self.synchronise(worker)
 
     def due(self, taken: int) -> bool:
@@ -51,11 +62,17 @@ class LocalSgd(Averaging):
         self.average(worker)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
+        return (
+            worker.size == 1
+            or self.ends_training(worker, epoch)
+            or self.due(worker.state.taken)
+        )
 
     @property
     def traits(self) -> Traits:
-        return self.repeated(*until(self.first), Stretch(period=self.steps), interval="steps")
+        return self.repeated(
+            *until(self.first), Stretch(period=self.steps), interval="steps"
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -69,25 +86,46 @@ class LocalSgd(Averaging):
 class PostLocalSgd(Averaging):
     """Gradients averaged after each of the first `start` batches, then local SGD.
 
-    Lin et al., ICLR 2020, arXiv 1808.07217. Afterwards the members of a subgroup may average their gradients at each
-    step (a plain mean, as torch's post_localSGD_hook takes it). `first` and H count from `start` on.
+    Lin et al., ICLR 2020, arXiv 1808.07217. Afterwards the members of a subgroup may
+    average their gradients at each step (a plain mean, as torch's post_localSGD_hook
+    takes it). `first` and H count from `start` on.
     """
 
-    start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")
-    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations, counted through all epochs")
-    first: int | None = Field(None, ge=1, description="local steps before the first synchronisation; default: H")
-    subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
+    start: int = Field(
+        100, ge=0, description="steps with averaged gradients before local SGD begins"
+    )
+    steps: int = Field(
+        8,
+        ge=1,
+        description="H: local steps between two synchronisations, counted through all epochs",
+    )
+    first: int | None = Field(
+        None,
+        ge=1,
+        description="local steps before the first synchronisation; default: H",
+    )
+    subgroup: int = Field(
+        1,
+        ge=0,
+        description="workers that go on averaging gradients; 0: those of a node, 1: none",
+    )
 
     name: ClassVar[str] = "post_local_sgd"
-    summary: ClassVar[str] = "gradients averaged every batch at first, then weights every H local steps (option steps)"
+    summary: ClassVar[str] = (
+        "gradients averaged every batch at first, then weights every H local steps (option steps)"
+    )
     source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SPLIT}
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         members = min(self.subgroup or worker.workers_per_node, worker.size)
-        worker.state.subgroup = worker.comm.split(_consecutive(members)) if members > 1 else None
+        worker.state.subgroup = (
+            worker.comm.split(_consecutive(members)) if members > 1 else None
+        )
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         state, last = worker.state, self.last_step(worker, epoch)
@@ -99,7 +137,9 @@ class PostLocalSgd(Averaging):
                 comm.allreduce_(worker.gradients, "mean")
             worker.update()
             state.taken += 1
-            if state.taken > self.start and (self.due(state.taken) or batch.step == last):
+            if state.taken > self.start and (
+                self.due(state.taken) or batch.step == last
+            ):
                 self.average(worker)
 
     def due(self, taken: int) -> bool:
@@ -109,20 +149,33 @@ class PostLocalSgd(Averaging):
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         """Averaged gradients keep the weights equal; averaged statistics are local until the first mean."""
         if worker.state.taken > self.start:
-            return worker.size == 1 or self.ends_training(worker, epoch) or self.due(worker.state.taken)
-        return worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
+            return (
+                worker.size == 1
+                or self.ends_training(worker, epoch)
+                or self.due(worker.state.taken)
+            )
+        return (
+            worker.size == 1 or self.buffers == "keep" or not floating_buffers(worker)
+        )
 
     @property
     def traits(self) -> Traits:
         alone = self.start + (self.first or 0)
-        return self.repeated(*until(alone), Stretch(period=self.steps), interval="steps")
+        return self.repeated(
+            *until(alone), Stretch(period=self.steps), interval="steps"
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
         return self.averaged_every(self.steps)
 
     def check(self, setting: Setting) -> list[str]:
-        require_divisors(self.name, "subgroup", [self.subgroup or setting.workers_per_node], setting.workers)
+        require_divisors(
+            self.name,
+            "subgroup",
+            [self.subgroup or setting.workers_per_node],
+            setting.workers,
+        )
         return too_few_steps(setting, self.first or self.steps, self.start)
 
 
@@ -132,21 +185,33 @@ class HierarchicalLocalSgd(Averaging):
 
     Where several periods divide the number of steps, only the largest group averages.
 
-    Lin et al., ICLR 2020, arXiv 1808.07217, as torch's HierarchicalModelAverager groups them: neighbouring ranks. A
-    group at least as large as the number of workers is all of them. The end of training averages over all, unless
-    told to leave it.
-    Torch counts from its first step: `first = 1`.
+    Lin et al., ICLR 2020, arXiv 1808.07217, as torch's HierarchicalModelAverager groups
+    them: neighbouring ranks. A group at least as large as the number of workers is all
+    of them. The end of training averages over all, unless told to leave it. Torch
+    counts from its first step: `first = 1`.
     """
 
     groups: dict[PositiveInt, PositiveInt] = Field(
-        {4: 4, 1024: 16}, min_length=1, description="group size: steps between its averages; both grow together"
+        {4: 4, 1024: 16},
+        min_length=1,
+        description="group size: steps between its averages; both grow together",
     )
-    first: int | None = Field(None, ge=1, description="steps before the first averages; default: each group's period")
+    first: int | None = Field(
+        None,
+        ge=1,
+        description="steps before the first averages; default: each group's period",
+    )
 
     name: ClassVar[str] = "hierarchical_local_sgd"
-    summary: ClassVar[str] = "weights averaged often in small groups, seldom in large ones"
-    source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    summary: ClassVar[str] = (
+        "weights averaged often in small groups, seldom in large ones"
+    )
+    source: ClassVar[str] = (
+        "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
+    )
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SPLIT}
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
 
     @model_validator(mode="after")
@@ -154,13 +219,19 @@ class HierarchicalLocalSgd(Averaging):
         sizes = sorted(self.groups)
         periods = [self.groups[size] for size in sizes]
         if sorted(set(periods)) != periods:
-            raise ValueError(f"groups: a larger group needs a longer period, got {self.groups}")
+            raise ValueError(
+                f"groups: a larger group needs a longer period, got {self.groups}"
+            )
         return self
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
-        sizes = [size for size in sorted(self.groups, reverse=True) if size < worker.size]
-        worker.state.comms = {size: worker.comm.split(_consecutive(size)) for size in sizes}
+        sizes = [
+            size for size in sorted(self.groups, reverse=True) if size < worker.size
+        ]
+        worker.state.comms = {
+            size: worker.comm.split(_consecutive(size)) for size in sizes
+        }
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for epoch_ends in local_intervals(worker, epoch, self.due):
@@ -181,11 +252,16 @@ class HierarchicalLocalSgd(Averaging):
         return self.group_after(taken) > 1
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        return self.ends_training(worker, epoch) or self.group_after(worker.state.taken) >= worker.size
+        return (
+            self.ends_training(worker, epoch)
+            or self.group_after(worker.state.taken) >= worker.size
+        )
 
     @property
     def traits(self) -> Traits:
-        return self.repeated(*until(self.first), Stretch(period=math.lcm(*self.groups.values())))
+        return self.repeated(
+            *until(self.first), Stretch(period=math.lcm(*self.groups.values()))
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -196,7 +272,11 @@ class HierarchicalLocalSgd(Averaging):
         require_divisors(self.name, "groups", self.groups, workers)
         found = too_few_steps(setting, self.first or min(self.groups.values()))
         if max(self.groups) < workers:
-            when = "at the end of training only" if self.trailing == "synchronise" else "never"
+            when = (
+                "at the end of training only"
+                if self.trailing == "synchronise"
+                else "never"
+            )
             found.append(f"no group holds all {workers} workers: they all agree {when}")
         return found
 
@@ -212,7 +292,9 @@ def until(steps: int | None) -> tuple[Stretch, ...]:
     return (Stretch(steps=steps),) if steps else ()
 
 
-def require_divisors(name: str, option: str, sizes: Iterable[int], workers: int) -> None:
+def require_divisors(
+    name: str, option: str, sizes: Iterable[int], workers: int
+) -> None:
     """Refuse group `sizes`, of an `option` of strategy `name`, that leave workers over."""
     for size in sizes:
         if size < workers and workers % size:

@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.strategies.base import Move
-from scalebench.strategies.parts import BALANCE, Balance, PartsOfModel, placed, require_balance, whole_batch
+from scalebench.strategies.parts import (
+    BALANCE,
+    Balance,
+    PartsOfModel,
+    placed,
+    require_balance,
+    whole_batch,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
@@ -18,16 +25,23 @@ from scalebench.strategies.traits import Traits
 class ModelParallel(PartsOfModel):
     """The whole batch forward through stages 0 .. m - 1, then backward through m - 1 .. 0.
 
-    One stage works at a time: m workers hold one model, and are no faster than one. With K workers K / m replicas
-    average the gradients of each stage after every batch. A layer has parameters; what follows it without is a part of
-    it.
+    One stage works at a time: m workers hold one model, and are no faster than one.
+    With K workers K / m replicas average the gradients of each stage after every batch.
+    A layer has parameters; what follows it without is a part of it.
     """
 
-    stages: int = Field(2, ge=2, le=65536, description="workers that hold a replica, each with consecutive layers")
+    stages: int = Field(
+        2,
+        ge=2,
+        le=65536,
+        description="workers that hold a replica, each with consecutive layers",
+    )
     balance: Balance = Field("even", description=BALANCE)
 
     name: ClassVar[str] = "model_parallel"
-    summary: ClassVar[str] = "layers placed on several workers, one of which works at a time"
+    summary: ClassVar[str] = (
+        "layers placed on several workers, one of which works at a time"
+    )
     source: ClassVar[str] = "placement of layers, as in Dean et al., NeurIPS 2012"
 
     @model_validator(mode="after")

@@ -28,24 +28,42 @@ class NoLoCo(LocalSgd):
 
         D_i <- m D_i + lr mean (w - a) + gamma (mean a - a_i);   a_i <- a_i + D_i;   w_i <- a_i
 
-    Kolehmainen et al., 2025, arXiv 2506.10911; the signs and gamma = lr are those of its authors' code (jkolehm/noloco,
-    sparse_optimizer_c), lr = 0.7 and m = 0.5 of its runs. The term with gamma draws slow weights together, which
-    differ from worker to worker. Partners are a round of a round-robin tournament, drawn from the study's seed, as in
-    `gossip`: a worker waits for its partner and for no other; with an odd number one has itself as partner. With two
-    workers it is `bmuf` with block_momentum m and block_lr lr, as a is then common.
+    Kolehmainen et al., 2025, arXiv 2506.10911; the signs and gamma = lr are those of
+    its authors' code (jkolehm/noloco, sparse_optimizer_c), lr = 0.7 and m = 0.5 of its
+    runs. The term with gamma draws slow weights together, which differ from worker to
+    worker. Partners are a round of a round-robin tournament, drawn from the study's
+    seed, as in `gossip`: a worker waits for its partner and for no other; with an odd
+    number one has itself as partner. With two workers it is `bmuf` with block_momentum
+    m and block_lr lr, as a is then common.
 
-    The model handed out is the mean of all, which the end of training forms, by the study's weights; within a pair both
-    count the same. Buffers and optimizer state, where they are averaged, take the pair's mean.
+    The model handed out is the mean of all, which the end of training forms, by the
+    study's weights; within a pair both count the same. Buffers and optimizer state,
+    where they are averaged, take the pair's mean.
     """
 
-    outer_lr: float = Field(0.7, gt=0, description="lr: how far along the pair's mean move")
-    outer_momentum: float = Field(0.5, ge=0, lt=1, description="m: share of its last move that each outer step keeps")
-    gamma: float | None = Field(None, ge=0, description="how far towards the pair's mean slow weights; default: lr")
+    outer_lr: float = Field(
+        0.7, gt=0, description="lr: how far along the pair's mean move"
+    )
+    outer_momentum: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="m: share of its last move that each outer step keeps",
+    )
+    gamma: float | None = Field(
+        None,
+        ge=0,
+        description="how far towards the pair's mean slow weights; default: lr",
+    )
 
     name: ClassVar[str] = "noloco"
-    summary: ClassVar[str] = "local steps, then an outer step with one random partner, without a collective"
+    summary: ClassVar[str] = (
+        "local steps, then an outer step with one random partner, without a collective"
+    )
     source: ClassVar[str] = "Kolehmainen et al., 2025, arXiv 2506.10911"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.POINT_TO_POINT}
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
 
     @property
@@ -84,7 +102,9 @@ class NoLoCo(LocalSgd):
         mean = (own + theirs) / 2
         unpack_(mean[:-n], self.averaged(worker))
         gamma = self.outer_lr if self.gamma is None else self.gamma
-        state.move.mul_(self.outer_momentum).add_(mean[:n] - mean[-n:], alpha=self.outer_lr)
+        state.move.mul_(self.outer_momentum).add_(
+            mean[:n] - mean[-n:], alpha=self.outer_lr
+        )
         state.move.add_(mean[-n:] - state.anchor, alpha=gamma)
         state.anchor.add_(state.move)
         worker.parameters.copy_(state.anchor)
@@ -94,5 +114,7 @@ class NoLoCo(LocalSgd):
 
     def check(self, setting: Setting) -> list[str]:
         if setting.workers == 1:
-            raise StudyError("strategy noloco at 1 worker: there is no partner to step with; start at 2 workers")
+            raise StudyError(
+                "strategy noloco at 1 worker: there is no partner to step with; start at 2 workers"
+            )
         return super().check(setting) + unlike_the_papers_optimizer(setting)

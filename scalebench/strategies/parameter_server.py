@@ -1,12 +1,14 @@
 """Parameter servers: workers push gradients to a server, which holds the weights and releases workers by a rule.
 
-Li et al., OSDI 2014. Each step a worker computes g at its copy of the weights, pushes it, and goes on with the
-weights of the reply: 2 n bytes a step and worker, 2 K n / S a round over the link of each of S servers, which is what
-limits them. The optimizer, its momentum included, lives on the server. Rules: server_rules.py; arithmetic:
+Li et al., OSDI 2014. Each step a worker computes g at its copy of the weights, pushes
+it, and goes on with the weights of the reply: 2 n bytes a step and worker, 2 K n / S a
+round over the link of each of S servers, which is what limits them. The optimizer, its
+momentum included, lives on the server. Rules: server_rules.py; arithmetic:
 server_weights.py.
 
-Trap: under `scale: mean` a push moves the weights by eta g / K, so that K pushes are one step of `bsp` at equal
-learning rate; the literature's asynchronous SGD is often `scale: sum`, K times as fast and less stable.
+Trap: under `scale: mean` a push moves the weights by eta g / K, so that K pushes are
+one step of `bsp` at equal learning rate; the literature's asynchronous SGD is often
+`scale: sum`, K times as fast and less stable.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from scalebench.strategies import server_rules
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
-from scalebench.strategies.server_weights import PUSH_NUMBERS, ParameterServer, pack, request
+from scalebench.strategies.server_weights import (
+    PUSH_NUMBERS,
+    ParameterServer,
+    pack,
+    request,
+)
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER
 
@@ -32,13 +39,24 @@ class ParameterServerStrategy(Strategy):
     The optimizer, its momentum included, lives on the server.
     """
 
-    scale: Literal["mean", "sum"] = Field("mean", description="a push counts as g / K, or as g")
-    shards: int = Field(1, ge=1, le=1024, description="servers over which the weights are spread, at most one a worker")
+    scale: Literal["mean", "sum"] = Field(
+        "mean", description="a push counts as g / K, or as g"
+    )
+    shards: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="servers over which the weights are spread, at most one a worker",
+    )
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.SERVER})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.SERVER}
+    )
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     deterministic: ClassVar[bool] = False
-    misses_rounds: ClassVar[bool] = False  # a worker that is behind skips the batches of rounds that are over
+    misses_rounds: ClassVar[bool] = (
+        False  # a worker that is behind skips the batches of rounds that are over
+    )
 
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that releases workers, for `workers` that push `total` times each."""
@@ -78,7 +96,9 @@ class ParameterServerStrategy(Strategy):
                 continue
             worker.gradient(batch, batch.weight)
             numbers = [worker.learning_rate, batch.weight]
-            weights, reply = request(state.server, worker.gradients, numbers, state.message)
+            weights, reply = request(
+                state.server, worker.gradients, numbers, state.message
+            )
             worker.adopt(weights)
             worker.observe("staleness" if reply.used else "dropped", reply.staleness)
             worker.observe("lead_at_push", reply.lead_at_push)
@@ -89,11 +109,15 @@ class ParameterServerStrategy(Strategy):
 
     def finish(self, worker: Worker) -> None:
         worker.comm.barrier()  # training ends when the last worker has pushed
-        with worker.clock.paused():  # the model is on the server; no worker trains on a last copy
+        with (
+            worker.clock.paused()
+        ):  # the model is on the server; no worker trains on a last copy
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:
-        return request(worker.state.server, worker.parameters[:0], [0.0] * PUSH_NUMBERS)[0]
+        return request(
+            worker.state.server, worker.parameters[:0], [0.0] * PUSH_NUMBERS
+        )[0]
 
     def in_agreement(self, worker: Worker, epoch: int) -> None:
         return None  # the server says which weights end an epoch
@@ -113,7 +137,13 @@ class ParameterServerStrategy(Strategy):
     def served(self, in_rounds: bool) -> Traits:
         """Return the traits of workers that push in every step to servers that answer `in_rounds`, or at once."""
         mean = in_rounds and self.scale == "mean"
-        return Traits((Stretch(),), mean_over_global_batch=mean, servers=1, shards=self.shards, in_rounds=in_rounds)
+        return Traits(
+            (Stretch(),),
+            mean_over_global_batch=mean,
+            servers=1,
+            shards=self.shards,
+            in_rounds=in_rounds,
+        )
 
     def check(self, setting: Setting) -> list[str]:
         optimizer = setting.training.optimizer.name
@@ -124,7 +154,9 @@ class ParameterServerStrategy(Strategy):
             )
         if self.shards > setting.workers > 1:
             workers = setting.workers
-            return [f"shards {self.shards} are more servers than workers: the weights are spread over {workers}"]
+            return [
+                f"shards {self.shards} are more servers than workers: the weights are spread over {workers}"
+            ]
         return []
 
 
@@ -149,21 +181,26 @@ class Bsp(ParameterServerStrategy):
 class BspBackup(ParameterServerStrategy):
     """As `bsp`, but a round is over when K - b pushes have come.
 
-    Late pushes are dropped; their workers skip to the round that is under way. w <- w - eta sum n_i g_i / sum n_i over
-    the K - b used. A worker skips the rounds it misses, and sends less then.
-    Trap: the slowest worker's samples are then hardly seen.
+    Late pushes are dropped; their workers skip to the round that is under way. w <- w -
+    eta sum n_i g_i / sum n_i over the K - b used. A worker skips the rounds it misses,
+    and sends less then. Trap: the slowest worker's samples are then hardly seen.
     """
 
     backup: int = Field(1, ge=1, description="pushes that a round does not wait for")
 
     name: ClassVar[str] = "bsp_backup"
-    summary: ClassVar[str] = "parameter server whose rounds do not wait for the last b pushes"
+    summary: ClassVar[str] = (
+        "parameter server whose rounds do not wait for the last b pushes"
+    )
     source: ClassVar[str] = "Chen et al., 2016, arXiv 1604.00981"
     misses_rounds: ClassVar[bool] = True
 
     @property
     def synchronisation(self) -> Synchronisation:
-        return replace(super().synchronisation, merge=f"{self.scale} of the first K - b of the round")
+        return replace(
+            super().synchronisation,
+            merge=f"{self.scale} of the first K - b of the round",
+        )
 
     @property
     def traits(self) -> Traits:
@@ -191,11 +228,15 @@ class BspBackup(ParameterServerStrategy):
 class Asp(ParameterServerStrategy):
     """No worker waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
 
-    staleness_lr: bool = Field(False, description="divide the learning rate of a push by its staleness")
+    staleness_lr: bool = Field(
+        False, description="divide the learning rate of a push by its staleness"
+    )
 
     name: ClassVar[str] = "asp"
     summary: ClassVar[str] = "parameter server that never makes a worker wait"
-    source: ClassVar[str] = "Dean et al., NeurIPS 2012; Zhang et al., 2016, arXiv 1511.05950 (staleness_lr)"
+    source: ClassVar[str] = (
+        "Dean et al., NeurIPS 2012; Zhang et al., 2016, arXiv 1511.05950 (staleness_lr)"
+    )
 
     def _application(self, workers: int) -> dict[str, Any]:
         return {**super()._application(workers), "slow_stale": self.staleness_lr}
@@ -212,14 +253,20 @@ class Asp(ParameterServerStrategy):
 class Ssp(ParameterServerStrategy):
     """As `asp`, but a worker waits while it is more than `staleness` pushes ahead of the slowest.
 
-    staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is applied as one step, of the mean
-    or the sum of its pushes as `scale` says.
+    staleness 0 is `bsp`: nobody sees the weights between two barriers, and a round is
+    applied as one step, of the mean or the sum of its pushes as `scale` says.
     """
 
-    staleness: int = Field(3, ge=0, description="largest lead over the slowest worker with which one goes on")
+    staleness: int = Field(
+        3,
+        ge=0,
+        description="largest lead over the slowest worker with which one goes on",
+    )
 
     name: ClassVar[str] = "ssp"
-    summary: ClassVar[str] = "parameter server that bounds the lead over the slowest worker"
+    summary: ClassVar[str] = (
+        "parameter server that bounds the lead over the slowest worker"
+    )
     source: ClassVar[str] = "Ho et al., NeurIPS 2013"
 
     @property
@@ -237,26 +284,38 @@ class Dssp(ParameterServerStrategy):
         lead <= lower: release. Else, for the fastest p: release for r more pushes, 0 <= r <= upper - lower, where r
         is the smallest that minimises |(last_s + (k + 1) I_s) - (now + r I_p)| over r and k = 0, 1, ...
 
-    I: latest push-to-push intervals of p and of the slowest worker s, last_s: when s pushed last; others wait until the
-    lead is `lower`. strict: r <- min(r, upper - lead). `bound: paper` is the published rule to the letter: it
-    grants r + 1 pushes, and never enforces `upper`.
+    I: latest push-to-push intervals of p and of the slowest worker s, last_s: when s
+    pushed last; others wait until the lead is `lower`. strict: r <- min(r, upper -
+    lead). `bound: paper` is the published rule to the letter: it grants r + 1 pushes,
+    and never enforces `upper`.
     """
 
-    lower: int = Field(3, ge=0, le=10_000, description="s_L: lead with which everybody goes on")
-    upper: int = Field(
-        15, ge=0, le=10_000, description="s_U: largest lead that the fastest may be granted; lower or more"
+    lower: int = Field(
+        3, ge=0, le=10_000, description="s_L: lead with which everybody goes on"
     )
-    bound: server_rules.Bound = Field("strict", description="whether `upper` is enforced")
+    upper: int = Field(
+        15,
+        ge=0,
+        le=10_000,
+        description="s_U: largest lead that the fastest may be granted; lower or more",
+    )
+    bound: server_rules.Bound = Field(
+        "strict", description="whether `upper` is enforced"
+    )
 
     name: ClassVar[str] = "dssp"
-    summary: ClassVar[str] = "parameter server with a staleness bound that follows the workers' speeds"
+    summary: ClassVar[str] = (
+        "parameter server with a staleness bound that follows the workers' speeds"
+    )
     source: ClassVar[str] = "Zhao et al., ICDCS 2019"
 
     @field_validator("upper")
     @classmethod
     def _not_below_lower(cls, upper: int, info: ValidationInfo) -> int:
         if upper < info.data.get("lower", 0):
-            raise ValueError(f"expected at least lower ({info.data['lower']}), got {upper}")
+            raise ValueError(
+                f"expected at least lower ({info.data['lower']}), got {upper}"
+            )
         return upper
 
     @property
@@ -271,13 +330,18 @@ class Dssp(ParameterServerStrategy):
 class ElasticBsp(ParameterServerStrategy):
     """Between barriers as `asp`; each barrier lies where the next pushes of all workers are predicted to come together.
 
-    The authors' code is not public; where pushes between barriers are applied is our reading: at once.
+    The authors' code is not public; where pushes between barriers are applied is our
+    reading: at once.
     """
 
-    lookahead: int = Field(10, ge=1, le=10_000, description="R: pushes of each worker that are predicted")
+    lookahead: int = Field(
+        10, ge=1, le=10_000, description="R: pushes of each worker that are predicted"
+    )
 
     name: ClassVar[str] = "elastic_bsp"
-    summary: ClassVar[str] = "parameter server with barriers where the workers arrive together anyway"
+    summary: ClassVar[str] = (
+        "parameter server with barriers where the workers arrive together anyway"
+    )
     source: ClassVar[str] = "Zhao et al., ICDM 2019 (reconstruction)"
 
     @property

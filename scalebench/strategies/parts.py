@@ -16,7 +16,15 @@ from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
-from scalebench.strategies.base import Batch, Move, Recompute, Setting, Strategy, Synchronisation, Worker
+from scalebench.strategies.base import (
+    Batch,
+    Move,
+    Recompute,
+    Setting,
+    Strategy,
+    Synchronisation,
+    Worker,
+)
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import BY_LAYER, Study
 
@@ -38,11 +46,14 @@ def whole_batch() -> Iterator[Move]:
     yield Move(forward=False, micro_batch=0)
 
 
-def scheduled(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Move]:
+def scheduled(
+    schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int
+) -> Iterator[Move]:
     """Yield the moves of a stage: forwards ahead, then a backward and a forward in turn, then the other backwards.
 
-    With `chunks` of layers on each stage, as many micro-batches as there are stages go through all chunks of a stage
-    before the next ones do; they come back in the same order, last chunks first (Megatron-LM, torch's Interleaved1F1B).
+    With `chunks` of layers on each stage, as many micro-batches as there are stages go
+    through all chunks of a stage before the next ones do; they come back in the same
+    order, last chunks first (Megatron-LM, torch's Interleaved1F1B).
     """
     passes = []
     for first in range(0, micro_batches, stages):
@@ -55,7 +66,9 @@ def scheduled(schedule: Schedule, stage: int, stages: int, micro_batches: int, c
     }[schedule]
     forwards = [Move(True, place, chunk) for chunk, place in passes]
     backwards = [Move(False, place, chunks - 1 - chunk) for chunk, place in passes]
-    if schedule == "interleaved" and micro_batches % stages:  # of a smaller last batch: others could wait for ever
+    if (
+        schedule == "interleaved" and micro_batches % stages
+    ):  # of a smaller last batch: others could wait for ever
         ahead = len(forwards)
     yield from forwards[:ahead]
     for number, backward in enumerate(backwards):
@@ -71,10 +84,14 @@ def require_balance(balance: Balance, stages: int, groups: int) -> None:
     """
     if isinstance(balance, list) and len(balance) != groups:
         chunks = f" of {groups // stages} chunks" if groups > stages else ""
-        raise ValueError(f"balance: {len(balance)} numbers of layers for {stages} stages{chunks}; give one for each")
+        raise ValueError(
+            f"balance: {len(balance)} numbers of layers for {stages} stages{chunks}; give one for each"
+        )
 
 
-def require_schedule(schedule: Schedule, stages: int, micro_batches: int, stated: Collection[str]) -> None:
+def require_schedule(
+    schedule: Schedule, stages: int, micro_batches: int, stated: Collection[str]
+) -> None:
     """Check that there are micro-batches for a schedule, and that options of another one are not `stated`.
 
     Raises:
@@ -85,7 +102,9 @@ def require_schedule(schedule: Schedule, stages: int, micro_batches: int, stated
             f"chunks has no effect with schedule {schedule}; write schedule: interleaved, or leave chunks out"
         )
     if schedule == "interleaved" and stages == 1:
-        raise ValueError("schedule interleaved needs 2 stages or more; use another schedule")
+        raise ValueError(
+            "schedule interleaved needs 2 stages or more; use another schedule"
+        )
     if schedule == "1f1b" and micro_batches < stages:
         raise ValueError(
             f"micro_batches: {micro_batches} for {stages} stages; schedule 1f1b needs at least as many, gpipe takes "
@@ -101,12 +120,14 @@ def require_schedule(schedule: Schedule, stages: int, micro_batches: int, stated
 def balanced(work: Sequence[float], stages: int) -> list[int]:
     """Return how many of consecutive layers each stage gets, for the least work of the stage with most.
 
-    Dynamic programming over the first j layers and k stages: L(j, k) = min_i max(L(i, k - 1), work of layers i to j).
-    There are at least as many layers as stages.
+    Dynamic programming over the first j layers and k stages: L(j, k) = min_i max(L(i, k
+    - 1), work of layers i to j). There are at least as many layers as stages.
     """
     layers, until = len(work), [0.0, *accumulate(work)]
     least = until  # of one stage, by the number of layers
-    cuts: list[list[int]] = []  # layers before the last of two stages or more, by the number of layers
+    cuts: list[
+        list[int]
+    ] = []  # layers before the last of two stages or more, by the number of layers
     for before in range(1, stages):
         best, cut = [math.inf] * (layers + 1), [0] * (layers + 1)
         for last in range(before + 1, layers + 1):
@@ -139,8 +160,8 @@ def placed(work: Sequence[float], stages: int, balance: Balance) -> Sequence[int
 def with_default_batch(study: Study) -> Study:
     """Return `study` with a global batch if it states none and has replicas of several workers.
 
-    Speedups compare runs at one global batch, and such a replica takes that of as many workers. It is the default batch
-    of a worker, for each of the most workers.
+    Speedups compare runs at one global batch, and such a replica takes that of as many
+    workers. It is the default batch of a worker, for each of the most workers.
     """
     stated = study.model_fields_set & {"batch_per_worker", "batch_global"}
     strategies = (registry.create(each.name, each.options) for each in study.strategies)
@@ -154,7 +175,8 @@ def with_default_batch(study: Study) -> Study:
 class PartsOfModel(Strategy):
     """Replicas of several workers, which do with each part what allreduce does with whole models.
 
-    Strategies differ in where layers go (`place`) and in the order in which micro-batches move (`order`).
+    Strategies differ in where layers go (`place`) and in the order in which
+    micro-batches move (`order`).
     """
 
     requires: ClassVar[frozenset[Capability]] = frozenset(
@@ -233,7 +255,8 @@ class PartsOfModel(Strategy):
             tensor=mesh.tensor,
             folded=mesh.folded,
             micro_batches=self.pieces(),
-            resumes=False,  # a part that is lost is held by no other worker of its replica
+            # a part that is lost is held by no other worker of its replica
+            resumes=False,
         )
 
     @property
@@ -253,7 +276,10 @@ class PartsOfModel(Strategy):
         batch, of = setting.training.batch_per_worker, "batch_per_worker"
         if batch is None:
             together = setting.training.batch_global or 0
-            batch, of = together // mesh.data, f"a replica's share of batch_global {together},"
+            batch, of = (
+                together // mesh.data,
+                f"a replica's share of batch_global {together},",
+            )
         if batch % pieces:
             raise StudyError(
                 f"strategy {self.name}: {pieces} micro-batches do not divide {of} {batch}; use a divisor of {batch}"
@@ -275,7 +301,9 @@ class PartsOfModel(Strategy):
             f"serial at a global batch of {batch * mesh.data}; state batch_global, which all worker counts then share"
         ]
 
-    def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
+    def require_shares(
+        self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh
+    ) -> None:
         """Check that the workers of each stage can share its layers, in groups of `sizes`.
 
         Raises:

@@ -16,8 +16,12 @@ from scalebench.strategies.base import Strategy
 from scalebench.system.user_code import STRATEGY_FORM, load_own, strategy_file
 
 _S = TypeVar("_S", bound=Strategy)
-_STRATEGIES: Registry[Strategy] = Registry("strategy", StudyError, "scalebench.strategies", "scalebench.strategies")
-_WRITTEN_AS_ONE = re.compile(r"(?P<name>[\w-]+)(?:[:(,]\s*|\s+)(?P<option>\w+)\s*[=:]\s*(?P<value>[^)]*)\)?")
+_STRATEGIES: Registry[Strategy] = Registry(
+    "strategy", StudyError, "scalebench.strategies", "scalebench.strategies"
+)
+_WRITTEN_AS_ONE = re.compile(
+    r"(?P<name>[\w-]+)(?:[:(,]\s*|\s+)(?P<option>\w+)\s*[=:]\s*(?P<value>[^)]*)\)?"
+)
 
 names = _STRATEGIES.names
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -28,8 +32,12 @@ def find(name: str, engine: str = ANYWHERE) -> type[Strategy]:
     if strategy_file(name) is not None:
         return _own_class(name)
     if written := _WRITTEN_AS_ONE.fullmatch(name):
-        better = f"'{written['name']}: {{{written['option']}: {written['value'].strip()}}}'"
-        raise StudyError(f"unknown strategy {name!r}; options are written as a mapping: {better}")
+        better = (
+            f"'{written['name']}: {{{written['option']}: {written['value'].strip()}}}'"
+        )
+        raise StudyError(
+            f"unknown strategy {name!r}; options are written as a mapping: {better}"
+        )
     return _STRATEGIES.find(name, engine)
 
 
@@ -49,7 +57,11 @@ def is_deterministic(name: str) -> bool:
 def preferred_engine(name: str) -> str:
     """Return the engine that a strategy prefers; empty if it is unknown here."""
     try:
-        return "" if strategy_file(name) is not None else next(iter(find(name).engines), "")
+        return (
+            ""
+            if strategy_file(name) is not None
+            else next(iter(find(name).engines), "")
+        )
     except StudyError:
         return ""
 
@@ -59,15 +71,21 @@ def register(engine: str = ANYWHERE) -> Callable[[type[_S]], type[_S]]:
 
     A class that was named as file.py:Class is known by that alone.
     """
-    return lambda cls: cls if cls.__module__.startswith(OWN_MODULE) else _STRATEGIES.add(cls, engine)
+    return lambda cls: (
+        cls if cls.__module__.startswith(OWN_MODULE) else _STRATEGIES.add(cls, engine)
+    )
 
 
 def _own_class(name: str) -> type[Strategy]:
     found = load_own("strategy", name, STRATEGY_FORM, "class", StudyError)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise StudyError(f"strategy {name!r}: expected a class derived from scalebench.strategies.base.Strategy")
+        raise StudyError(
+            f"strategy {name!r}: expected a class derived from scalebench.strategies.base.Strategy"
+        )
     if found.train is Strategy.train and found.train_epoch is Strategy.train_epoch:
-        raise StudyError(f"strategy {name!r}: the class defines neither train_epoch(self, worker, epoch) nor train")
+        raise StudyError(
+            f"strategy {name!r}: the class defines neither train_epoch(self, worker, epoch) nor train"
+        )
     if not hasattr(found, "name"):
         found.name = name
     if unsaid := _STRATEGIES.missing(found):
@@ -88,20 +106,51 @@ class Option(NamedTuple):
 
 def rule_of(cls: type[Strategy]) -> list[str]:
     """The docstrings that state the rule: of the class that names the strategy, then of its bases in the same file."""
-    family = [each for each in cls.__mro__ if issubclass(each, Strategy) and each is not Strategy]
-    named = next((each for each in family if "name" in vars(each)), family[0])  # a real form says how it is run
-    base = [each for each in family if each.__module__ == named.__module__ and each is not named]
-    return [inspect.cleandoc(each.__doc__) for each in (named, *base) if each.__doc__ and each not in (Strategy,)]
+    family = [
+        each
+        for each in cls.__mro__
+        if issubclass(each, Strategy) and each is not Strategy
+    ]
+    named = next(
+        (each for each in family if "name" in vars(each)), family[0]
+    )  # a real form says how it is run
+    base = [
+        each
+        for each in family
+        if each.__module__ == named.__module__ and each is not named
+    ]
+    return [
+        inspect.cleandoc(each.__doc__)
+        for each in (named, *base)
+        if each.__doc__ and each not in (Strategy,)
+    ]
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:
     """All options: those of the strategy itself, then those of its bases."""
-    names = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", ()) if name in cls.model_fields]
+    names = [
+        name
+        for each in cls.__mro__
+        for name in vars(each).get("__annotations__", ())
+        if name in cls.model_fields
+    ]
     found = []
     for name in dict.fromkeys(names):
         field = cls.model_fields[name]
-        default = str(field.default).lower() if isinstance(field.default, bool | None) else str(field.default)
-        found.append(Option(name, _type(field.annotation), default, _allowed(field), field.description or ""))
+        default = (
+            str(field.default).lower()
+            if isinstance(field.default, bool | None)
+            else str(field.default)
+        )
+        found.append(
+            Option(
+                name,
+                _type(field.annotation),
+                default,
+                _allowed(field),
+                field.description or "",
+            )
+        )
     return found
 
 
@@ -111,14 +160,20 @@ def _type(annotation: Any) -> str:
     if origin is Literal:
         return "choice"
     if origin in (Union, UnionType):
-        return " or ".join("none" if part is NoneType else _type(part) for part in get_args(annotation))
+        return " or ".join(
+            "none" if part is NoneType else _type(part) for part in get_args(annotation)
+        )
     if origin is dict:
         return "mapping"
     return getattr(annotation, "__name__", str(annotation))
 
 
 def _allowed(field: FieldInfo) -> str:
-    choices = [part for part in (field.annotation, *get_args(field.annotation)) if get_origin(part) is Literal]
+    choices = [
+        part
+        for part in (field.annotation, *get_args(field.annotation))
+        if get_origin(part) is Literal
+    ]
     if choices:
         return " | ".join(str(value) for value in get_args(choices[0]))
     bounds = [

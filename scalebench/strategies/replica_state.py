@@ -22,7 +22,8 @@ LARGE = 1 << 20  # bytes
 def update_from(worker: Worker, weights: Tensor) -> None:
     """Set the weights to `weights` and the optimizer's step at the present ones, where the gradient was computed.
 
-    Weight decay, a part of that step, is then of the present weights too, as in the gradient of a loss with a penalty.
+    Weight decay, a part of that step, is then of the present weights too, as in the
+    gradient of a loss with a penalty.
     """
     present = worker.parameters.clone()
     worker.update()
@@ -32,7 +33,8 @@ def update_from(worker: Worker, weights: Tensor) -> None:
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory in as few tensors as possible: adjacent ones in a storage become one flat view.
 
-    Computed at each call, in microseconds: a forward pass may replace a buffer by another tensor.
+    Computed at each call, in microseconds: a forward pass may replace a buffer by
+    another tensor.
     """
     if len(tensors) == 1:
         return list(tensors)
@@ -40,7 +42,12 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     first, dtype, begin, end, limit = tensors[0], None, 0, 0, 0
     for tensor in tensors:
         place, nbytes = tensor.data_ptr(), tensor.nbytes
-        if place == end and tensor.dtype is dtype and place + nbytes <= limit and tensor.is_contiguous():
+        if (
+            place == end
+            and tensor.dtype is dtype
+            and place + nbytes <= limit
+            and tensor.is_contiguous()
+        ):
             end += nbytes
             continue
         if found:
@@ -48,7 +55,9 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
         found.append(tensor)
         first, begin, end, limit = tensor, place, place + nbytes, 0
         if tensor.is_contiguous():
-            storage = tensor.untyped_storage()  # memory behind its end belongs to another storage
+            storage = (
+                tensor.untyped_storage()
+            )  # memory behind its end belongs to another storage
             dtype, limit = tensor.dtype, storage.data_ptr() + storage.nbytes()
     found[-1] = _over(first, end - begin)
     return found
@@ -56,7 +65,11 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _over(first: Tensor, nbytes: int) -> Tensor:
     """View of `nbytes` from the beginning of `first`."""
-    return first if first.nbytes == nbytes else first.as_strided((nbytes // first.itemsize,), (1,))
+    return (
+        first
+        if first.nbytes == nbytes
+        else first.as_strided((nbytes // first.itemsize,), (1,))
+    )
 
 
 def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -67,7 +80,12 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
     import torch
 
     return torch.cat(
-        [each if each.dim() == 1 and each.dtype == dtype else each.reshape(-1).to(dtype) for each in pieces]
+        [
+            each
+            if each.dim() == 1 and each.dtype == dtype
+            else each.reshape(-1).to(dtype)
+            for each in pieces
+        ]
     )  # most lie as they are to travel: two calls less for each
 
 
@@ -80,16 +98,24 @@ def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
         return
     import torch
 
-    cut = zip(torch.split_with_sizes(vector, [piece.numel() for piece in pieces]), pieces, strict=True)
-    shaped = [values if piece.dim() == 1 else values.view_as(piece) for values, piece in cut]
+    cut = zip(
+        torch.split_with_sizes(vector, [piece.numel() for piece in pieces]),
+        pieces,
+        strict=True,
+    )
+    shaped = [
+        values if piece.dim() == 1 else values.view_as(piece) for values, piece in cut
+    ]
     torch._foreach_copy_(pieces, shaped)
 
 
-def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+def average_(
+    comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None
+) -> None:
     """The mean of each of `tensors` over the workers, in one synchronisation; `weight` is this worker's.
 
-    Adjacent tensors travel from where they lie, as one; so do large ones, whose copy would cost more than a call. Small
-    ones travel as one vector.
+    Adjacent tensors travel from where they lie, as one; so do large ones, whose copy
+    would cost more than a call. Small ones travel as one vector.
     """
     tensors = joined(tensors)
     if len(tensors) == 1:
@@ -98,7 +124,9 @@ def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None
     dtype = tensors[0].dtype
 
     def travels_alone(tensor: Tensor) -> bool:
-        return tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()
+        return (
+            tensor.nbytes > LARGE and tensor.dtype == dtype and tensor.is_contiguous()
+        )
 
     apart = [tensor for tensor in tensors if travels_alone(tensor)]
     small = [tensor for tensor in tensors if not travels_alone(tensor)]
@@ -110,7 +138,9 @@ def average_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None
     unpack_(vector, small)
 
 
-def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None) -> None:
+def average_at_master_(
+    comm: Communicator, tensors: Sequence[Tensor], weight: float | None = None
+) -> None:
     """The same through worker 0, which gathers all vectors, adds them in the order of the workers and sends K - 1 back.
 
     Weighted, each comes as its product, with the weight beside it.
@@ -130,12 +160,22 @@ def average_at_master_(comm: Communicator, tensors: Sequence[Tensor], weight: fl
 def floating_buffers(worker: Worker) -> list[Tensor]:
     """BatchNorm's running statistics and the like; counters are no statistics.
 
-    Asked for at every step: the modules, which stay, are listed once; a forward pass may replace their buffers.
+    Asked for at every step: the modules, which stay, are listed once; a forward pass
+    may replace their buffers.
     """
     if not hasattr(worker.state, "buffers_of_modules"):
-        worker.state.buffers_of_modules = [module._buffers for module in worker.model.modules()]
-    held = [buffer for buffers in worker.state.buffers_of_modules if buffers for buffer in buffers.values()]
-    floating = [buffer for buffer in held if buffer is not None and buffer.is_floating_point()]
+        worker.state.buffers_of_modules = [
+            module._buffers for module in worker.model.modules()
+        ]
+    held = [
+        buffer
+        for buffers in worker.state.buffers_of_modules
+        if buffers
+        for buffer in buffers.values()
+    ]
+    floating = [
+        buffer for buffer in held if buffer is not None and buffer.is_floating_point()
+    ]
     return list(dict.fromkeys(floating))  # two modules may share a buffer
 
 
@@ -143,29 +183,42 @@ def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
     """Broadcast worker 0's `tensors`, of any dtypes, in one collective."""
     import torch
 
-    ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())  # each piece begins where its dtype may
+    ordered = sorted(
+        tensors, key=lambda tensor: -tensor.element_size()
+    )  # each piece begins where its dtype may
     packed = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in ordered])
     comm.broadcast_(packed, 0)
     if comm.rank > 0:
-        for tensor, piece in zip(ordered, torch.split(packed, [each.nbytes for each in ordered]), strict=True):
+        for tensor, piece in zip(
+            ordered, torch.split(packed, [each.nbytes for each in ordered]), strict=True
+        ):
             tensor.copy_(piece.view(tensor.dtype).view_as(tensor))
 
 
 def optimizer_tensors(worker: Worker) -> list[Tensor]:
     """State tensors of the optimizer, its step counters included; before its first step the initial zeros.
 
-    A worker that has not stepped yet (a client that was not chosen) thus has a part in the mean too.
+    A worker that has not stepped yet (a client that was not chosen) thus has a part in
+    the mean too.
     """
     if not worker.optimizer.state:
         _begin(worker.optimizer)
-    return [value for remembered in worker.optimizer.state.values() for value in _tensors(remembered)]
+    return [
+        value
+        for remembered in worker.optimizer.state.values()
+        for value in _tensors(remembered)
+    ]
 
 
 def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
     """Moments and the step counter; the norms that LAMB keeps for its users are no state."""
     import torch
 
-    kept = ((name, value) for name, value in remembered.items() if isinstance(value, torch.Tensor))
+    kept = (
+        (name, value)
+        for name, value in remembered.items()
+        if isinstance(value, torch.Tensor)
+    )
     return [value for name, value in kept if value.dim() > 0 or name == "step"]
 
 
@@ -176,12 +229,16 @@ def _begin(optimizer: Optimizer) -> None:
         return
     import torch
 
-    twin = object.__new__(type(optimizer))  # torch's copy leaves out attributes of a subclass
+    twin = object.__new__(
+        type(optimizer)
+    )  # torch's copy leaves out attributes of a subclass
     groups = copy.deepcopy(optimizer.param_groups)
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
     for group in twin.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)  # a copy of a parameter has none
+            parameter.grad = torch.zeros_like(
+                parameter
+            )  # a copy of a parameter has none
     twin.step()
     for group, made in zip(optimizer.param_groups, twin.param_groups, strict=True):
         for parameter, stepped in zip(group["params"], made["params"], strict=True):

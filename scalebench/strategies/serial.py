@@ -25,7 +25,11 @@ class Serial(Strategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(stretches=(Stretch(unit="epoch"),), mean_over_global_batch=True, resumes=True)
+        return Traits(
+            stretches=(Stretch(unit="epoch"),),
+            mean_over_global_batch=True,
+            resumes=True,
+        )
 
     @property
     def synchronisation(self) -> Synchronisation:

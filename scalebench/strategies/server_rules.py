@@ -1,9 +1,10 @@
 """Rules that release workers at a parameter server: pure state machines, the same in virtual and in real runs.
 
-A gate knows how often each worker has pushed and when; `on_push` returns the released workers. It sees no gradient, no
-weight and no clock of its own. Vocabulary: t_p is the number of pushes of worker p, its lead t_p - min_q t_q over the
-workers that still have pushes to make. A lead is what a worker has when it is released; at the push it may be one
-more (SSP(3) meets leads of 4).
+A gate knows how often each worker has pushed and when; `on_push` returns the released
+workers. It sees no gradient, no weight and no clock of its own. Vocabulary: t_p is the
+number of pushes of worker p, its lead t_p - min_q t_q over the workers that still have
+pushes to make. A lead is what a worker has when it is released; at the push it may be
+one more (SSP(3) meets leads of 4).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import math
 from typing import Literal
 
 Bound = Literal["strict", "paper"]
-_TIE_S = 1e-9  # moments, and distances between them, that differ by less are equal: rounding must not decide
+# moments, and distances between them, that differ by less are equal: rounding must not
+# decide
+_TIE_S = 1e-9
 
 
 class Gate:
@@ -22,7 +25,8 @@ class Gate:
     `workers` push `total` times each; a worker that has done so holds no other up.
     """
 
-    in_rounds = False  # pushes are gathered and applied as one step when the round is over, not one by one
+    # pushes are gathered and applied as one step when the round is over, not one by one
+    in_rounds = False
 
     def __init__(self, workers: int, total: int) -> None:
         self.workers, self.total = workers, total
@@ -52,7 +56,9 @@ class Gate:
         return min(self.pushes)  # a worker that is done has the most
 
     def _racing(self) -> list[int]:
-        return [worker for worker in range(self.workers) if self.pushes[worker] < self.total]
+        return [
+            worker for worker in range(self.workers) if self.pushes[worker] < self.total
+        ]
 
     def _release(self, wanted: list[int]) -> list[int]:
         released = [worker for worker in self.waiting if worker in wanted]
@@ -63,8 +69,9 @@ class Gate:
 class Lockstep(Gate):
     """BSP: a barrier each iteration. With `backup` = b, a round is over when K - b of its pushes have come.
 
-    Chen et al., 2016, arXiv 1604.00981: a push that comes after its round is dropped, and its worker continues with the
-    round that is under way. Then `rounds`, not the pushes of one worker, says how far training is.
+    Chen et al., 2016, arXiv 1604.00981: a push that comes after its round is dropped,
+    and its worker continues with the round that is under way. Then `rounds`, not the
+    pushes of one worker, says how far training is.
     """
 
     in_rounds = True
@@ -104,13 +111,19 @@ class Bounded(Gate):
     def __init__(self, workers: int, total: int, staleness: int) -> None:
         super().__init__(workers, total)
         self.staleness = staleness
-        self.in_rounds = staleness == 0  # no worker sees the weights between two barriers: that is BSP
+        self.in_rounds = (
+            staleness == 0
+        )  # no worker sees the weights between two barriers: that is BSP
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self.pushes[worker] += 1
         self.waiting.append(worker)
         limit = self._slowest() + self.staleness
-        free = [each for each in self.waiting if each != worker and self.pushes[each] <= limit]
+        free = [
+            each
+            for each in self.waiting
+            if each != worker and self.pushes[each] <= limit
+        ]
         return self._release([*free, worker] if self._may_go(worker, now) else free)
 
     def _may_go(self, worker: int, now: float) -> bool:
@@ -121,13 +134,17 @@ class Bounded(Gate):
 class Dynamic(Bounded):
     """DSSP(s_L, s_U), Zhao et al., ICDCS 2019: the fastest may exceed s_L by a few pushes if that shortens its wait.
 
-    At lead > s_L the controller predicts when the fastest and the slowest will push, from their last intervals, and
-    returns after how many more pushes r in 0..s_U - s_L the fastest would meet a push of the slowest most closely.
-    The published rule never enforces s_U and grants r + 1 pushes: with exactly steady intervals its lead grows without
-    bound, as in ASP. `bound` = strict cuts r so that the lead stays <= s_U; `paper` is the literal rule.
+    At lead > s_L the controller predicts when the fastest and the slowest will push,
+    from their last intervals, and returns after how many more pushes r in 0..s_U - s_L
+    the fastest would meet a push of the slowest most closely. The published rule never
+    enforces s_U and grants r + 1 pushes: with exactly steady intervals its lead grows
+    without bound, as in ASP. `bound` = strict cuts r so that the lead stays <= s_U;
+    `paper` is the literal rule.
     """
 
-    def __init__(self, workers: int, total: int, lower: int, upper: int, bound: Bound = "strict") -> None:
+    def __init__(
+        self, workers: int, total: int, lower: int, upper: int, bound: Bound = "strict"
+    ) -> None:
         super().__init__(workers, total, lower)
         self.in_rounds = upper == 0
         self._upper, self._strict = upper, bound == "strict"
@@ -159,14 +176,21 @@ class Dynamic(Bounded):
     def _more_pushes(self, worker: int, now: float) -> int:
         """The controller: the smallest r whose predicted push is nearest to one of the slowest worker's, within _TIE_S.
 
-        Both ascend, so that one walk along them meets every neighbour: O(s_U - s_L) a push.
+        Both ascend, so that one walk along them meets every neighbour: O(s_U - s_L) a
+        push.
         """
-        slowest = min(self._racing() or range(self.workers), key=lambda q: (self.pushes[q], q))
+        slowest = min(
+            self._racing() or range(self.workers), key=lambda q: (self.pushes[q], q)
+        )
         own, other = self._interval[worker], self._interval[slowest]
         if math.isnan(own) or math.isnan(other):
             return 0
         most, last = self._upper - self.staleness, self._last[slowest]
-        before, after, k = -math.inf, last + other, 0  # the slowest worker's pushes around that of r
+        before, after, k = (
+            -math.inf,
+            last + other,
+            0,
+        )  # the slowest worker's pushes around that of r
         distances = []
         for r in range(most + 1):
             push = now + r * own
@@ -181,17 +205,22 @@ class Dynamic(Bounded):
 class Elastic(Gate):
     """ElasticBSP, Zhao et al., ICDM 2019: barriers where the workers are predicted to arrive together.
 
-    After a barrier each worker's next R = `lookahead` pushes are predicted from its last iteration; of the sets of one
-    push per worker, the one with the least spread is the next barrier, the earliest of equals. Each worker runs to
-    its own point without waiting. Until every worker was timed, the barrier is the next push.
+    After a barrier each worker's next R = `lookahead` pushes are predicted from its
+    last iteration; of the sets of one push per worker, the one with the least spread is
+    the next barrier, the earliest of equals. Each worker runs to its own point without
+    waiting. Until every worker was timed, the barrier is the next push.
     """
 
     def __init__(self, workers: int, total: int, lookahead: int) -> None:
         super().__init__(workers, total)
         self._lookahead = lookahead
-        self._duration = [math.nan] * workers  # of the last iteration, from release to push
+        self._duration = [
+            math.nan
+        ] * workers  # of the last iteration, from release to push
         self._released_at = [0.0] * workers
-        self._points = [1] * workers  # the push after which each worker waits at the barrier
+        self._points = [
+            1
+        ] * workers  # the push after which each worker waits at the barrier
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self.pushes[worker] += 1
@@ -204,7 +233,12 @@ class Elastic(Gate):
             return []
         self._released_at = [now] * self.workers
         racing = self._racing()
-        steps = least_spread([[(i + 1) * self._duration[q] for i in range(self._lookahead)] for q in racing])
+        steps = least_spread(
+            [
+                [(i + 1) * self._duration[q] for i in range(self._lookahead)]
+                for q in racing
+            ]
+        )
         for q, step in zip(racing, steps, strict=True):
             self._points[q] = min(self.total, self.pushes[q] + step + 1)
         return self._release(list(self.waiting))

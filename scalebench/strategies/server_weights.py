@@ -1,7 +1,8 @@
 """Arithmetic of a parameter server: apply a push, count its staleness, reply to the workers that the gate releases.
 
-The same object is the rule of the virtual and of the real server (`comm.base.ServerRule`). It is picklable: natively
-worker 0 sends it to the server's rank.
+The same object is the rule of the virtual and of the real server
+(`comm.base.ServerRule`). It is picklable: natively worker 0 sends it to the server's
+rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _NUMBER_BYTES = 8
 class Reply(NamedTuple):
     """Numbers in a server's reply, beside the weights."""
 
-    staleness: int  # updates between the pull of the weights the gradient was computed at, and its arrival
+    # updates between the pull of the weights the gradient was computed at, and its
+    # arrival
+    staleness: int
     used: bool  # False: the push came after its round and was dropped
     lead_at_push: int
     lead_at_release: int
@@ -46,14 +49,17 @@ class Message(NamedTuple):
 class ParameterServer:
     """Weights w, the study's optimizer over them, and a gate that releases workers.
 
-    Push (g, eta, m) of worker p with staleness tau: at once w <- step(w, share g, eta), divided by max(1, tau) where
-    `slow_stale` (Zhang et al., 2016, arXiv 1511.05950); or, where the gate works in rounds, w <- step(w, `of_round`
-    sum m g / sum m, eta) when the round is over: the mean of the pushes or, times K, their sum. Workers push m g, and
-    with every reply pull w. One optimizer step is one update, momentum included: it lives here, not on the workers.
+    Push (g, eta, m) of worker p with staleness tau: at once w <- step(w, share g, eta),
+    divided by max(1, tau) where `slow_stale` (Zhang et al., 2016, arXiv 1511.05950);
+    or, where the gate works in rounds, w <- step(w, `of_round` sum m g / sum m, eta)
+    when the round is over: the mean of the pushes or, times K, their sum. Workers push
+    m g, and with every reply pull w. One optimizer step is one update, momentum
+    included: it lives here, not on the workers.
 
-    `ends` says after how many rounds each epoch is over; `shards` over how many servers, side by side, the vector is
-    spread. Each has a `part`: the same gate over its piece of the weights, which decides alike as it hears of the same
-    pushes at the same times. A virtual server is one, and charged as so many.
+    `ends` says after how many rounds each epoch is over; `shards` over how many
+    servers, side by side, the vector is spread. Each has a `part`: the same gate over
+    its piece of the weights, which decides alike as it hears of the same pushes at the
+    same times. A virtual server is one, and charged as so many.
     """
 
     def __init__(
@@ -71,15 +77,21 @@ class ParameterServer:
         self.gate = gate
         self.updates = 0
         self.shards = shards
-        self._computes = not weights.is_meta  # torch computes shapes in Python, slower than a small model's numbers
-        self._weights = (weights.detach().cpu() if self._computes else weights.detach()).clone()
+        self._computes = (
+            not weights.is_meta
+        )  # torch computes shapes in Python, slower than a small model's numbers
+        self._weights = (
+            weights.detach().cpu() if self._computes else weights.detach()
+        ).clone()
         self._optimizer = copy.deepcopy(optimizer)
         self._optimizer.param_groups[0]["params"] = [self._weights]
         self._sum: Tensor | None = None
         self._sum_weight = 0.0
         self._share, self._of_round, self._slow_stale = share, of_round, slow_stale
         self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
-        self._heard = [(0, False, 0)] * gate.workers  # staleness, used, lead of each worker's last push
+        self._heard = [
+            (0, False, 0)
+        ] * gate.workers  # staleness, used, lead of each worker's last push
         self._ends, self._marked = ends, 0
         self._replies: list[Tensor | None] = [None] * gate.workers
 
@@ -96,7 +108,10 @@ class ParameterServer:
         import torch
 
         cut = payload.numel() - _elements(PUSH_NUMBERS, payload)
-        return [torch.cat([piece, payload[cut:]]) for piece in payload[:cut].tensor_split(self.shards)]
+        return [
+            torch.cat([piece, payload[cut:]])
+            for piece in payload[:cut].tensor_split(self.shards)
+        ]
 
     def joined(self, replies: list[Tensor]) -> Tensor:
         """Join the replies of all servers into one."""
@@ -109,10 +124,16 @@ class ParameterServer:
         """Replies are packed as the payload was: one flat tensor, or a `Message`."""
         packed = not isinstance(payload, Message)
         gradient, numbers = unpack(payload, PUSH_NUMBERS) if packed else payload
-        released = self.on_push(worker, gradient, now, *numbers) if gradient.numel() else [worker]
+        released = (
+            self.on_push(worker, gradient, now, *numbers)
+            if gradient.numel()
+            else [worker]
+        )
         return [(each, self._reply(each, packed)) for each in released]
 
-    def on_push(self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0) -> list[int]:
+    def on_push(
+        self, worker: int, gradient: Tensor, now: float, lr: float, weight: float = 1.0
+    ) -> list[int]:
         """Apply `weight` * gradient of `worker` at `now`, reusing its memory; return the released workers."""
         staleness, used = self.updates - self._pulled[worker], self.gate.accepts(worker)
         rounds = self.gate.rounds
@@ -146,11 +167,16 @@ class ParameterServer:
     def _told(self, worker: int) -> Reply:
         self._pulled[worker] = self.updates
         mark = 0
-        if self._marked < len(self._ends) and self.gate.rounds >= self._ends[self._marked]:
+        if (
+            self._marked < len(self._ends)
+            and self.gate.rounds >= self._ends[self._marked]
+        ):
             self._marked += 1
             mark = self._marked
         staleness, used, lead = self._heard[worker]
-        return Reply(staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark)
+        return Reply(
+            staleness, used, lead, self.gate.lead(worker), self.gate.rounds, mark
+        )
 
     def _reply(self, worker: int, packed: bool) -> Any:
         """The weights and what is told of them; a worker has copied its last reply, whose memory is reused."""
@@ -158,19 +184,28 @@ class ParameterServer:
         if packed:
             message = self._replies[worker] = pack(self._weights, numbers, memory)
             return message
-        weights = self._replies[worker] = self._weights.clone() if memory is None else memory.copy_(self._weights)
+        weights = self._replies[worker] = (
+            self._weights.clone() if memory is None else memory.copy_(self._weights)
+        )
         return Message(weights, numbers)
 
 
-def pack(vector: Tensor, numbers: Sequence[float], into: Tensor | None = None) -> Tensor:
+def pack(
+    vector: Tensor, numbers: Sequence[float], into: Tensor | None = None
+) -> Tensor:
     """`vector` followed by `numbers` in float64, bit for bit, as one flat tensor of the vector's dtype.
 
-    `into`: an earlier such message to be overwritten; new memory costs more than copying.
+    `into`: an earlier such message to be overwritten; new memory costs more than
+    copying.
     """
     import torch
 
-    tail = torch.frombuffer(bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype)
-    return torch.cat([vector, tail if vector.is_cpu else tail.to(vector.device)], out=into)
+    tail = torch.frombuffer(
+        bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype
+    )
+    return torch.cat(
+        [vector, tail if vector.is_cpu else tail.to(vector.device)], out=into
+    )
 
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
@@ -180,7 +215,9 @@ def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
     end = message.numel() - _elements(numbers, message)
     vector = message.narrow(0, 0, end)
     if message.is_cpu and message.dtype != torch.bfloat16:  # which numpy has not
-        return vector, list(struct.unpack(f"{numbers}d", message.numpy()[end:].tobytes()))
+        return vector, list(
+            struct.unpack(f"{numbers}d", message.numpy()[end:].tobytes())
+        )
     tail = message[end:].cpu().view(torch.uint8)
     return vector, list(struct.unpack(f"{numbers}d", tail.numpy().tobytes()))
 
@@ -193,15 +230,20 @@ def _elements(numbers: int, message: Tensor) -> int:
 def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
     """Weights and numbers of a reply."""
     weights, numbers = unpack(message, len(Reply._fields))
-    staleness, used, at_push, at_release, rounds, mark = (int(number) for number in numbers)
+    staleness, used, at_push, at_release, rounds, mark = (
+        int(number) for number in numbers
+    )
     return weights, Reply(staleness, bool(used), at_push, at_release, rounds, mark)
 
 
-def request(server: Any, vector: Tensor, numbers: list[float], into: Tensor | None = None) -> tuple[Tensor, Reply]:
+def request(
+    server: Any, vector: Tensor, numbers: list[float], into: Tensor | None = None
+) -> tuple[Tensor, Reply]:
     """Push `vector` (empty: pull only), by way of the message `into`, and wait for the weights.
 
-    They lie in memory of the server's that its next answer to this worker overwrites: take them over at once. A server
-    in this process, which a virtual one is, takes `vector` itself, and its memory.
+    They lie in memory of the server's that its next answer to this worker overwrites:
+    take them over at once. A server in this process, which a virtual one is, takes
+    `vector` itself, and its memory.
     """
     if getattr(server, "in_process", False):
         answer: Message = server.request(Message(vector, numbers))

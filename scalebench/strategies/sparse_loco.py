@@ -27,21 +27,41 @@ class SparseLoCo(LocalSgd):
         e_i <- b e_i + (w0 - w_i);   s_i = Q(the strongest entries of e_i);   e_i <- e_i - s_i
         w <- w0 - lr mean s_i
 
-    Sarfi et al., 2025, arXiv 2508.15706. The entries are round(keep c) of each tile of c = 64 x 64 numbers, largest in
-    magnitude; Q puts them into 2 bits, parameter by parameter (few_bits.by_bins). The old that stays in e does what an
-    outer momentum does. keep = 1 in 32 bits leaves nothing in e: `diloco` with outer_momentum 0, and with lr = 1
-    `local_sgd`, but for rounding. K k (2 + bits / 8) bytes for k entries in all, from each worker to all others.
-    Trap: the authors' code divides an entry by the number of workers that sent it, their text by all workers, as here.
+    Sarfi et al., 2025, arXiv 2508.15706. The entries are round(keep c) of each tile of
+    c = 64 x 64 numbers, largest in magnitude; Q puts them into 2 bits, parameter by
+    parameter (few_bits.by_bins). The old that stays in e does what an outer momentum
+    does. keep = 1 in 32 bits leaves nothing in e: `diloco` with outer_momentum 0, and
+    with lr = 1 `local_sgd`, but for rounding. K k (2 + bits / 8) bytes for k entries in
+    all, from each worker to all others. Trap: the authors' code divides an entry by the
+    number of workers that sent it, their text by all workers, as here.
     """
 
-    keep: float = Field(0.03125, gt=0, le=1, description="share of the entries of a tile that is sent")
-    tile: int = Field(64, ge=1, le=MOST, description="longest side of a tile; places in it have 16 bits")
-    bits: Literal[32, 8, 4, 2] = Field(2, description="of an entry on the wire; 32: as the study has it")
-    decay: float = Field(0.95, ge=0, le=1, description="b: share of what was not sent that each average keeps")
-    outer_lr: float = Field(1.0, gt=0, description="lr: how far along the mean of what was sent")
+    keep: float = Field(
+        0.03125, gt=0, le=1, description="share of the entries of a tile that is sent"
+    )
+    tile: int = Field(
+        64,
+        ge=1,
+        le=MOST,
+        description="longest side of a tile; places in it have 16 bits",
+    )
+    bits: Literal[32, 8, 4, 2] = Field(
+        2, description="of an entry on the wire; 32: as the study has it"
+    )
+    decay: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="b: share of what was not sent that each average keeps",
+    )
+    outer_lr: float = Field(
+        1.0, gt=0, description="lr: how far along the mean of what was sent"
+    )
 
     name: ClassVar[str] = "sparse_loco"
-    summary: ClassVar[str] = "local steps, then the strongest entries of what was not sent yet, in 2 bits (option keep)"
+    summary: ClassVar[str] = (
+        "local steps, then the strongest entries of what was not sent yet, in 2 bits (option keep)"
+    )
     source: ClassVar[str] = "Sarfi et al., 2025, arXiv 2508.15706"
 
     @property
@@ -50,7 +70,9 @@ class SparseLoCo(LocalSgd):
 
     @property
     def synchronisation(self) -> Synchronisation:
-        return self.averaged_every(self.steps, merge="strongest entries with error feedback")
+        return self.averaged_every(
+            self.steps, merge="strongest entries with error feedback"
+        )
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)
@@ -62,7 +84,9 @@ class SparseLoCo(LocalSgd):
         if worker.size == 1:
             worker.clock.work(self._restart, worker, anchor - worker.parameters)
             return
-        message = worker.clock.work(unsent.message, anchor, worker.parameters, self.weight(worker) or 1.0)
+        message = worker.clock.work(
+            unsent.message, anchor, worker.parameters, self.weight(worker) or 1.0
+        )
         mean = worker.comm.allgather_combined(message, unsent.mean)
         worker.clock.work(self._restart, worker, mean)
         if rest := self.averaged(worker)[1:]:
@@ -81,9 +105,15 @@ class Unsent:
     """What a worker has not sent yet."""
 
     def __init__(self, worker: Worker, policies: SparseLoCo) -> None:
-        shapes = [tuple(each.shape) for each in worker.model.parameters() if each.requires_grad]
+        shapes = [
+            tuple(each.shape)
+            for each in worker.model.parameters()
+            if each.requires_grad
+        ]
         count = lambda entries: round(policies.keep * entries)  # noqa: E731
-        self._strongest = StrongestOfTiles(shapes, policies.tile, count, worker.parameters, bits=policies.bits)
+        self._strongest = StrongestOfTiles(
+            shapes, policies.tile, count, worker.parameters, bits=policies.bits
+        )
         self._decay = policies.decay
         self.entries = worker.parameters.clone().zero_()
 
@@ -94,7 +124,11 @@ class Unsent:
         self.entries.mul_(self._decay).add_(anchor - weights)
         strongest, sent = self._strongest.encode(self.entries)
         self.entries.sub_(sent)
-        behind = torch.tensor([weight], dtype=torch.float64).view(torch.uint8).to(strongest.device)
+        behind = (
+            torch.tensor([weight], dtype=torch.float64)
+            .view(torch.uint8)
+            .to(strongest.device)
+        )
         return torch.cat([strongest, behind])
 
     def mean(self, messages: list[Tensor]) -> Tensor:
@@ -104,9 +138,13 @@ class Unsent:
         total = torch.zeros_like(self.entries)
         weights = []
         for stack in self._strongest.stacks(messages):
-            behind = stack[:, -_WEIGHT_BYTES:].clone(memory_format=torch.contiguous_format)
+            behind = stack[:, -_WEIGHT_BYTES:].clone(
+                memory_format=torch.contiguous_format
+            )
             weights.append(behind.view(torch.float64).to(total.dtype))
-            vectors = self._strongest.vector_of(stack[:, :-_WEIGHT_BYTES]).mul_(weights[-1])
+            vectors = self._strongest.vector_of(stack[:, :-_WEIGHT_BYTES]).mul_(
+                weights[-1]
+            )
             for each in vectors.unbind():  # in the order of the workers
                 total.add_(each)
         return total.div_(torch.cat(weights).sum())

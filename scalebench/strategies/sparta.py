@@ -21,17 +21,26 @@ if TYPE_CHECKING:
 class Sparta(Averaging):
     """After each local step  w_i[j] <- mean_i w_i[j]  for ceil(share n) of the n weights, drawn anew.
 
-    EXO Labs, 2025 (exo-explore/gym): sparse parameter averaging. All workers draw the same weights,
-    from the study's seed, so that their places do not travel. Here each draw is independent, and one of two equal
-    draws is lost (their code draws each weight with probability `share`): s of n stands for 1 - (1 - 1/n)^(s n) of
-    them, 0.995 of s at s = 0.01. share n numbers a step, in one allreduce. Buffers, and optimizer state where it is
-    averaged, take their mean with every step's draw. The model handed out is the mean of all.
+    EXO Labs, 2025 (exo-explore/gym): sparse parameter averaging. All workers draw the
+    same weights, from the study's seed, so that their places do not travel. Here each
+    draw is independent, and one of two equal draws is lost (their code draws each
+    weight with probability `share`): s of n stands for 1 - (1 - 1/n)^(s n) of them,
+    0.995 of s at s = 0.01. share n numbers a step, in one allreduce. Buffers, and
+    optimizer state where it is averaged, take their mean with every step's draw. The
+    model handed out is the mean of all.
     """
 
-    share: float = Field(0.005, gt=0, le=1, description="share of the weights that is averaged after a step")
+    share: float = Field(
+        0.005,
+        gt=0,
+        le=1,
+        description="share of the weights that is averaged after a step",
+    )
 
     name: ClassVar[str] = "sparta"
-    summary: ClassVar[str] = "a random share of the weights averaged after every batch (option share)"
+    summary: ClassVar[str] = (
+        "a random share of the weights averaged after every batch (option share)"
+    )
     source: ClassVar[str] = "EXO Labs, 2025, exo-explore/gym (SPARTA)"
 
     def setup(self, worker: Worker) -> None:
@@ -64,8 +73,14 @@ class Sparta(Averaging):
         import torch
 
         n = worker.parameters.numel()
-        places = torch.empty(math.ceil(self.share * n), dtype=torch.int64, device=_host(worker.parameters))
-        return places.random_(0, n, generator=worker.state.generator).to(worker.parameters.device)
+        places = torch.empty(
+            math.ceil(self.share * n),
+            dtype=torch.int64,
+            device=_host(worker.parameters),
+        )
+        return places.random_(0, n, generator=worker.state.generator).to(
+            worker.parameters.device
+        )
 
     def _put_back(self, weights: Tensor, places: Tensor, chosen: Tensor) -> None:
         weights.index_copy_(0, places, chosen)

@@ -28,49 +28,77 @@ _WEIGHT_BYTES = 8  # float64, behind a message
 @register()
 class StreamingDiLoCo(Averaging):
     """DiLoCo in P fragments. Every H / P local steps the next fragment f in turn is due; tau steps before that each
-    worker sends how far it moved, and at that moment, with a_f where the fragment's last interval began,
+    worker sends how far it moved, and at that moment, with a_f where the fragment's
+    last interval began,
 
         g = mean (a_f - w_f as sent);   v_f <- m v_f + g;   a_f <- a_f - lr (g + m v_f)
         w_f <- alpha w_f + (1 - alpha) a_f
 
-    Douillard et al., 2025, arXiv 2501.18512; when is as in torchft 0.2.0's DiLoCo (`fragment_sync_delay` tau,
-    `fragment_update_alpha` alpha). The average travels behind the next tau steps; tau < H / P, so that one fragment is
-    under way at a time. Each fragment synchronises every H steps. P = 1, tau = 0, alpha = 0 in 32 bits is `diloco`, bit
-    for bit. In 8 or 4 bits (a scale for each row; 4 bits are E3M0: sign, exponent) the moves are gathered from all
-    workers, and added in full precision: n bits / 32 bytes from each to all others, which grows with K where an
-    allreduce does not.
+    Douillard et al., 2025, arXiv 2501.18512; when is as in torchft 0.2.0's DiLoCo
+    (`fragment_sync_delay` tau, `fragment_update_alpha` alpha). The average travels
+    behind the next tau steps; tau < H / P, so that one fragment is under way at a time.
+    Each fragment synchronises every H steps. P = 1, tau = 0, alpha = 0 in 32 bits is
+    `diloco`, bit for bit. In 8 or 4 bits (a scale for each row; 4 bits are E3M0: sign,
+    exponent) the moves are gathered from all workers, and added in full precision: n
+    bits / 32 bytes from each to all others, which grows with K where an allreduce does
+    not.
 
-    A layer is a matrix with the vectors behind it, in the order of the parameters: fragment f holds the layers f, f + P
-    ... (`strided`), or one after the other. Buffers and optimizer state, where they are averaged, take their mean with
-    the last fragment, once every H steps. At the end of training the fragment under way arrives, the others take their
-    outer step, and all workers take a. Trap: with alpha > 0 replicas stay apart; the model handed out between is their
-    mean.
+    A layer is a matrix with the vectors behind it, in the order of the parameters:
+    fragment f holds the layers f, f + P ... (`strided`), or one after the other.
+    Buffers and optimizer state, where they are averaged, take their mean with the last
+    fragment, once every H steps. At the end of training the fragment under way arrives,
+    the others take their outer step, and all workers take a. Trap: with alpha > 0
+    replicas stay apart; the model handed out between is their mean.
     """
 
-    steps: int = Field(8, ge=1, description="H: local steps between two synchronisations of a fragment; P divides it")
-    fragments: int = Field(2, ge=1, description="P: parts of the model that synchronise in turn")
-    delay: int = Field(1, ge=0, description="tau: local steps behind which a fragment's average travels, below H / P")
-    alpha: float = Field(
-        0.5, ge=0, lt=1, description="share of its own weights that a worker keeps at a synchronisation"
+    steps: int = Field(
+        8,
+        ge=1,
+        description="H: local steps between two synchronisations of a fragment; P divides it",
     )
-    bits: Literal[32, 8, 4] = Field(32, description="of a number on the wire; 32: as the study has it")
+    fragments: int = Field(
+        2, ge=1, description="P: parts of the model that synchronise in turn"
+    )
+    delay: int = Field(
+        1,
+        ge=0,
+        description="tau: local steps behind which a fragment's average travels, below H / P",
+    )
+    alpha: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="share of its own weights that a worker keeps at a synchronisation",
+    )
+    bits: Literal[32, 8, 4] = Field(
+        32, description="of a number on the wire; 32: as the study has it"
+    )
     pattern: Literal["strided", "sequential"] = Field(
         "strided", description="which layers a fragment has: every P-th, or neighbours"
     )
     outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="m: share of the outer momentum that each average keeps")
+    outer_momentum: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="m: share of the outer momentum that each average keeps",
+    )
 
     name: ClassVar[str] = "streaming_diloco"
     summary: ClassVar[str] = (
         "diloco in fragments that synchronise in turn, behind local steps (options fragments, delay)"
     )
     source: ClassVar[str] = "Douillard et al., 2025, arXiv 2501.18512; torchft 0.2.0"
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.COLLECTIVES, Capability.NONBLOCKING}
+    )
 
     @model_validator(mode="after")
     def _one_fragment_at_a_time(self) -> StreamingDiLoCo:
         if self.steps % self.fragments:
-            raise ValueError(f"steps: {self.steps} is no multiple of the {self.fragments} fragments; use a multiple")
+            raise ValueError(
+                f"steps: {self.steps} is no multiple of the {self.fragments} fragments; use a multiple"
+            )
         if self.delay >= self.turn:
             raise ValueError(
                 f"delay: {self.delay} is not below steps / fragments, {self.turn}: an average has to arrive before "
@@ -84,11 +112,17 @@ class StreamingDiLoCo(Averaging):
         return self.steps // self.fragments
 
     def setup(self, worker: Worker) -> None:
-        shapes = [tuple(parameter.shape) for parameter in worker.model.parameters() if parameter.requires_grad]
+        shapes = [
+            tuple(parameter.shape)
+            for parameter in worker.model.parameters()
+            if parameter.requires_grad
+        ]
         layers = fragments_of(shapes, self.fragments, self.pattern)
         worker.state.taken = 0
         worker.state.arrived = None  # when the last fragment did
-        worker.state.fragments = [Fragment(worker, self, shapes, each) for each in layers]
+        worker.state.fragments = [
+            Fragment(worker, self, shapes, each) for each in layers
+        ]
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         state = worker.state
@@ -112,7 +146,9 @@ class StreamingDiLoCo(Averaging):
 
     def _fragment(self, worker: Worker, taken: int) -> Fragment:
         """Return the fragment that arrives after `taken` steps."""
-        found: Fragment = worker.state.fragments[taken // self.turn % self.fragments - 1]
+        found: Fragment = worker.state.fragments[
+            taken // self.turn % self.fragments - 1
+        ]
         return found
 
     def _receive(self, worker: Worker) -> None:
@@ -144,7 +180,12 @@ class StreamingDiLoCo(Averaging):
             self._average_the_rest(worker)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
-        whole = self.fragments == 1 and self.delay == 0 and self.alpha == 0 and self.arrives(worker.state.taken)
+        whole = (
+            self.fragments == 1
+            and self.delay == 0
+            and self.alpha == 0
+            and self.arrives(worker.state.taken)
+        )
         return worker.size == 1 or whole or self.ends_training(worker, epoch)
 
     @property
@@ -165,7 +206,11 @@ class Fragment:
     """Layers that synchronise together; `tensors`: the numbers of their parameters in the model."""
 
     def __init__(
-        self, worker: Worker, policies: StreamingDiLoCo, shapes: Sequence[tuple[int, ...]], tensors: Sequence[int]
+        self,
+        worker: Worker,
+        policies: StreamingDiLoCo,
+        shapes: Sequence[tuple[int, ...]],
+        tensors: Sequence[int],
     ) -> None:
         bounds = list(pairwise(accumulate(map(math.prod, shapes), initial=0)))
         self._worker, self._policies = worker, policies
@@ -174,8 +219,12 @@ class Fragment:
         self._momentum = self._anchor.clone().zero_()
         self._codec: RowScaled | None = None
         if policies.bits < 32:
-            self._codec = RowScaled([shapes[place] for place in tensors], policies.bits, self._anchor)
-        self._sent: Tensor | None = None  # weights; their mean once the request has been waited for
+            self._codec = RowScaled(
+                [shapes[place] for place in tensors], policies.bits, self._anchor
+            )
+        self._sent: Tensor | None = (
+            None  # weights; their mean once the request has been waited for
+        )
         self._request: Request | None = None
         self._gathering: Gathering | None = None
 
@@ -192,7 +241,11 @@ class Fragment:
             message = worker.clock.work(self._encode, weights, weight or 1.0)
             self._gathering = worker.comm.iallgather_combined(message, self._mean_move)
             return
-        self._sent = weights.clone() if weights.data_ptr() == self._own[0].data_ptr() else weights
+        self._sent = (
+            weights.clone()
+            if weights.data_ptr() == self._own[0].data_ptr()
+            else weights
+        )
         if worker.size > 1:
             self._request = worker.comm.iallreduce_(self._sent, "mean", weight=weight)
 
@@ -213,7 +266,13 @@ class Fragment:
         unpack_(self._anchor, self._own)
 
     def _step(self, move: Tensor, alpha: float) -> None:
-        nesterov_(self._anchor, self._momentum, move, self._policies.outer_lr, self._policies.outer_momentum)
+        nesterov_(
+            self._anchor,
+            self._momentum,
+            move,
+            self._policies.outer_lr,
+            self._policies.outer_momentum,
+        )
         weights = self._anchor.lerp(packed(self._own), alpha) if alpha else self._anchor
         unpack_(weights, self._own)
 
@@ -222,14 +281,21 @@ class Fragment:
         import torch
 
         assert self._codec is not None
-        behind = torch.tensor([weight], dtype=torch.float64).view(torch.uint8).to(weights.device)
+        behind = (
+            torch.tensor([weight], dtype=torch.float64)
+            .view(torch.uint8)
+            .to(weights.device)
+        )
         return torch.cat([self._codec.encode(self._anchor - weights), behind])
 
     def _mean_move(self, messages: list[Tensor]) -> Tensor:
         import torch
 
         assert self._codec is not None
-        weights = [message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(self._anchor.dtype) for message in messages]
+        weights = [
+            message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(self._anchor.dtype)
+            for message in messages
+        ]
         total = torch.zeros_like(self._anchor)
         for message, weight in zip(messages, weights, strict=True):
             total.add_(self._codec.decode(message[:-_WEIGHT_BYTES]).mul_(weight))
@@ -237,14 +303,18 @@ class Fragment:
 
 
 def fragments_of(
-    shapes: Sequence[tuple[int, ...]], fragments: int, pattern: Literal["strided", "sequential"]
+    shapes: Sequence[tuple[int, ...]],
+    fragments: int,
+    pattern: Literal["strided", "sequential"],
 ) -> list[list[int]]:
     """Return the numbers of the parameters in each fragment of a model whose parameters have these `shapes`.
 
     Raises:
         StudyError: the model has fewer layers than fragments.
     """
-    begins = [place for place, shape in enumerate(shapes) if len(shape) > 1] or list(range(len(shapes)))
+    begins = [place for place, shape in enumerate(shapes) if len(shape) > 1] or list(
+        range(len(shapes))
+    )
     layers = [list(range(*pair)) for pair in pairwise([0, *begins[1:], len(shapes)])]
     if fragments > len(layers):
         raise StudyError(
@@ -252,6 +322,11 @@ def fragments_of(
             f"{'s' * (len(layers) > 1)}; use at most {len(layers)}, or a deeper model"
         )
     if pattern == "strided":
-        return [list(chain.from_iterable(layers[first::fragments])) for first in range(fragments)]
+        return [
+            list(chain.from_iterable(layers[first::fragments]))
+            for first in range(fragments)
+        ]
     bounds = [round(each * len(layers) / fragments) for each in range(fragments + 1)]
-    return [list(chain.from_iterable(layers[low:high])) for low, high in pairwise(bounds)]
+    return [
+        list(chain.from_iterable(layers[low:high])) for low, high in pairwise(bounds)
+    ]

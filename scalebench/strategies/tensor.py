@@ -21,15 +21,23 @@ class TensorParallel(PartsOfModel):
         forward:   y = sum_k f(x A_k) B_k        one sum of the outputs over the t workers
         backward:  dx = sum_k df(x A_k) A_k^T    one sum of the gradients
 
-    f works element by element, or channel by channel: activations, pooling, batch normalisation. A convolution is
-    divided by output channels, then by input channels, attention by heads. What is neither is computed by every worker.
-    With K workers K / t replicas average the gradients of each share after every batch.
+    f works element by element, or channel by channel: activations, pooling, batch
+    normalisation. A convolution is divided by output channels, then by input channels,
+    attention by heads. What is neither is computed by every worker. With K workers K /
+    t replicas average the gradients of each share after every batch.
     """
 
-    degree: int = Field(2, ge=2, le=65536, description="t: workers that share every layer; it divides their widths")
+    degree: int = Field(
+        2,
+        ge=2,
+        le=65536,
+        description="t: workers that share every layer; it divides their widths",
+    )
 
     name: ClassVar[str] = "tensor"
-    summary: ClassVar[str] = "each layer shared by several workers (option degree): columns, rows, heads, channels"
+    summary: ClassVar[str] = (
+        "each layer shared by several workers (option degree): columns, rows, heads, channels"
+    )
     source: ClassVar[str] = "Shoeybi et al., arXiv 1909.08053 (Megatron-LM)"
 
     def replica(self) -> Mesh:

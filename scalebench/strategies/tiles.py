@@ -23,13 +23,16 @@ _CACHED = 2**22  # bytes of vectors that are worked on at once
 class StrongestOfTiles:
     """Messages of the `count(entries)` entries of each tile that are largest in magnitude.
 
-    A parameter of `shapes` is a matrix, its first axis by all others, or a vector; a tile of it has as sides the
-    largest divisors of the matrix's that are at most `side`. With `cosines` the entries are those of the tile's
-    orthonormal discrete cosine transform (DCT-II) instead. In a message entries have `bits` and their places in the
-    tile 16; below 32 bits a table of `by_bins` stands before those of each parameter.
+    A parameter of `shapes` is a matrix, its first axis by all others, or a vector; a
+    tile of it has as sides the largest divisors of the matrix's that are at most
+    `side`. With `cosines` the entries are those of the tile's orthonormal discrete
+    cosine transform (DCT-II) instead. In a message entries have `bits` and their places
+    in the tile 16; below 32 bits a table of `by_bins` stands before those of each
+    parameter.
 
-    Of tensors without values, as recordings have them, results have the sizes alone: torch takes a millisecond in
-    Python for each of hundreds of small operations on such tensors.
+    Of tensors without values, as recordings have them, results have the sizes alone:
+    torch takes a millisecond in Python for each of hundreds of small operations on such
+    tensors.
     """
 
     def __init__(
@@ -43,18 +46,33 @@ class StrongestOfTiles:
         cosines: bool = False,
     ) -> None:
         self._sizes = [math.prod(shape) for shape in shapes]
-        self._grids = [_grid(shape, side) for shape in shapes]  # (rows of tiles, height, columns of tiles, width)
-        self._tiles = [(down * across, height * width) for down, height, across, width in self._grids]
-        self._counts = [min(entries, max(1, count(entries))) for _, entries in self._tiles]
+        self._grids = [
+            _grid(shape, side) for shape in shapes
+        ]  # (rows of tiles, height, columns of tiles, width)
+        self._tiles = [
+            (down * across, height * width)
+            for down, height, across, width in self._grids
+        ]
+        self._counts = [
+            min(entries, max(1, count(entries))) for _, entries in self._tiles
+        ]
         self._bits, self._cosines, self._dtype = bits, cosines, like.dtype
 
     @property
     def nbytes(self) -> int:
         """Number of bytes of a message."""
-        sent = [tiles * count for (tiles, _), count in zip(self._tiles, self._counts, strict=True)]
+        sent = [
+            tiles * count
+            for (tiles, _), count in zip(self._tiles, self._counts, strict=True)
+        ]
         if self._bits == 32:
             return sum((self._dtype.itemsize + _PLACE_BYTES) * n for n in sent)
-        return sum(_TABLE_ENTRY_BYTES * 2**self._bits + _bytes_of(n, self._bits) + _PLACE_BYTES * n for n in sent)
+        return sum(
+            _TABLE_ENTRY_BYTES * 2**self._bits
+            + _bytes_of(n, self._bits)
+            + _PLACE_BYTES * n
+            for n in sent
+        )
 
     def encode(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Return the bytes (b,) that stand for `vector` (n,), and the vector (n,) for which they stand."""
@@ -69,7 +87,9 @@ class StrongestOfTiles:
             written, values = self._written(tiles.gather(1, places).view(-1))
             parts += written
             parts.append(places.view(-1).to(torch.int16).view(torch.uint8))
-            sent.append(torch.zeros_like(tiles).scatter_(1, places, values.view_as(places)))
+            sent.append(
+                torch.zeros_like(tiles).scatter_(1, places, values.view_as(places))
+            )
         return torch.cat(parts), self.vector(sent)
 
     def tiles_in(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -83,16 +103,25 @@ class StrongestOfTiles:
         for (tiles, entries), count in zip(self._tiles, self._counts, strict=True):
             values, at = self._read(messages, at, tiles * count)
             end = at + _PLACE_BYTES * tiles * count
-            places = _piece(messages, at, end).view(torch.int16).to(torch.int64).view(*lead, tiles, count)
+            places = (
+                _piece(messages, at, end)
+                .view(torch.int16)
+                .to(torch.int64)
+                .view(*lead, tiles, count)
+            )
             at = end
-            filled = values.new_zeros(*lead, tiles, entries).scatter_(-1, places, values.view_as(places))
+            filled = values.new_zeros(*lead, tiles, entries).scatter_(
+                -1, places, values.view_as(places)
+            )
             found.append((filled, places))
         return found
 
     def vector_of(self, messages: Tensor) -> Tensor:
         """Return the vectors (..., n) for which messages (..., b) stand."""
         if messages.is_meta:
-            return messages.new_empty(*messages.shape[:-1], sum(self._sizes), dtype=self._dtype)
+            return messages.new_empty(
+                *messages.shape[:-1], sum(self._sizes), dtype=self._dtype
+            )
         return self.vector([entries for entries, _ in self.tiles_in(messages)])
 
     def stacks(self, messages: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -106,9 +135,15 @@ class StrongestOfTiles:
     def tiles_of(self, vector: Tensor) -> list[Tensor]:
         """Return the tiles (tiles, entries) of each parameter."""
         cut = []
-        for piece, grid in zip(vector.split_with_sizes(self._sizes), self._grids, strict=True):
+        for piece, grid in zip(
+            vector.split_with_sizes(self._sizes), self._grids, strict=True
+        ):
             down, height, across, width = grid
-            tiles = piece.view(down, height, across, width).transpose(1, 2).reshape(-1, height, width)
+            tiles = (
+                piece.view(down, height, across, width)
+                .transpose(1, 2)
+                .reshape(-1, height, width)
+            )
             if self._cosines:
                 rows, columns = self._bases(grid, vector)
                 tiles = rows @ tiles @ columns.T
@@ -127,12 +162,20 @@ class StrongestOfTiles:
             if self._cosines:
                 rows, columns = self._bases(grid, entries)
                 tiles = rows.T @ tiles @ columns
-            pieces.append(tiles.view(*lead, down, across, height, width).transpose(-3, -2).reshape(*lead, -1))
+            pieces.append(
+                tiles.view(*lead, down, across, height, width)
+                .transpose(-3, -2)
+                .reshape(*lead, -1)
+            )
         return torch.cat(pieces, -1)
 
-    def _bases(self, grid: tuple[int, int, int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+    def _bases(
+        self, grid: tuple[int, int, int, int], like: Tensor
+    ) -> tuple[Tensor, Tensor]:
         _, height, _, width = grid
-        return cosines(height, like.dtype, like.device), cosines(width, like.dtype, like.device)
+        return cosines(height, like.dtype, like.device), cosines(
+            width, like.dtype, like.device
+        )
 
     def _written(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the bytes of a parameter's entries, and the entries for which they stand."""
@@ -187,6 +230,8 @@ def cosines(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     import torch
 
     steps = torch.arange(n, dtype=torch.float64)
-    basis = torch.cos(math.pi / (2 * n) * steps[:, None] * (2 * steps + 1)).mul_(math.sqrt(2 / n))
+    basis = torch.cos(math.pi / (2 * n) * steps[:, None] * (2 * steps + 1)).mul_(
+        math.sqrt(2 / n)
+    )
     basis[0] /= math.sqrt(2)
     return basis.to(device, dtype)

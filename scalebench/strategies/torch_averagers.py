@@ -1,9 +1,11 @@
 """PyTorch's own local SGD, measured as users run it; virtual runs charge our form of the same rule.
 
-Torch rebinds every parameter to a fresh buffer at each average: the flat buffer takes them back once an epoch. It
-averages parameters only, counts from its first step, and leaves the last, partial interval alone: the mean that ends
-the training is ours. torchft's LocalSGD and DiLoCo are left out: both take a Manager, which asks a lighthouse server
-for a quorum before each average (docs/strategies/torch_local_sgd.md says what was seen).
+Torch rebinds every parameter to a fresh buffer at each average: the flat buffer takes
+them back once an epoch. It averages parameters only, counts from its first step, and
+leaves the last, partial interval alone: the mean that ends the training is ours.
+torchft's LocalSGD and DiLoCo are left out: both take a Manager, which asks a lighthouse
+server for a quorum before each average (docs/strategies/torch_local_sgd.md says what
+was seen).
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from scalebench.comm.base import Capability, GroupCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
-from scalebench.strategies.local_sgd import HierarchicalLocalSgd, LocalSgd, PostLocalSgd, require_divisors
+from scalebench.strategies.local_sgd import (
+    HierarchicalLocalSgd,
+    LocalSgd,
+    PostLocalSgd,
+    require_divisors,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
@@ -66,8 +73,14 @@ class RealAverager:
         worker.state.averager.average_parameters(worker.model.parameters())
         rule = worker.state.rule
         if rule.due(worker.state.taken):
-            group = rule.group_after(worker.state.taken) if isinstance(rule, HierarchicalLocalSgd) else None
-            worker.comm.carried(worker.parameters.nbytes, group, calls=1)  # torch flattens them too
+            group = (
+                rule.group_after(worker.state.taken)
+                if isinstance(rule, HierarchicalLocalSgd)
+                else None
+            )
+            worker.comm.carried(
+                worker.parameters.nbytes, group, calls=1
+            )  # torch flattens them too
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -94,12 +107,18 @@ class VirtualTorchLocalSgd(TorchAverager):
     warmup: int = Field(0, ge=0, description="steps before the averager begins")
 
     name: ClassVar[str] = "torch_local_sgd"
-    summary: ClassVar[str] = "the real PeriodicModelAverager: weights averaged every H local steps (option period)"
-    source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager"
+    summary: ClassVar[str] = (
+        "the real PeriodicModelAverager: weights averaged every H local steps (option period)"
+    )
+    source: ClassVar[str] = (
+        "torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager"
+    )
 
     @property
     def rule(self) -> Rule:
-        return LocalSgd(steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave")
+        return LocalSgd(
+            steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave"
+        )
 
     @property
     def traits(self) -> Traits:
@@ -113,7 +132,9 @@ class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
     requires: ClassVar[frozenset[Capability]] = _NATIVE
 
     def setup(self, worker: Worker) -> None:
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.algorithms.model_averaging.averagers import (
+            PeriodicModelAverager,
+        )
 
         _begin(self, worker)
         group = cast(GroupCommunicator, worker.comm).process_group
@@ -128,16 +149,24 @@ class VirtualTorchHierarchical(TorchAverager):
     """
 
     groups: dict[PositiveInt, PositiveInt] = Field(
-        {4: 4, 1024: 16}, min_length=1, description="group size: steps between its averages; both grow together"
+        {4: 4, 1024: 16},
+        min_length=1,
+        description="group size: steps between its averages; both grow together",
     )
 
     name: ClassVar[str] = "torch_hierarchical_local_sgd"
-    summary: ClassVar[str] = "the real HierarchicalModelAverager: averaged often in small groups, seldom in large ones"
-    source: ClassVar[str] = "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
+    summary: ClassVar[str] = (
+        "the real HierarchicalModelAverager: averaged often in small groups, seldom in large ones"
+    )
+    source: ClassVar[str] = (
+        "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
+    )
 
     @property
     def rule(self) -> HierarchicalLocalSgd:
-        return HierarchicalLocalSgd(groups=self.groups, first=1, buffers="keep", trailing="leave")
+        return HierarchicalLocalSgd(
+            groups=self.groups, first=1, buffers="keep", trailing="leave"
+        )
 
     @property
     def traits(self) -> Traits:
@@ -160,10 +189,15 @@ class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
     requires: ClassVar[frozenset[Capability]] = _NATIVE
 
     def setup(self, worker: Worker) -> None:
-        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
+            HierarchicalModelAverager,
+        )
 
         _begin(self, worker)
-        sizes = OrderedDict((period, min(size, worker.size)) for size, period in sorted(self.groups.items()))
+        sizes = OrderedDict(
+            (period, min(size, worker.size))
+            for size, period in sorted(self.groups.items())
+        )
         group = cast(GroupCommunicator, worker.comm).process_group
         worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)
 
@@ -178,15 +212,25 @@ class VirtualTorchPostLocalSgd(TorchAverager):
     In a `subgroup` g stays a mean over its members.
     """
 
-    start: int = Field(100, ge=0, description="steps with averaged gradients before local SGD begins")
-    period: int = Field(8, ge=2, description="steps between two averages of the weights")
-    subgroup: int = Field(1, ge=0, description="workers that go on averaging gradients; 0: those of a node, 1: none")
+    start: int = Field(
+        100, ge=0, description="steps with averaged gradients before local SGD begins"
+    )
+    period: int = Field(
+        8, ge=2, description="steps between two averages of the weights"
+    )
+    subgroup: int = Field(
+        1,
+        ge=0,
+        description="workers that go on averaging gradients; 0: those of a node, 1: none",
+    )
 
     name: ClassVar[str] = "torch_post_local_sgd"
     summary: ClassVar[str] = (
         "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps (option period)"
     )
-    source: ClassVar[str] = "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
+    source: ClassVar[str] = (
+        "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
+    )
 
     @property
     def rule(self) -> Rule:
@@ -198,7 +242,12 @@ class VirtualTorchPostLocalSgd(TorchAverager):
         return replace(self.rule.traits, interval_option="period")
 
     def check(self, setting: Setting) -> list[str]:
-        require_divisors(self.name, "subgroup", [self.subgroup or setting.workers_per_node], setting.workers)
+        require_divisors(
+            self.name,
+            "subgroup",
+            [self.subgroup or setting.workers_per_node],
+            setting.workers,
+        )
         return super().check(setting)
 
 
@@ -214,12 +263,19 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
 
     def setup(self, worker: Worker) -> None:
         import torch.distributed as dist
-        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
-        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+            PostLocalSGDState,
+            post_localSGD_hook,
+        )
+        from torch.distributed.algorithms.model_averaging.averagers import (
+            PeriodicModelAverager,
+        )
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its package scripts other optimizers when loaded
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # its package scripts other optimizers when loaded
             from torch.distributed.optim import PostLocalSGDOptimizer
 
         _begin(self, worker)
@@ -227,8 +283,12 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         members = min(self.subgroup or worker.workers_per_node, worker.size)
         subgroup = dist.new_subgroups(members)[0] if members > 1 else None
         worker.state.averager = PeriodicModelAverager(self.period, self.start, group)
-        worker.use_optimizer(lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager))
-        model = DistributedDataParallel(worker.model, process_group=group, forward_sync_buffers=False)
+        worker.use_optimizer(
+            lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager)
+        )
+        model = DistributedDataParallel(
+            worker.model, process_group=group, forward_sync_buffers=False
+        )
         worker.state.hook = PostLocalSGDState(group, subgroup, self.start, members > 1)
         model.register_comm_hook(worker.state.hook, post_localSGD_hook)
         worker.forward = model
@@ -253,8 +313,12 @@ def reattach(worker: Worker) -> None:
     """Take parameters that torch has bound to buffers of its own back into the flat one."""
     from scalebench.models.flat import views
 
-    trainable = [parameter for parameter in worker.model.parameters() if parameter.requires_grad]
-    for parameter, view in zip(trainable, views(trainable, worker.parameters), strict=True):
+    trainable = [
+        parameter for parameter in worker.model.parameters() if parameter.requires_grad
+    ]
+    for parameter, view in zip(
+        trainable, views(trainable, worker.parameters), strict=True
+    ):
         if parameter.data_ptr() != view.data_ptr():
             view.copy_(parameter.detach())
             parameter.data = view

@@ -19,18 +19,22 @@ from scalebench.strategies.traits import Traits
 class VirtualTorchFsdp(Fsdp):
     """`fully_shard` of each layer, then of the model: parameters, gradients and optimizer state in shards.
 
-    A virtual run takes the steps of `fsdp`, which exchanges as much, but does not overlap it with compute.
+    A virtual run takes the steps of `fsdp`, which exchanges as much, but does not
+    overlap it with compute.
     """
 
     shard: Literal[2, 3] = Field(
-        3, description="2: whole parameters between the passes of a step (reshard_after_forward=False), 3: shards"
+        3,
+        description="2: whole parameters between the passes of a step (reshard_after_forward=False), 3: shards",
     )
 
     name: ClassVar[str] = "torch_fsdp"
     summary: ClassVar[str] = (
         "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
     )
-    source: ClassVar[str] = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
+    source: ClassVar[str] = (
+        "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
 

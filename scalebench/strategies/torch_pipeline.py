@@ -25,16 +25,23 @@ class VirtualTorchPipeline(Pipeline):
     zbv:  stage k of m holds chunks k and 2 m - 1 - k of the layers; backward passes come in halves, gradients of the
           inputs first, and those of the weights fill the bubble
 
-    A virtual run takes the steps of `pipeline`, in the order of micro-batches of torch; halves of a backward pass take
-    equally long there, but for the first layers, which have no gradient of inputs.
+    A virtual run takes the steps of `pipeline`, in the order of micro-batches of torch;
+    halves of a backward pass take equally long there, but for the first layers, which
+    have no gradient of inputs.
     """
 
     schedule: Schedule | Literal["zbv"] = Field("1f1b", description=SCHEDULE)  # type: ignore[assignment]
-    recompute: Literal["none"] = Field("none", description="torch keeps all activations")
+    recompute: Literal["none"] = Field(
+        "none", description="torch keeps all activations"
+    )
 
     name: ClassVar[str] = "torch_pipeline"
-    summary: ClassVar[str] = "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, ZBV (schedule)"
-    source: ClassVar[str] = "torch.distributed.pipelining; zbv: Qi et al., ICLR 2024, arXiv 2401.10241"
+    summary: ClassVar[str] = (
+        "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, ZBV (schedule)"
+    )
+    source: ClassVar[str] = (
+        "torch.distributed.pipelining; zbv: Qi et al., ICLR 2024, arXiv 2401.10241"
+    )
     engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
     def replica(self) -> Mesh:
@@ -57,10 +64,13 @@ class VirtualTorchPipeline(Pipeline):
 class TorchPipeline(VirtualTorchPipeline):
     """Torch's own schedules; gradients of replicas are averaged as by `allreduce`, after the step.
 
-    Torch does not say when its messages came: the waiting of a stage is communication, and the bubble is unknown.
+    Torch does not say when its messages came: the waiting of a stage is communication,
+    and the bubble is unknown.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP, Capability.SPLIT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PROCESS_GROUP, Capability.SPLIT}
+    )
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)

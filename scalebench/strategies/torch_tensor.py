@@ -24,18 +24,25 @@ if TYPE_CHECKING:
 class VirtualTorchTensor(TensorParallel):
     """ColwiseParallel of the first of two products, RowwiseParallel of the second: DTensors in place of parameters.
 
-    A virtual run takes the steps of `tensor`, which sums as much. Torch has styles for `nn.Linear` alone: models in
-    which `tensor` would divide convolutions, or batch normalisation between two products, are refused.
+    A virtual run takes the steps of `tensor`, which sums as much. Torch has styles for
+    `nn.Linear` alone: models in which `tensor` would divide convolutions, or batch
+    normalisation between two products, are refused.
     """
 
-    recompute: Literal["none"] = Field("none", description="torch keeps all activations")
+    recompute: Literal["none"] = Field(
+        "none", description="torch keeps all activations"
+    )
 
     name: ClassVar[str] = "torch_tensor"
-    summary: ClassVar[str] = "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
+    summary: ClassVar[str] = (
+        "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
+    )
     source: ClassVar[str] = "torch.distributed.tensor.parallel"
     engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
 
-    def require_shares(self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh) -> None:
+    def require_shares(
+        self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh
+    ) -> None:
         from scalebench.models.sharding import held_by, require_linear
 
         require_linear(held_by(layers, sizes, mesh, 0, "of the study"), "of the study")
@@ -52,7 +59,9 @@ class TorchTensor(VirtualTorchTensor):
     Torch communicates inside both passes: compute and communication are not separate.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP, Capability.SPLIT})
+    requires: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.PROCESS_GROUP, Capability.SPLIT}
+    )
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)

@@ -1,6 +1,7 @@
 """The order of micro-batches in which weights' gradients fill the bubble of a pipeline: ZB-V.
 
-Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, arXiv 2401.10241, section 6.
+Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, arXiv 2401.10241,
+section 6.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ _FIRST, _SECOND = 0, 1  # chunk of a stage: on the way forth, and on the way bac
 def zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
     """Yield the moves of stage k of m, which holds chunks k and 2 m - 1 - k of the layers.
 
-    F, I, W: forward pass, gradients of the inputs, gradients of the weights, of the next micro-batch of chunk a or b.
+    F, I, W: forward pass, gradients of the inputs, gradients of the weights, of the
+    next micro-batch of chunk a or b.
 
         warm-up     Fa 2 (m - k) - 1 times;  Fb Fa k times;  Fb Ib Wb m - k times
         steady      Fa Ia Wa Fb Ib Wb until all micro-batches have begun and have been through chunk b
         cool-down   Ia Ib k times;  Ia Wa m - k times;  the Wb and Wa that are left
 
-    The bubble vanishes where F, I and W take equally long. The order is that of 2 m - 1 micro-batches at least, without
-    the moves of those that there are not.
+    The bubble vanishes where F, I and W take equally long. The order is that of 2 m - 1
+    micro-batches at least, without the moves of those that there are not.
     """
     count = max(micro_batches, 2 * stages - 1)
     done = dict.fromkeys(["Fa", "Fb", "Ia", "Ib", "Wa", "Wb"], 0)
@@ -36,7 +38,11 @@ def zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
                 yield _move(kind, place)
 
     ahead = stages - stage
-    warm_up = chain(repeat(("Fa",), 2 * ahead - 1), repeat(("Fb", "Fa"), stage), repeat(("Fb", "Ib", "Wb"), ahead))
+    warm_up = chain(
+        repeat(("Fa",), 2 * ahead - 1),
+        repeat(("Fb", "Fa"), stage),
+        repeat(("Fb", "Ib", "Wb"), ahead),
+    )
     for kinds in warm_up:
         yield from next_of(*kinds)
     while done["Fb"] < done["Fa"] or done["Fa"] < count:

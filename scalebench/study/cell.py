@@ -18,9 +18,9 @@ _SHOWN = 4  # groups of cells in words
 class Cell(NamedTuple):
     """A point of a study; its runs differ in their repetition only.
 
-    `label` is the strategy with its options, except tuned ones. The batch belongs to the identity, as it may be reduced
-    to a small shard; None where it is unknown, or does not matter. What slows workers does not: a study has one
-    `virtual.slowdown`.
+    `label` is the strategy with its options, except tuned ones. The batch belongs to
+    the identity, as it may be reduced to a small shard; None where it is unknown, or
+    does not matter. What slows workers does not: a study has one `virtual.slowdown`.
     """
 
     execution: str
@@ -58,12 +58,17 @@ PLACE, SERIES, BATCH = CELL[:4], CELL[:3], CELL[4:]
 
 def batch_in_words(policy: str, size: object) -> str:
     """Return `batch 16 per worker` or `global batch 64`, by the policy that keeps it."""
-    return f"batch {size} per worker" if policy == "per_worker" else f"global batch {size}"
+    return (
+        f"batch {size} per worker" if policy == "per_worker" else f"global batch {size}"
+    )
 
 
 def strategy_rank(label: str) -> tuple[int, tuple[tuple[str, float], ...]]:
     """Sort key of labels: baselines first, then the other strategies by name and number."""
-    return (PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH), natural(label))
+    return (
+        PER_BATCH.index(label) if label in PER_BATCH else len(PER_BATCH),
+        natural(label),
+    )
 
 
 def group_of(execution: str, engine: str) -> str:
@@ -75,13 +80,18 @@ def in_words(cells: Iterable[Cell]) -> str:
     """Name cells in few words: `ddp, horovod at 2, 4 workers (virtual); ddp at 2 workers (native gloo)`."""
     at: dict[tuple[str, str], list[int]] = {}
     for cell in dict.fromkeys(cell.at_any_batch for cell in cells):
-        at.setdefault((group_of(cell.execution, cell.engine), cell.label), []).append(cell.workers)
+        at.setdefault((group_of(cell.execution, cell.engine), cell.label), []).append(
+            cell.workers
+        )
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for (kind, label), counts in at.items():
         together.setdefault((kind, tuple(sorted(counts))), []).append(label)
     for labels in together.values():
         labels.sort(key=natural)
-    places = [f"{listed(labels)} at {_workers(counts)} ({kind})" for (kind, counts), labels in together.items()]
+    places = [
+        f"{listed(labels)} at {_workers(counts)} ({kind})"
+        for (kind, counts), labels in together.items()
+    ]
     more = [f"and {len(places) - _SHOWN} more"] if len(places) > _SHOWN + 1 else []
     return "; ".join(places[: _SHOWN if more else None] + more)
 

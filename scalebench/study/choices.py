@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-EngineName = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]  # native engines; each is a file of comm/engines
+EngineName = Literal[
+    "mpi", "horovod", "gloo", "nccl", "tasks"
+]  # native engines; each is a file of comm/engines
 Backend = Literal["processes", "dask", "ray"]  # where tasks are computed
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-SCHEDULED: tuple[EngineName, ...] = ("gloo",)  # whose collectives wait for the system to wake their threads
+SCHEDULED: tuple[EngineName, ...] = (
+    "gloo",
+)  # whose collectives wait for the system to wake their threads
 VIRTUAL = "virtual"  # engine of executions whose time is a price
-LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]  # all but auto: comm/launchers
+LauncherName = Literal[
+    "auto", "local", "mpirun", "srun", "torchrun", "horovodrun"
+]  # all but auto: comm/launchers
 Allreduce = Literal[
     "auto",  # of an MPI library
     "ring",
@@ -27,17 +33,28 @@ Allreduce = Literal[
 NCCL: Final = "nccl"  # the algorithm that NCCL chooses
 Execution = Literal["native", "paced", "virtual", "modelled"]
 HOROVOD, DDP = "horovod", "ddp"  # strategies
-LIBRARY_BASELINES = (HOROVOD, DDP)  # whose libraries have engines of their own: a saving against them has two parts
-BASELINES = ("allreduce", *LIBRARY_BASELINES)  # strategies that average all gradients, with which others are compared
+LIBRARY_BASELINES = (
+    HOROVOD,
+    DDP,
+)  # whose libraries have engines of their own: a saving against them has two parts
+BASELINES = (
+    "allreduce",
+    *LIBRARY_BASELINES,
+)  # strategies that average all gradients, with which others are compared
 PER_BATCH = ("serial", *BASELINES)
-RESULTS_OF_A_TRIAL = ("completed", "diverged", "timeout")  # statuses after which a trial is not repeated
+RESULTS_OF_A_TRIAL = (
+    "completed",
+    "diverged",
+    "timeout",
+)  # statuses after which a trial is not repeated
 
 
 def baselines_of(strategy: str) -> tuple[str, ...]:
     """Return the strategies with which another is compared: the base of its speedup, then those of its savings.
 
-    `allreduce` is compared on the strategy's own engine; by the libraries an engine of their own is saved, too, so that
-    they are compared with `serial` alone. `serial` is the base of its own speedup, 1.
+    `allreduce` is compared on the strategy's own engine; by the libraries an engine of
+    their own is saved, too, so that they are compared with `serial` alone. `serial` is
+    the base of its own speedup, 1.
     """
     if strategy == "allreduce":
         return ("serial", *LIBRARY_BASELINES)

@@ -11,17 +11,31 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
 from scalebench.errors import StudyError
 from scalebench.study.choices import Allreduce, EngineName
 from scalebench.study.validation import StrictModel
 
-STATED = ("normal", "lognormal", "exponential")  # laws that can be injected; `measured` is the jitter of the machine
-_MOST_SIGMA = {"normal": 0.3, "exponential": 1.0}  # above it step times would be negative
+STATED = (
+    "normal",
+    "lognormal",
+    "exponential",
+)  # laws that can be injected; `measured` is the jitter of the machine
+_MOST_SIGMA = {
+    "normal": 0.3,
+    "exponential": 1.0,
+}  # above it step times would be negative
 _CHUNK = 1024
 _CUT = 3.0  # standard deviations at which the normal law is truncated on both sides
-_CUT_SIGMA = 0.98657839  # standard deviation of the truncated law: sqrt(1 - 2 c phi(c) / (2 Phi(c) - 1))
+# standard deviation of the truncated law: sqrt(1 - 2 c phi(c) / (2 Phi(c) - 1))
+_CUT_SIGMA = 0.98657839
 
 Floats = NDArray[np.float64]
 _JitterKind = Literal["measured", "none", "normal", "lognormal", "exponential"]
@@ -38,7 +52,9 @@ class SlowWindow(StrictModel):
     @model_validator(mode="after")
     def _has_a_length(self) -> SlowWindow:
         if self.until_s <= self.from_s:
-            raise ValueError(f"a window from {self.from_s:g} s until {self.until_s:g} s is empty")
+            raise ValueError(
+                f"a window from {self.from_s:g} s until {self.until_s:g} s is empty"
+            )
         return self
 
 
@@ -47,26 +63,38 @@ def _link_name(key: Any) -> str:
     ends = str(key).split("-")
     are_numbers = all(end.isdecimal() for end in ends)
     if len(ends) > 2 or not are_numbers or len(set(ends)) < len(ends):
-        raise ValueError(f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}")
+        raise ValueError(
+            f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}"
+        )
     return "-".join(sorted(ends, key=int))
 
 
-SlowLinks = dict[Annotated[str, BeforeValidator(_link_name)], Annotated[float, Field(ge=1)]]
+SlowLinks = dict[
+    Annotated[str, BeforeValidator(_link_name)], Annotated[float, Field(ge=1)]
+]
 
 
 class Heterogeneity(StrictModel):
     """Differences between workers and links, of the runs of a study or of a cluster."""
 
-    jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = "measured"
+    jitter: Literal["measured", "none", "normal", "lognormal", "exponential"] = (
+        "measured"
+    )
     jitter_sigma: float = Field(
-        0.05, ge=0, le=10, description="standard deviation of a stated jitter, relative to a step's mean time"
+        0.05,
+        ge=0,
+        le=10,
+        description="standard deviation of a stated jitter, relative to a step's mean time",
     )
     slowdown: dict[NonNegativeInt, PositiveFloat] = Field(
         default_factory=dict, description="compute factor per worker rank"
     )
-    slow_windows: list[SlowWindow] = Field([], description="compute factors of workers for a while")
+    slow_windows: list[SlowWindow] = Field(
+        [], description="compute factors of workers for a while"
+    )
     slow_links: SlowLinks = Field(
-        {}, description="node, or node-node: how many times slower its cards, or the way between them, are"
+        {},
+        description="node, or node-node: how many times slower its cards, or the way between them, are",
     )
 
     @model_validator(mode="after")
@@ -81,12 +109,17 @@ class Heterogeneity(StrictModel):
         if self.jitter_sigma <= most:
             return ""
         return (
-            f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, got {self.jitter_sigma:g}; use lognormal"
+            f"jitter {self.jitter} takes a jitter_sigma of at most {most:g}, "
+            f"got {self.jitter_sigma:g}; use lognormal"
         )
 
     def describe(self, workers: int) -> list[str]:
         """Return a phrase for each difference among `workers` workers; jitter only if its law is stated."""
-        found = [f"worker {rank} {by:g} times as slow" for rank, by in sorted(self.slowdown.items()) if rank < workers]
+        found = [
+            f"worker {rank} {by:g} times as slow"
+            for rank, by in sorted(self.slowdown.items())
+            if rank < workers
+        ]
         found += [
             f"worker {window.rank} {window.factor:g} times as slow from {window.from_s:g} to {window.until_s:g} s"
             for window in self.slow_windows
@@ -94,7 +127,11 @@ class Heterogeneity(StrictModel):
         ]
         for link, by in self.slow_links.items():
             one, _, other = link.partition("-")
-            where = f"the way between nodes {one} and {other}" if other else f"the cards of node {one}"
+            where = (
+                f"the way between nodes {one} and {other}"
+                if other
+                else f"the cards of node {one}"
+            )
             found.append(f"{where} {by:g} times as slow")
         if self.jitter in STATED and self.jitter_sigma:
             found.append(f"{self.jitter} jitter of {self.jitter_sigma:g}")
@@ -105,7 +142,11 @@ class Heterogeneity(StrictModel):
         windows = [window for window in self.slow_windows if window.rank == rank]
 
         def factor(now: float) -> float:
-            return math.prod(window.factor for window in windows if window.from_s <= now < window.until_s)
+            return math.prod(
+                window.factor
+                for window in windows
+                if window.from_s <= now < window.until_s
+            )
 
         return factor if windows else None
 
@@ -114,10 +155,12 @@ class VirtualOptions(Heterogeneity):
     """Timing options of virtual runs; paced runs use the differences and a stated jitter."""
 
     engine: EngineName | Literal["auto"] = Field(
-        "auto", description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one"
+        "auto",
+        description="native engine by whose costs a strategy's collectives are charged; auto: its preferred one",
     )
     collective: Allreduce = Field(
-        "auto", description="allreduce that the network model charges; auto: that of an MPI library"
+        "auto",
+        description="allreduce that the network model charges; auto: that of an MPI library",
     )
     ties: Literal["seeded", "rank"] = "seeded"
 
@@ -128,7 +171,10 @@ class VirtualOptions(Heterogeneity):
             StudyError: the two contradict each other.
         """
         # What the study sets wins, also where it sets the default.
-        unset = {name: getattr(cluster, name) for name in cluster.model_fields_set - self.model_fields_set}
+        unset = {
+            name: getattr(cluster, name)
+            for name in cluster.model_fields_set - self.model_fields_set
+        }
         both = self.model_copy(update=unset)
         if problem := both.jitter_problem() or self._unused_sigma(both.jitter):
             raise StudyError(f"virtual: {problem}")
@@ -143,11 +189,19 @@ class VirtualOptions(Heterogeneity):
         return f"jitter_sigma {sigma:g} has no effect with jitter: {jitter}; write jitter: {laws}"
 
 
-def jitter_source(kind: _JitterKind, sigma: float, *, seed: int, worker: int, measured: Sequence[float] = ()) -> Jitter:
+def jitter_source(
+    kind: _JitterKind,
+    sigma: float,
+    *,
+    seed: int,
+    worker: int,
+    measured: Sequence[float] = (),
+) -> Jitter:
     """Return the factor on compute as a function of the step number, keyed by (seed, worker, step).
 
-    `measured` resamples the measured steps. The other laws have mean 1 and standard deviation `sigma`, that of a step's
-    time relative to its mean (z standard normal, e standard exponential):
+    `measured` resamples the measured steps. The other laws have mean 1 and standard
+    deviation `sigma`, that of a step's time relative to its mean (z standard normal, e
+    standard exponential):
 
         normal       1 + sigma z / 0.9866, z within +-3              sigma <= 0.3
         lognormal    exp(s z - s^2 / 2), s^2 = ln(1 + sigma^2)
@@ -156,14 +210,19 @@ def jitter_source(kind: _JitterKind, sigma: float, *, seed: int, worker: int, me
     sample = np.asarray(measured, dtype=np.float64)
 
     def chunk(index: int) -> Floats:
-        # A generator with a counter: any chunk is drawn without those before it. Keys differ up to a million workers.
-        random = np.random.Generator(np.random.Philox(key=[(seed << 20) ^ worker, index]))
+        # A generator with a counter: any chunk is drawn without those before it. Keys
+        # differ up to a million workers.
+        random = np.random.Generator(
+            np.random.Philox(key=[(seed << 20) ^ worker, index])
+        )
         if kind == "normal":
             drawn = random.standard_normal(2 * _CHUNK)  # 0.3 % are truncated
             return 1.0 + sigma / _CUT_SIGMA * drawn[np.abs(drawn) <= _CUT][:_CHUNK]
         if kind == "lognormal":
             variance = np.log1p(sigma**2)
-            factors: Floats = np.exp(np.sqrt(variance) * random.standard_normal(_CHUNK) - variance / 2)
+            factors: Floats = np.exp(
+                np.sqrt(variance) * random.standard_normal(_CHUNK) - variance / 2
+            )
             return factors
         if kind == "exponential":
             return 1.0 - sigma + sigma * random.standard_exponential(_CHUNK)

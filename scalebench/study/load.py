@@ -32,34 +32,55 @@ _PINS = {
     "strategies": "strategy_sha256",
 }
 _BEFORE_OPTION = re.compile(r":(?=\s*[A-Za-z_]\w*\s*=)")
-_SHORTCUTS = ("dataset", "model", "optimizer", "partition")  # components whose options `--set model.hidden=...` reach
+_SHORTCUTS = (
+    "dataset",
+    "model",
+    "optimizer",
+    "partition",
+)  # components whose options `--set model.hidden=...` reach
 
 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
     """Return the study in `path` (None: the default study), changed by `sets` (`key=value`), then `overrides` (flags).
 
-    The default study has a target metric as long as its data set is the default one. A study without a name has that of
-    its data and scaling.
+    The default study has a target metric as long as its data set is the default one. A
+    study without a name has that of its data and scaling.
 
-    A flag is applied first if `sets` give options of the component it names. The value of a component's flag is a name
-    or the YAML of a file, `--strategy 'local_sgd: {steps: 8}'`, or NAME:OPTION=VALUE.
+    A flag is applied first if `sets` give options of the component it names. The value
+    of a component's flag is a name or the YAML of a file, `--strategy 'local_sgd:
+    {steps: 8}'`, or NAME:OPTION=VALUE.
 
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
     """
     raw = read_mapping(path, StudyError, "study") if path else {}
     if path and not raw:
-        raise StudyError(f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)")
+        raise StudyError(
+            f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)"
+        )
     where = str(path) if path else "the default study"
     flags = {key: value for key, value in overrides.items() if value is not None}
-    flags |= {key: written_component(flags[key], f"--{key}") for key in _SHORTCUTS if key in flags}
+    flags |= {
+        key: written_component(flags[key], f"--{key}")
+        for key in _SHORTCUTS
+        if key in flags
+    }
     if "strategies" in flags:
-        if item := next((item for item in sets if item.partition("=")[0].strip() == "strategies"), ""):
-            raise StudyError(f"--set {item}: --strategy gives strategies too; leave one of them out")
-        flags["strategies"] = [written_component(item, "--strategy") for item in flags["strategies"]]
+        if item := next(
+            (item for item in sets if item.partition("=")[0].strip() == "strategies"),
+            "",
+        ):
+            raise StudyError(
+                f"--set {item}: --strategy gives strategies too; leave one of them out"
+            )
+        flags["strategies"] = [
+            written_component(item, "--strategy") for item in flags["strategies"]
+        ]
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
     completed = {_set_key(item) for item in sets if "." in item.partition("=")[0]}
-    raw |= {key: value for key, value in flags.items() if key in completed}  # --dataset csv --set dataset.file=my.csv
+    raw |= {
+        key: value for key, value in flags.items() if key in completed
+    }  # --dataset csv --set dataset.file=my.csv
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
@@ -69,8 +90,14 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     try:
         study = Study.model_validate(from_home(raw))
     except ValidationError as error:
-        raise StudyError(explain(error, Study, _origin(error, where, overrides, sets))) from None
-    return study if "name" in raw else study.model_copy(update={"name": _name_by_content(study)})
+        raise StudyError(
+            explain(error, Study, _origin(error, where, overrides, sets))
+        ) from None
+    return (
+        study
+        if "name" in raw
+        else study.model_copy(update={"name": _name_by_content(study)})
+    )
 
 
 def _name_by_content(study: Study) -> str:
@@ -79,14 +106,16 @@ def _name_by_content(study: Study) -> str:
     if (study.dataset, study.scaling) == (default.dataset, default.scaling):
         return default.name
     data = str(study.dataset.options.get("file", study.dataset.name)).partition(":")[0]
-    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling").lstrip("_")  # a name begins with a letter or digit
+    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling").lstrip(
+        "_"
+    )  # a name begins with a letter or digit
 
 
 def dump_study(study: Study) -> str:
     """Return the study as YAML with a comment on top; `load_study` reads an equal study.
 
-    The file contains no user name: paths in the user's home begin with ~/, and a folder named after the user is $USER.
-    Read by the same user, they are the same paths.
+    The file contains no user name: paths in the user's home begin with ~/, and a folder
+    named after the user is $USER. Read by the same user, they are the same paths.
     """
     values = study.model_dump(mode="json")
     # None is written by omission; at least one batch key is None.
@@ -94,12 +123,20 @@ def dump_study(study: Study) -> str:
     kept = {key: values[key] for key in order if values[key] is not None}
     if not study.strategy_sha256:
         del kept["strategy_sha256"]
-    kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)  # the cluster has the others
+    kept["virtual"] = study.virtual.model_dump(
+        mode="json", exclude_unset=True
+    )  # the cluster has the others
     if study.until is not None:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
-        kept[key] = [_plain(item) for item in kept[key]] if key == "strategies" else _plain(kept[key])
-    return _HEADER + yaml.safe_dump(to_home(kept), sort_keys=False, allow_unicode=True, width=100)
+        kept[key] = (
+            [_plain(item) for item in kept[key]]
+            if key == "strategies"
+            else _plain(kept[key])
+        )
+    return _HEADER + yaml.safe_dump(
+        to_home(kept), sort_keys=False, allow_unicode=True, width=100
+    )
 
 
 def study_schema() -> dict[str, Any]:
@@ -145,14 +182,21 @@ def to_home(value: Any) -> Any:
 def _renamed(text: str, name: str, other: str) -> str:
     """Return a path with `name` renamed to `other`, where it is a folder, or a word of the file's name.
 
-    Only in texts that are paths: absolute ones, those in ~/, and names of files that a study names, as own.yaml.
+    Only in texts that are paths: absolute ones, those in ~/, and names of files that a
+    study names, as own.yaml.
     """
     is_path = text.startswith(("/", "~/"))
     if not is_path and not _FILE.search(text):
         return text
     *folders, last = text.split("/")
-    last = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])(?=.*{_FILE.pattern})", lambda _: other, last)
-    return "/".join([*(other if folder == name else folder for folder in folders), last])
+    last = re.sub(
+        rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])(?=.*{_FILE.pattern})",
+        lambda _: other,
+        last,
+    )
+    return "/".join(
+        [*(other if folder == name else folder for folder in folders), last]
+    )
 
 
 def _user() -> str:
@@ -171,13 +215,18 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _plain(component: dict[str, Any]) -> Any:
-    return {component["name"]: component["options"]} if component["options"] else component["name"]
+    return (
+        {component["name"]: component["options"]}
+        if component["options"]
+        else component["name"]
+    )
 
 
 def written_component(value: Any, flag: str) -> Any:
     """Return a strategy, model, data set or optimizer given by `flag`: a mapping, or its name.
 
-    Written as the YAML of a file, or as NAME:OPTION=VALUE:OPTION=VALUE, where NAME may be file.py:Class.
+    Written as the YAML of a file, or as NAME:OPTION=VALUE:OPTION=VALUE, where NAME may
+    be file.py:Class.
     """
     if not isinstance(value, str):
         return value
@@ -185,7 +234,11 @@ def written_component(value: Any, flag: str) -> Any:
     if options:
         pairs = [option.partition("=") for option in options]
         where = f"{flag} {value!r}"
-        return {name.strip(): {key.strip(): parse(text, where, StudyError) for key, _, text in pairs}}
+        return {
+            name.strip(): {
+                key.strip(): parse(text, where, StudyError) for key, _, text in pairs
+            }
+        }
     if not re.search(r":\s|\{", value):
         return value
     parsed = parse(value, f"{flag} {value!r}", StudyError)
@@ -197,9 +250,13 @@ def _assign(raw: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise StudyError(f"--set {item}: expected KEY=VALUE, such as --set virtual.ties=rank")
+        raise StudyError(
+            f"--set {item}: expected KEY=VALUE, such as --set virtual.ties=rank"
+        )
     if parts[0] not in Study.model_fields:
-        raise StudyError(f"--set {item}: unknown key {parts[0]!r}; {nearest(parts[0], Study.model_fields)}")
+        raise StudyError(
+            f"--set {item}: unknown key {parts[0]!r}; {nearest(parts[0], Study.model_fields)}"
+        )
     value = parse(text, f"--set {key}", StudyError)
     if len(parts) == 2 and parts[0] in _SHORTCUTS:
         _assign_option(raw, parts[0], parts[1], value)
@@ -208,7 +265,9 @@ def _assign(raw: dict[str, Any], item: str) -> None:
     for part in parts[:-1]:
         inner = here.setdefault(part, {})
         if not isinstance(inner, dict):
-            raise StudyError(f"--set {item}: {part!r} has no keys of its own, it is {inner!r}")
+            raise StudyError(
+                f"--set {item}: {part!r} has no keys of its own, it is {inner!r}"
+            )
         here = inner
     here[parts[-1]] = value
 
@@ -236,12 +295,21 @@ def _set_key(item: str) -> str:
 
 def _without_replaced(raw: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Return a file's keys without those that the `given` ones replace: the other of two, the checksum of a file."""
-    replaced = {other for pair in _EXCLUDE_EACH_OTHER for key, other in (pair, pair[::-1]) if key in given}
+    replaced = {
+        other
+        for pair in _EXCLUDE_EACH_OTHER
+        for key, other in (pair, pair[::-1])
+        if key in given
+    }
     replaced |= {pin for key, pin in _PINS.items() if key in given}
-    return {key: value for key, value in raw.items() if key in given or key not in replaced}
+    return {
+        key: value for key, value in raw.items() if key in given or key not in replaced
+    }
 
 
-def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]) -> str:
+def _origin(
+    error: ValidationError, where: str, overrides: dict[str, Any], sets: list[str]
+) -> str:
     """Return the file or flag of the first error."""
     loc = error.errors()[0]["loc"]
     key = str(loc[0]) if loc else ""
@@ -249,5 +317,7 @@ def _origin(error: ValidationError, where: str, overrides: dict[str, Any], sets:
         return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
     for item in sets:
         if _set_key(item) == key:
-            return "--until" if item.startswith("until.ci_width=") else f"--set {item}"  # written by the flag
+            return (
+                "--until" if item.startswith("until.ci_width=") else f"--set {item}"
+            )  # written by the flag
     return where

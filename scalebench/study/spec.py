@@ -20,35 +20,60 @@ from pydantic import (
 )
 
 from scalebench.errors import nearest
-from scalebench.study.choices import BASELINES, VIRTUAL, Backend, EngineName, Execution, LauncherName
+from scalebench.study.choices import (
+    BASELINES,
+    VIRTUAL,
+    Backend,
+    EngineName,
+    Execution,
+    LauncherName,
+)
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.validation import Share, StrictModel, parse_workers
 
-TUNABLE = ("lr", "lr_decay", "lr_decay_every", "lr_warmup_epochs")  # keys of a study; the others are options
+TUNABLE = (
+    "lr",
+    "lr_decay",
+    "lr_decay_every",
+    "lr_warmup_epochs",
+)  # keys of a study; the others are options
 _DIGITS = 3  # significant digits of values drawn from a range
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
-DEFAULT_TARGET = 0.9  # accuracy of the default study; serial reaches it after the first epoch
-MOST_RUNS = 100_000  # of a study, and of an execution of it: planning takes some 20 seconds
+DEFAULT_TARGET = (
+    0.9  # accuracy of the default study; serial reaches it after the first epoch
+)
+MOST_RUNS = (
+    100_000  # of a study, and of an execution of it: planning takes some 20 seconds
+)
 ADAMW_DECAY = 0.01  # weight decay of adamw unless it is stated, as torch's
-BY_LAYER = ("lars", "lamb", "muon")  # optimizers whose steps depend on whole layers, which one flat vector cannot have
+BY_LAYER = (
+    "lars",
+    "lamb",
+    "muon",
+)  # optimizers whose steps depend on whole layers, which one flat vector cannot have
 TRIAL_SEED = MOST_RUNS  # added to the study's seed: no repetition has it
-MOST_SEED = 2**32 - 1  # limit of the random generators; the seed of a repetition is the study's plus its number
+MOST_SEED = (
+    2**32 - 1
+)  # limit of the random generators; the seed of a repetition is the study's plus its number
 
 
 class Tune(StrictModel):
     """Equal tuning of every strategy at every worker count.
 
-    All get the same `trials` points of one quasi-random sequence over the search space `over`. A trial is a virtual run
-    on `1 - validation` of the training samples, judged on the rest of them.
+    All get the same `trials` points of one quasi-random sequence over the search space
+    `over`. A trial is a virtual run on `1 - validation` of the training samples, judged
+    on the rest of them.
     """
 
     over: dict[str, list[Any]] = Field(
         min_length=1,
         description="by key (lr, optimizer.OPTION, STRATEGY.OPTION): a range [low, high], or a list of values",
     )
-    trials: int = Field(16, ge=1, description="points of the search space, the same for every strategy")
+    trials: int = Field(
+        16, ge=1, description="points of the search space, the same for every strategy"
+    )
     metric: Literal["time_to_target", "final_metric"] = "time_to_target"
     validation: Annotated[Share, Field(gt=0, lt=1)] = Field(
         0.2, description="share of the training samples that judges trials"
@@ -65,8 +90,8 @@ class Tune(StrictModel):
     def points(self, uniform: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Return the values of each trial, by key, from numbers u in [0, 1), (trials, keys).
 
-        A range gives low (high / low)^u to 3 digits, whole numbers if both ends are written as whole numbers; a list of
-        m values the one at floor(m u).
+        A range gives low (high / low)^u to 3 digits, whole numbers if both ends are
+        written as whole numbers; a list of m values the one at floor(m u).
         """
         points = []
         for row in uniform:
@@ -77,13 +102,20 @@ class Tune(StrictModel):
 
 def is_range(values: Sequence[Any]) -> bool:
     """Return True for [low, high], two numbers."""
-    return len(values) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return len(values) == 2 and all(
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in values
+    )
 
 
 def _unknown_key(key: str, strategies: Collection[str]) -> str:
     """Return the error for a key of `over` that neither the training nor one of `strategies` has; empty if valid."""
     name, dot, option = key.partition(".")
-    known = [*TUNABLE, "optimizer.OPTION", *(f"{strategy}.OPTION" for strategy in dict.fromkeys(strategies))]
+    known = [
+        *TUNABLE,
+        "optimizer.OPTION",
+        *(f"{strategy}.OPTION" for strategy in dict.fromkeys(strategies)),
+    ]
     if (not dot and key in TUNABLE) or (option and name in ("optimizer", *strategies)):
         return ""
     return f"tune.over: unknown key {key!r}; {nearest(key, known)}"
@@ -92,7 +124,11 @@ def _unknown_key(key: str, strategies: Collection[str]) -> str:
 def _fault(values: list[Any]) -> str:
     if not is_range(values):
         distinct = len({repr(value) for value in values})
-        return "" if distinct == len(values) > 1 else "expected a range [low, high] or several distinct values"
+        return (
+            ""
+            if distinct == len(values) > 1
+            else "expected a range [low, high] or several distinct values"
+        )
     low, high = values
     if low >= high:
         return "expected a range [low, high] with low < high"
@@ -113,7 +149,9 @@ def _value(values: list[Any], u: float) -> Any:
 
 def _study_name(value: Any) -> Any:
     """Return `value` if it can name a folder, with a plain error where pydantic would show the pattern."""
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", value):
+    if isinstance(value, str) and not re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", value
+    ):
         raise ValueError(
             f"a name has letters, digits, . _ -, at most 80, and begins with a letter or digit; got {value[:60]!r}"
         )
@@ -122,7 +160,11 @@ def _study_name(value: Any) -> Any:
 
 Blocks = PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80), BeforeValidator(_study_name)]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80),
+    BeforeValidator(_study_name),
+]
 
 
 class Component(StrictModel):
@@ -149,7 +191,9 @@ class Component(StrictModel):
                 ((name, options),) = value.items()
                 if options is None or isinstance(options, dict):
                     return {"name": name, "options": options or {}}
-        raise ValueError("expected a name, {name: {option: value}} or {name: NAME, option: value}")
+        raise ValueError(
+            "expected a name, {name: {option: value}} or {name: NAME, option: value}"
+        )
 
     def __str__(self) -> str:
         if not self.options:
@@ -160,34 +204,47 @@ class Component(StrictModel):
 class Until(StrictModel):
     """Repeat each point until the interval of its training time is narrow enough.
 
-    Stopping rule: the 95 % interval of the times satisfies (high - low) / mean <= ci_width, mean the geometric mean.
-    That is the whole width: 5% is about +-2.5 %. The interval is the t interval of logs at a nominal level that covers
-    95 % in spite of stopping at narrow intervals: 96 % at `at_least` runs, 97.2 % at `at_most`, 98.6 % between.
+    Stopping rule: the 95 % interval of the times satisfies (high - low) / mean <=
+    ci_width, mean the geometric mean. That is the whole width: 5% is about +-2.5 %. The
+    interval is the t interval of logs at a nominal level that covers 95 % in spite of
+    stopping at narrow intervals: 96 % at `at_least` runs, 97.2 % at `at_most`, 98.6 %
+    between.
     """
 
     ci_width: Annotated[Share, Field(gt=0, le=1)]
-    at_least: int = Field(3, ge=3, description="fewest runs of each point, before its interval is computed")
+    at_least: int = Field(
+        3,
+        ge=3,
+        description="fewest runs of each point, before its interval is computed",
+    )
     at_most: int = Field(20, le=1000, description="most runs of each point")
 
     @model_validator(mode="after")
     def _has_room(self) -> Until:
         if self.at_most < self.at_least:
-            raise ValueError(f"at_most ({self.at_most}) lies below at_least ({self.at_least})")
+            raise ValueError(
+                f"at_most ({self.at_most}) lies below at_least ({self.at_least})"
+            )
         return self
 
 
 class TaskOptions(StrictModel):
     """Where the tasks of engine `tasks` are computed."""
 
-    backend: Backend = Field("processes", description="processes of this node, dask.distributed, or Ray")
+    backend: Backend = Field(
+        "processes", description="processes of this node, dask.distributed, or Ray"
+    )
     scheduler: str | None = Field(
-        None, description="address of a running scheduler, such as tcp://node1:8786; without one, it is started here"
+        None,
+        description="address of a running scheduler, such as tcp://node1:8786; without one, it is started here",
     )
 
     @model_validator(mode="after")
     def _processes_have_none(self) -> TaskOptions:
         if self.scheduler is not None and self.backend == "processes":
-            raise ValueError("tasks.scheduler is the address of dask or Ray; say backend: dask or backend: ray, too")
+            raise ValueError(
+                "tasks.scheduler is the address of dask or Ray; say backend: dask or backend: ray, too"
+            )
         return self
 
 
@@ -199,21 +256,30 @@ class Training(StrictModel):
     dataset: Component = Component(name="digits_shifted")
     data_dir: Path | None = None
     dataset_sha256: Sha256 | None = Field(
-        None, description="of the data, where they are read from files; filled in when the study begins"
+        None,
+        description="of the data, where they are read from files; filled in when the study begins",
     )
     model: Component = Component(name="mlp", options={"hidden": [128]})
-    model_sha256: Sha256 | None = Field(None, description="of your own model's file; filled in when the study begins")
+    model_sha256: Sha256 | None = Field(
+        None, description="of your own model's file; filled in when the study begins"
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     epochs: PositiveInt = 4
     optimizer: Component = Component(name="sgd", options={"momentum": 0.9})
     lr: PositiveFloat = 0.06  # best for serial in the default study (docs/models.md)
-    lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = "constant"
+    lr_policy: Literal["constant", "linear", "cosine", "step", "optimizer_steps"] = (
+        "constant"
+    )
     lr_warmup_epochs: NonNegativeInt = 0
     lr_decay: float = Field(
-        _LR_DECAY, gt=0, le=1, description="lr_policy step and optimizer_steps: factor of each decay"
+        _LR_DECAY,
+        gt=0,
+        le=1,
+        description="lr_policy step and optimizer_steps: factor of each decay",
     )
     lr_decay_every: PositiveInt | None = Field(
-        None, description="epochs (lr_policy step) or optimizer steps of a worker (optimizer_steps) between two decays"
+        None,
+        description="epochs (lr_policy step) or optimizer steps of a worker (optimizer_steps) between two decays",
     )
     scaling: Literal["strong", "weak"] = "strong"
     batch_per_worker: PositiveInt | None = None
@@ -223,13 +289,24 @@ class Training(StrictModel):
         description="ds-tensor blocks, or a grid [rows, columns] of them, visited row by row; auto: one per worker",
     )
     partition: Component = Component(name="iid")
-    shuffle: Literal["none", "in_block", "rotate_blocks", "pairwise", "global"] = "in_block"
-    evaluate_every: NonNegativeInt = Field(1, description="epochs between evaluations; 0: only at the end")
-    target_metric: float | None = Field(None, description="metric whose time and epochs are a headline of their own")
-    cluster: str = Field("this-machine", description="a shipped cluster's name or a YAML file")
-    cluster_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
+    shuffle: Literal["none", "in_block", "rotate_blocks", "pairwise", "global"] = (
+        "in_block"
+    )
+    evaluate_every: NonNegativeInt = Field(
+        1, description="epochs between evaluations; 0: only at the end"
+    )
+    target_metric: float | None = Field(
+        None, description="metric whose time and epochs are a headline of their own"
+    )
+    cluster: str = Field(
+        "this-machine", description="a shipped cluster's name or a YAML file"
+    )
+    cluster_sha256: Sha256 | None = Field(
+        None, description="of that file; filled in when the study begins"
+    )
     device_step_time: PositiveFloat | None = Field(
-        None, description="seconds of one local step on the stated device; with batch_global, of a step of that batch"
+        None,
+        description="seconds of one local step on the stated device; with batch_global, of a step of that batch",
     )
     threads_per_worker: PositiveInt = 1
     warmup_steps: NonNegativeInt = 10
@@ -238,7 +315,9 @@ class Training(StrictModel):
     tasks: TaskOptions = Field(TaskOptions(), description="of engine tasks")
     save_weights: bool = False
     init_weights: Path | None = None
-    init_weights_sha256: Sha256 | None = Field(None, description="of that file; filled in when the study begins")
+    init_weights_sha256: Sha256 | None = Field(
+        None, description="of that file; filled in when the study begins"
+    )
 
     @model_validator(mode="after")
     def _one_batch(self) -> Training:
@@ -251,15 +330,32 @@ class Training(StrictModel):
 
     @model_validator(mode="after")
     def _decays_at_times(self) -> Training:
-        if self.lr_policy in ("step", "optimizer_steps") and self.lr_decay_every is None:
+        if (
+            self.lr_policy in ("step", "optimizer_steps")
+            and self.lr_decay_every is None
+        ):
             unit = "epochs" if self.lr_policy == "step" else "optimizer steps"
-            raise ValueError(f"lr_policy {self.lr_policy} needs lr_decay_every, in {unit}")
-        if self.lr_policy not in ("step", "optimizer_steps") and self.lr_decay_every is not None:
-            raise ValueError(f"lr_decay_every has no effect with lr_policy {self.lr_policy}: step decays, leave it out")
-        if self.lr_policy not in ("step", "optimizer_steps") and self.lr_decay != _LR_DECAY:
-            raise ValueError(f"lr_decay has no effect with lr_policy {self.lr_policy}: step decays, leave it out")
+            raise ValueError(
+                f"lr_policy {self.lr_policy} needs lr_decay_every, in {unit}"
+            )
+        if (
+            self.lr_policy not in ("step", "optimizer_steps")
+            and self.lr_decay_every is not None
+        ):
+            raise ValueError(
+                f"lr_decay_every has no effect with lr_policy {self.lr_policy}: step decays, leave it out"
+            )
+        if (
+            self.lr_policy not in ("step", "optimizer_steps")
+            and self.lr_decay != _LR_DECAY
+        ):
+            raise ValueError(
+                f"lr_decay has no effect with lr_policy {self.lr_policy}: step decays, leave it out"
+            )
         if self.lr_policy != "linear" and self.lr_warmup_epochs:
-            raise ValueError(f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up")
+            raise ValueError(
+                f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up"
+            )
         return self
 
     @property
@@ -278,40 +374,64 @@ class Study(Training):
     """A study: the training and the axes of the sweep."""
 
     name: Name = Field(
-        "digits-strong-scaling", description="folder of the results; default: by data and scaling, as here"
+        "digits-strong-scaling",
+        description="folder of the results; default: by data and scaling, as here",
     )
     description: str = ""
-    label: str = Field("", max_length=120, description="model and data in captions of figures; default: their names")
+    label: str = Field(
+        "",
+        max_length=120,
+        description="model and data in captions of figures; default: their names",
+    )
     workers: Annotated[list[PositiveInt], BeforeValidator(parse_workers)] = Field(
         default_factory=lambda: parse_workers("1..64")
     )
     strategies: list[Component] = Field(
         default_factory=lambda: [
-            Component(name=name) for name in ("serial", *BASELINES, "epoch_average", "epoch_async")
+            Component(name=name)
+            for name in ("serial", *BASELINES, "epoch_average", "epoch_async")
         ],
         min_length=1,
     )
     strategy_sha256: dict[str, Sha256] = Field(
-        {}, description="of the files of your own strategies, by name; filled in when the study begins"
+        {},
+        description="of the files of your own strategies, by name; filled in when the study begins",
     )
     repetitions: PositiveInt = 3
-    until: Until | None = Field(None, description="repeat each point until its time is known; replaces repetitions")
-    tune: Tune | None = Field(None, description="tune every strategy at every worker count, with equal trials")
-    warmup_runs: NonNegativeInt = Field(0, description="runs at the start of each native launch that do not count")
+    until: Until | None = Field(
+        None,
+        description="repeat each point until its time is known; replaces repetitions",
+    )
+    tune: Tune | None = Field(
+        None, description="tune every strategy at every worker count, with equal trials"
+    )
+    warmup_runs: NonNegativeInt = Field(
+        0, description="runs at the start of each native launch that do not count"
+    )
     seed: int = Field(0, ge=0, le=MOST_SEED)
     execution: Execution | Literal["auto"] = "auto"
     engine: EngineName | Literal["auto"] = "auto"
     launcher: LauncherName = Field(
-        "auto", description="program that starts real ranks, unless --launcher names one; auto: by the allocation"
+        "auto",
+        description="program that starts real ranks, unless --launcher names one; auto: by the allocation",
     )
-    calibration: Path | None = Field(None, description="a calibration.json to charge virtual runs by")
-    calibration_budget_s: PositiveFloat = Field(30.0, description="seconds that measuring steps and engines may take")
-    require_quiet: bool = Field(False, description="refuse virtual times from what was measured beside busy programs")
+    calibration: Path | None = Field(
+        None, description="a calibration.json to charge virtual runs by"
+    )
+    calibration_budget_s: PositiveFloat = Field(
+        30.0, description="seconds that measuring steps and engines may take"
+    )
+    require_quiet: bool = Field(
+        False,
+        description="refuse virtual times from what was measured beside busy programs",
+    )
     native_budget_s: PositiveFloat | None = Field(
-        None, description="seconds after which no real run begins; by default 90 where native runs check virtual ones"
+        None,
+        description="seconds after which no real run begins; by default 90 where native runs check virtual ones",
     )
     patience: PositiveFloat = Field(
-        60.0, description="seconds without a sign of life of any worker, after which a run of real processes is ended"
+        60.0,
+        description="seconds without a sign of life of any worker, after which a run of real processes is ended",
     )
 
     @model_validator(mode="after")
@@ -321,13 +441,17 @@ class Study(Training):
         most = max(self.workers, default=1)
         for rank, key in named.items():
             if rank >= most:
-                raise ValueError(f"virtual.{key} names worker {rank}; the largest run has the workers 0 to {most - 1}")
+                raise ValueError(
+                    f"virtual.{key} names worker {rank}; the largest run has the workers 0 to {most - 1}"
+                )
         return self
 
     @model_validator(mode="after")
     def _lr_is_a_number_of_its_dtype(self) -> Study:
         if self.dtype != "float64" and self.lr > _LARGEST_LR:
-            raise ValueError(f"lr: {self.lr:g} is too large for {self.dtype}; expected at most {_LARGEST_LR:g}")
+            raise ValueError(
+                f"lr: {self.lr:g} is too large for {self.dtype}; expected at most {_LARGEST_LR:g}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -355,14 +479,25 @@ class Study(Training):
             )
         for key in tune.over:
             name, _, option = key.partition(".")
-            if fault := _unknown_key(key, [component.name for component in self.strategies]):
+            if fault := _unknown_key(
+                key, [component.name for component in self.strategies]
+            ):
                 raise ValueError(fault)
-            if any(component.name == name and option in component.options for component in self.strategies):
-                raise ValueError(f"tune.over: {key} is fixed in strategies; leave it out of one of the two")
+            if any(
+                component.name == name and option in component.options
+                for component in self.strategies
+            ):
+                raise ValueError(
+                    f"tune.over: {key} is fixed in strategies; leave it out of one of the two"
+                )
         if tune.metric == "time_to_target" and self.target_metric is None:
-            raise ValueError("tune.metric: time_to_target needs a target_metric in the study; or use final_metric")
+            raise ValueError(
+                "tune.metric: time_to_target needs a target_metric in the study; or use final_metric"
+            )
         if tune.metric == "time_to_target" and not self.evaluate_every:
-            raise ValueError("tune.metric: time_to_target needs evaluations; evaluate_every is 0")
+            raise ValueError(
+                "tune.metric: time_to_target needs evaluations; evaluate_every is 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -370,7 +505,9 @@ class Study(Training):
         """Set `repetitions` to the fewest runs of each point with `until`."""
         if self.until is not None:
             if "repetitions" in self.model_fields_set:
-                raise ValueError("give repetitions or until, not both; until.at_least is the fewest runs of each point")
+                raise ValueError(
+                    "give repetitions or until, not both; until.at_least is the fewest runs of each point"
+                )
             # A frozen model, which is still being made.
             object.__setattr__(self, "repetitions", self.until.at_least)
         return self
@@ -386,17 +523,29 @@ class Run(Training):
     execution: Execution
     engine: str = Field(description="virtual, or a native engine")
     strategy: Component
-    strategy_sha256: Sha256 | None = Field(None, description="of your own strategy's file")
+    strategy_sha256: Sha256 | None = Field(
+        None, description="of your own strategy's file"
+    )
     workers: PositiveInt
     repetition: NonNegativeInt
     seed: NonNegativeInt
     run_order: NonNegativeInt = 0
     trace: bool = Field(False, description="keep every lap of every worker")
-    also_without_jitter: bool = Field(False, description="a virtual run is timed without jitter, too")
-    warmup: bool = Field(False, description="made to warm its launch up, in no statistic")
-    tuned: dict[str, Any] = Field({}, description="values that tuning gave, by key of `tune.over`")
-    trial: NonNegativeInt | None = Field(None, description="number of the trial; None for runs that count")
-    validation: float | None = Field(None, description="of trials: share of the training samples that judges them")
+    also_without_jitter: bool = Field(
+        False, description="a virtual run is timed without jitter, too"
+    )
+    warmup: bool = Field(
+        False, description="made to warm its launch up, in no statistic"
+    )
+    tuned: dict[str, Any] = Field(
+        {}, description="values that tuning gave, by key of `tune.over`"
+    )
+    trial: NonNegativeInt | None = Field(
+        None, description="number of the trial; None for runs that count"
+    )
+    validation: float | None = Field(
+        None, description="of trials: share of the training samples that judges them"
+    )
 
     @property
     def is_virtual(self) -> bool:

@@ -37,7 +37,9 @@ _EXPECTED = {
     "model": "a mapping",
     "path": "a path",
 }  # by the first word of pydantic's error type
-_BRANCH = re.compile(r".*\[.*\]|int|str|float|bool|constrained-\w+")  # of a union, in pydantic's location
+_BRANCH = re.compile(
+    r".*\[.*\]|int|str|float|bool|constrained-\w+"
+)  # of a union, in pydantic's location
 _LENGTH = re.compile(r"\w+ should have (at least \d+ \w+).*")
 _LONGEST = 60  # characters of a value in a message
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -47,7 +49,9 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _LIMIT, _MOST = 1_000_000, 1000  # the largest count, and how many there may be
 
 
-def read_as(path: Path, model: type[_Model], error: type[UsageError], what: str) -> _Model:
+def read_as(
+    path: Path, model: type[_Model], error: type[UsageError], what: str
+) -> _Model:
     """Return the YAML file `path` as a `model`; `what` names its kind in messages.
 
     Raises:
@@ -72,7 +76,9 @@ def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, An
         reason = getattr(cause, "strerror", None) or str(cause)
         raise error(f"cannot read the {what} file {str(path)!r}: {reason}") from None
     if len(raw) > _MAX_BYTES:
-        raise error(f"{path}: larger than {_MAX_BYTES:,} bytes; expected a {what} in YAML")
+        raise error(
+            f"{path}: larger than {_MAX_BYTES:,} bytes; expected a {what} in YAML"
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -81,7 +87,9 @@ def read_mapping(path: Path, error: type[UsageError], what: str) -> dict[str, An
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise error(f"{path}: expected a mapping of keys to values, got {short(document)}")
+        raise error(
+            f"{path}: expected a mapping of keys to values, got {short(document)}"
+        )
     for key in document:
         if not isinstance(key, str):
             raise error(f"{path}: expected keys that are words, got {key!r}")
@@ -98,23 +106,37 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
         # Before any value is built: a few aliases may stand for a billion of them.
         _check_events(text, where, error)
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a subclass of the safe loader
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as cause:  # an impossible date, 5,000 digits
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        TypeError,
+    ) as cause:  # an impossible date, 5,000 digits
         mark = getattr(cause, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(cause, "problem", None) or getattr(cause, "reason", None) or str(cause)
+        problem = (
+            getattr(cause, "problem", None)
+            or getattr(cause, "reason", None)
+            or str(cause)
+        )
         raise error(f"{where}{place}: not YAML: {one_line(problem)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     """Return a validation error in one line: file, key path, expected value, nearest known key.
 
-    An unknown key is named before a missing one, as both are often one misspelt key; further unknown keys follow.
+    An unknown key is named before a missing one, as both are often one misspelt key;
+    further unknown keys follow.
     """
     faults = find_faults(error)
     first = faults[0]
     if first.unknown:
         *path, key = first.key
-        missing = [fault.key[-1] for fault in faults if fault.missing and list(fault.key[:-1]) == path]
+        missing = [
+            fault.key[-1]
+            for fault in faults
+            if fault.missing and list(fault.key[:-1]) == path
+        ]
         close = nearest(key, fields_at(model, path), missing)
         others = ", ".join(repr(fault.path) for fault in faults[1:] if fault.unknown)
         return f"{where}: unknown key {first.path!r}; {close}{f' (also unknown: {others})' if others else ''}"
@@ -125,29 +147,41 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
     if not first.key:
         return f"{where}: {first.message}"
     flag = where.removeprefix("--").replace("-", "_")
-    key = "" if first.path in (flag, {"strategy": "strategies"}.get(flag)) else f"key {first.path!r}: "
+    key = (
+        ""
+        if first.path in (flag, {"strategy": "strategies"}.get(flag))
+        else f"key {first.path!r}: "
+    )
     return f"{where}: {key}{first.message}{more}"
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]
     """Safe loader that also reads 1e-6 as a number and refuses repeated keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain value", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a plain value", key_node.start_mark
+                )
             if key in seen:
                 problem = f"the key {key!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, problem, key_node.start_mark
+                )
             seen.add(key)
         return dict(super().construct_mapping(node, deep=deep))
 
 
 # YAML 1.1 requires a dot, as in 1.0e-6, and reads 1e-6 as text.
 _StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
 )
 
 
@@ -158,9 +192,13 @@ def _check_events(text: str, where: str, error: type[UsageError]) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         mark = f"{where}, line {event.start_mark.line + 1}, column {event.start_mark.column + 1}"
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise error(f"{mark}: anchors and aliases are not supported; write the value out")
+            raise error(
+                f"{mark}: anchors and aliases are not supported; write the value out"
+            )
         if getattr(event, "tag", None):
-            raise error(f"{mark}: the tag {event.tag!r} is not allowed; write a plain value")
+            raise error(
+                f"{mark}: the tag {event.tag!r} is not allowed; write a plain value"
+            )
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
@@ -181,7 +219,9 @@ class StrictModel(BaseModel):
     @classmethod
     def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None
-        if _has_bool(value) and not _accepts_bool(cls.model_fields[info.field_name].annotation):
+        if _has_bool(value) and not _accepts_bool(
+            cls.model_fields[info.field_name].annotation
+        ):
             raise ValueError("expected no yes or no (true, false, on, off) here")
         return value
 
@@ -190,12 +230,18 @@ def _has_bool(value: Any) -> bool:
     """Return True if `value` is a bool or a list or mapping that contains one."""
     if isinstance(value, list | tuple):
         return any(map(_has_bool, value))
-    return _has_bool(list(value.values())) if isinstance(value, dict) else isinstance(value, bool)
+    return (
+        _has_bool(list(value.values()))
+        if isinstance(value, dict)
+        else isinstance(value, bool)
+    )
 
 
 def _accepts_bool(annotation: Any) -> bool:
     """Return True if a value of `annotation` may contain a bool; nested models validate their own values."""
-    if annotation in (bool, Any) or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if annotation in (bool, Any) or (
+        isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    ):
         return True
     return any(_accepts_bool(part) for part in get_args(annotation))
 
@@ -223,7 +269,12 @@ def find_faults(error: ValidationError) -> list[ValidationFault]:
     for fault in error.errors():
         by_key.setdefault(_key(fault), []).append(fault)
     found = [
-        ValidationFault(key, faults[0]["type"] == "extra_forbidden", faults[0]["type"] == "missing", _message(faults))
+        ValidationFault(
+            key,
+            faults[0]["type"] == "extra_forbidden",
+            faults[0]["type"] == "missing",
+            _message(faults),
+        )
         for key, faults in by_key.items()
     ]
     return sorted(found, key=lambda fault: not fault.unknown)
@@ -232,8 +283,14 @@ def find_faults(error: ValidationError) -> list[ValidationFault]:
 def _key(fault: ErrorDetails) -> tuple[str, ...]:
     """Return the key of a fault without the parts of pydantic's location that name a branch of a union."""
     loc = fault["loc"]
-    written = len(loc) - (fault["type"] == "extra_forbidden")  # from here on a part is a key, whatever it looks like
-    return tuple(str(part) for place, part in enumerate(loc) if place >= written or not _BRANCH.fullmatch(str(part)))
+    written = len(loc) - (
+        fault["type"] == "extra_forbidden"
+    )  # from here on a part is a key, whatever it looks like
+    return tuple(
+        str(part)
+        for place, part in enumerate(loc)
+        if place >= written or not _BRANCH.fullmatch(str(part))
+    )
 
 
 def fields_at(model: type[BaseModel], path: Sequence[str]) -> dict[str, FieldInfo]:
@@ -260,7 +317,10 @@ def short(value: Any) -> str:
     """Return `value` as written, truncated to a limited length."""
     try:
         text = one_line(repr(value))
-    except (ValueError, RecursionError):  # an integer too long to print, a structure too deep
+    except (
+        ValueError,
+        RecursionError,
+    ):  # an integer too long to print, a structure too deep
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
@@ -286,13 +346,18 @@ def _expected(fault: ErrorDetails) -> str:
     if kind in _EXPECTED and fault["type"] != "string_pattern_mismatch":
         return _EXPECTED[kind]
     message = message.removeprefix("Input should be ")
-    return f"a number {message}" if message.startswith(("greater than", "less than")) else message
+    return (
+        f"a number {message}"
+        if message.startswith(("greater than", "less than"))
+        else message
+    )
 
 
 def parse_workers(value: Any) -> list[int]:
     """Return the sorted, distinct worker counts of a text or list.
 
-    `a..b` is a, then each power of two above a, up to b; `a..b:s` is a, then each multiple of s above a, up to b.
+    `a..b` is a, then each power of two above a, up to b; `a..b:s` is a, then each
+    multiple of s above a, up to b.
 
     Raises:
         ValueError: the text has another form, too many counts, one below 1, or a range that runs backwards.
@@ -302,7 +367,9 @@ def parse_workers(value: Any) -> list[int]:
     for part in parts:
         counts.update(_expand(str(part).strip()))
     if not 1 <= len(counts) <= _MOST:
-        raise ValueError(f"expected 1 to {_MOST:,} worker counts, got {len(counts):,}; {_COUNTS}")
+        raise ValueError(
+            f"expected 1 to {_MOST:,} worker counts, got {len(counts):,}; {_COUNTS}"
+        )
     return sorted(counts)
 
 
@@ -314,7 +381,9 @@ def _expand(text: str) -> list[int]:
     assert first is not None
     last = first if last is None else last
     if first < 1 or step == 0 or max(first, last) > _LIMIT:
-        raise ValueError(f"worker counts lie between 1 and {_LIMIT:,}, got {text[:60]!r}; {_COUNTS}")
+        raise ValueError(
+            f"worker counts lie between 1 and {_LIMIT:,}, got {text[:60]!r}; {_COUNTS}"
+        )
     if last < first:
         raise ValueError(f"the range {text!r} runs backwards; write {last}..{first}")
     if step:
@@ -339,7 +408,9 @@ def parse_share(value: Any) -> float:
     if text.endswith("%"):
         return share / 100
     if share > 1:
-        raise ValueError(f"expected a share such as 5% or 0.05, got {share:g}; write {share:g}% for per cent")
+        raise ValueError(
+            f"expected a share such as 5% or 0.05, got {share:g}; write {share:g}% for per cent"
+        )
     return share
 
 
@@ -355,7 +426,9 @@ def parse_duration(value: Any) -> int:
         return value
     parts = _DURATION.fullmatch(str(value).strip())
     if not parts:
-        raise ValueError(f"expected a time such as 02:30:00 or 1-12:00:00, got {str(value)[:40]!r}")
+        raise ValueError(
+            f"expected a time such as 02:30:00 or 1-12:00:00, got {str(value)[:40]!r}"
+        )
     days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     total = ((24 * days + hours) * 60 + minutes) * 60 + seconds
     if not total:
@@ -366,5 +439,10 @@ def parse_duration(value: Any) -> int:
 Share = Annotated[
     float,
     BeforeValidator(parse_share),
-    WithJsonSchema({"description": "5% or 0.05", "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}]}),
+    WithJsonSchema(
+        {
+            "description": "5% or 0.05",
+            "anyOf": [{"type": "string"}, {"type": "number", "maximum": 1}],
+        }
+    ),
 ]

@@ -26,7 +26,8 @@ def write_atomic(path: Path, text: str) -> None:
 def atomic_file(path: Path) -> Iterator[TextIO]:
     """Open a text file that replaces `path`, named by the user, at the end of the context and is synced to the disk.
 
-    The target of a link is replaced, not the link; a device or pipe is written to and never replaced.
+    The target of a link is replaced, not the link; a device or pipe is written to and
+    never replaced.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
@@ -45,7 +46,8 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            # Synced before it gets the name: after a crash the file is the old or the new one, and whole.
+            # Synced before it gets the name: after a crash the file is the old or the
+            # new one, and whole.
             fresh.replace(path)
         except BaseException:
             fresh.unlink(missing_ok=True)
@@ -56,7 +58,8 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
 def open_own(path: Path, mode: str, buffering: int = -1) -> Any:
     """Open a file that scalebench names itself, text as UTF-8.
 
-    A symbolic link of that name, as in a folder that came from someone else, may lead to any file of this user.
+    A symbolic link of that name, as in a folder that came from someone else, may lead
+    to any file of this user.
 
     Raises:
         OSError: the file is a symbolic link, or cannot be opened.
@@ -80,7 +83,11 @@ def descriptor_of_own(path: str | Path, flags: int) -> int:
 
 
 def _is_link(path: str | Path) -> OSError:
-    return OSError(errno.ELOOP, f"{Path(path).name} is a symbolic link, which is not written through; remove it", path)
+    return OSError(
+        errno.ELOOP,
+        f"{Path(path).name} is a symbolic link, which is not written through; remove it",
+        path,
+    )
 
 
 def sync_folder(folder: Path) -> None:
@@ -98,4 +105,8 @@ def sync_folder(folder: Path) -> None:
 
 def cache_folder(kind: str) -> Path:
     """Return `$XDG_CACHE_HOME/scalebench/<kind>`, by default below `~/.cache`, without creating it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebench" / kind
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "scalebench"
+        / kind
+    )

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import psutil
 
-SHARE = 0.25  # of the cores: above it a native run, or a calibration of engines, is disturbed
+# of the cores: above it a native run, or a calibration of engines, is disturbed
+SHARE = 0.25
 _SHORTEST_S = 0.2  # for a share: the kernel counts in ticks of 10 ms
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def own_s() -> float:
     """Return processor seconds of this process and its terminated children."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usages = [
+        resource.getrusage(who)
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
@@ -38,7 +42,8 @@ def taken_by(processes: Sequence[int]) -> Callable[[], float]:
 class BackgroundLoad:
     """Processor time of other programs since construction, on the cores usable by the process `of`.
 
-    Processor seconds returned by `own` are subtracted; steal time of the hypervisor counts as other programs.
+    Processor seconds returned by `own` are subtracted; steal time of the hypervisor
+    counts as other programs.
     """
 
     def __init__(self, own: Callable[[], float] = own_s, of: int = 0) -> None:
@@ -50,7 +55,8 @@ class BackgroundLoad:
     def cores(self) -> float:
         """Return the mean number of cores used by others; 0 if the system does not report it."""
         elapsed = time.perf_counter() - self._began
-        # The kernel counts whole ticks, so that the difference may be slightly negative.
+        # The kernel counts whole ticks, so that the difference may be slightly
+        # negative.
         others = (_busy_s(self._cores) - self._busy) - (self._taken() - self._own)
         return max(0.0, others / elapsed)
 
@@ -77,7 +83,9 @@ def _busy_s(cores: set[int]) -> float:
     for line in lines:
         name, *cells = line.split()
         if name in ours:
-            user, nice, system, _, _, *interrupts_and_steal = map(int, cells[:8])  # without idle, and waiting for disks
+            user, nice, system, _, _, *interrupts_and_steal = map(
+                int, cells[:8]
+            )  # without idle, and waiting for disks
             busy += user + nice + system + sum(interrupts_and_steal)
     return busy / _TICKS_PER_S
 
@@ -87,5 +95,7 @@ def _process_s(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0.0
-    user, system = fields.rpartition(")")[2].split()[11:13]  # fields 14 and 15; field 2 is a name with any characters
+    user, system = fields.rpartition(")")[2].split()[
+        11:13
+    ]  # fields 14 and 15; field 2 is a name with any characters
     return (int(user) + int(system)) / _TICKS_PER_S

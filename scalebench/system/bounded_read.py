@@ -45,7 +45,10 @@ def read_lines(path: Path, most: int = LARGE) -> Iterator[bytes]:
 
 
 def _too_large(most: int) -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {most // MIB} MiB, the most that is read of such a file")
+    return OSError(
+        errno.EFBIG,
+        f"it is larger than {most // MIB} MiB, the most that is read of such a file",
+    )
 
 
 def read_text(path: Path, most: int = SMALL, encoding: str = "utf-8") -> str:
@@ -55,4 +58,9 @@ def read_text(path: Path, most: int = SMALL, encoding: str = "utf-8") -> str:
         OSError: as `read_bytes`.
         UnicodeDecodeError: it is not text.
     """
-    return read_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    return (
+        read_bytes(path, most)
+        .decode(encoding)
+        .replace("\r\n", "\n")
+        .replace("\r", "\n")
+    )

@@ -1,8 +1,9 @@
 """Clocks of workers, which attribute every second of training to one task.
 
-Training is a sequence of laps: `did(task)` adds the time since the last lap to `task`, so that
-compute + comm + data + other = train holds by construction. The wall clock measures laps, the paced clock stretches
-them to a stated device, the virtual clock looks them up.
+Training is a sequence of laps: `did(task)` adds the time since the last lap to `task`,
+so that compute + comm + data + other = train holds by construction. The wall clock
+measures laps, the paced clock stretches them to a stated device, the virtual clock
+looks them up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 _T = TypeVar("_T")
-# Of a stated step: a backward pass has two matrix products for each one of the forward pass; the update is neglected.
+# Of a stated step: a backward pass has two matrix products for each one of the forward
+# pass; the update is neglected.
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 _COARSE_S = 2e-4  # before the end of a sleep, to be spent polling
 
@@ -47,7 +49,11 @@ class Ledger:
 
     @property
     def compute_s(self) -> float:
-        return self.seconds[Task.FORWARD] + self.seconds[Task.BACKWARD] + self.seconds[Task.UPDATE]
+        return (
+            self.seconds[Task.FORWARD]
+            + self.seconds[Task.BACKWARD]
+            + self.seconds[Task.UPDATE]
+        )
 
     @property
     def comm_s(self) -> float:

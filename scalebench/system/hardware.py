@@ -27,7 +27,9 @@ def gpus() -> int:
     """Number of NVIDIA GPUs this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:  # CUDA reads up to the first invalid name
-        return len(list(takewhile(_GPU.fullmatch, (each.strip() for each in given.split(",")))))
+        return len(
+            list(takewhile(_GPU.fullmatch, (each.strip() for each in given.split(","))))
+        )
     listed = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return listed or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
@@ -56,7 +58,9 @@ def core_list(cores: Collection[int]) -> str:
             ranges[-1] = [ranges[-1][0], core]
         else:
             ranges.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in ranges
+    )
 
 
 def cores_in(text: str) -> frozenset[int]:

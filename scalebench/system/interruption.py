@@ -1,8 +1,9 @@
 """Interruption of a study by signals: finish the runs under way, or abandon them on a second signal.
 
-After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 (a scheduler's warning) runs under way are finished and kept, and no other
-begins. A second Ctrl-C abandons them, and so does the end of the grace period after SIGTERM: abandoned runs leave no
-row, as if the command had been killed. A third Ctrl-C exits at once.
+After SIGINT (Ctrl-C), SIGTERM or SIGUSR1 (a scheduler's warning) runs under way are
+finished and kept, and no other begins. A second Ctrl-C abandons them, and so does the
+end of the grace period after SIGTERM: abandoned runs leave no row, as if the command
+had been killed. A third Ctrl-C exits at once.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ class AbandonedError(KeyboardInterrupt):
 class Interruption:
     """Handles signals while a study runs; `signum` is the first one received.
 
-    Only in the main thread. A signal that was ignored before (as by nohup) stays ignored. `in_job`: the end of the
-    parent, the shell of a batch job, is a SIGTERM too, as schedulers may send that to the shell alone.
+    Only in the main thread. A signal that was ignored before (as by nohup) stays
+    ignored. `in_job`: the end of the parent, the shell of a batch job, is a SIGTERM
+    too, as schedulers may send that to the shell alone.
     """
 
     def __init__(
-        self, grace_s: float = GRACE_S, say: Callable[[str], None] | None = None, *, in_job: bool = False
+        self,
+        grace_s: float = GRACE_S,
+        say: Callable[[str], None] | None = None,
+        *,
+        in_job: bool = False,
     ) -> None:
         self.signum: int | None = None
         self._shell = os.getppid() if in_job else None
@@ -89,7 +95,10 @@ class Interruption:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._timer_before is not None:
             signal.setitimer(signal.ITIMER_REAL, *self._timer_before)

@@ -19,7 +19,9 @@ _PRELOADED = [
     "scalebench.calibration.steps_under_load",
 ]
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded at import, as no library may be loaded between fork and exec
+_LIBC = ctypes.CDLL(
+    None
+)  # loaded at import, as no library may be loaded between fork and exec
 
 
 def end_with_parent() -> None:
@@ -30,7 +32,8 @@ def end_with_parent() -> None:
 def end_with_launcher() -> None:
     """Kill this rank when the process that started it (of mpirun, srun or torchrun) ends, at once if it has already.
 
-    A rank that imports while its launcher is killed would otherwise wait for its peers for ever.
+    A rank that imports while its launcher is killed would otherwise wait for its peers
+    for ever.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
@@ -40,11 +43,13 @@ def end_with_launcher() -> None:
 def preloaded_forkserver() -> ForkServerContext:
     """Return a multiprocessing context that forks from a process with torch imported.
 
-    Saves 2 to 3 seconds of imports in each child; forking this process itself is not safe if it has threads.
+    Saves 2 to 3 seconds of imports in each child; forking this process itself is not
+    safe if it has threads.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    # Python's tracker of resources unblocks SIGINT behind its start, and with it in a forkserver that is started next.
+    # Python's tracker of resources unblocks SIGINT behind its start, and with it in a
+    # forkserver that is started next.
     resource_tracker.ensure_running()
     return context
 
@@ -59,7 +64,8 @@ def start_forkserver() -> None:
 def exit_with_parent() -> None:
     """End this multiprocessing child when the process that requested it ends, at once if it has ended already.
 
-    The kernel only reports the end of the forkserver, so that an idle thread waits for the requesting process.
+    The kernel only reports the end of the forkserver, so that an idle thread waits for
+    the requesting process.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -77,7 +83,8 @@ def _end_after(parent: BaseProcess) -> None:
 def signals_blocked() -> Iterator[None]:
     """Block SIGINT and SIGUSR1 for processes started in the context; SIGTERM still ends them.
 
-    A terminal sends Ctrl-C to all processes of the group, and the signal mask is inherited.
+    A terminal sends Ctrl-C to all processes of the group, and the signal mask is
+    inherited.
     """
     # Children inherit the mask; this process takes its own back right after.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})

@@ -1,7 +1,8 @@
 """The global random generators that models and strategies draw from: torch's of the CPU, numpy's and Python's.
 
-Weights are drawn inside `seeded`; each worker trains with generators of its own, seeded by `worker_seed`. Generators
-that a program makes itself (`numpy.random.default_rng()`, `torch.Generator()`) are its own affair.
+Weights are drawn inside `seeded`; each worker trains with generators of its own, seeded
+by `worker_seed`. Generators that a program makes itself (`numpy.random.default_rng()`,
+`torch.Generator()`) are its own affair.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ def worker_seed(seed: int, rank: int) -> int:
 
 def generators() -> dict[str, Generator]:
     """Return the generators by library, of the libraries that are loaded."""
-    found = {"random": Generator(random.seed, random.getstate, random.setstate, lambda one, other: bool(one == other))}
+    found = {
+        "random": Generator(
+            random.seed,
+            random.getstate,
+            random.setstate,
+            lambda one, other: bool(one == other),
+        )
+    }
     if "numpy" in sys.modules:
         found["numpy"] = _numpy()
     if "torch" in sys.modules:
@@ -40,7 +48,11 @@ def generators() -> dict[str, Generator]:
 
 def random_state(names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the states of the generators `names`, by default of all."""
-    return {name: generator.state() for name, generator in generators().items() if names is None or name in names}
+    return {
+        name: generator.state()
+        for name, generator in generators().items()
+        if names is None or name in names
+    }
 
 
 def put_back(states: dict[str, Any]) -> None:
@@ -54,7 +66,11 @@ def drawn_since(states: dict[str, Any]) -> frozenset[str]:
     """Return the generators that have been used since their `states`."""
     known = generators()
     now = {name: known[name].state() for name in states}
-    return frozenset(name for name, state in states.items() if not known[name].equal(state, now[name]))
+    return frozenset(
+        name
+        for name, state in states.items()
+        if not known[name].equal(state, now[name])
+    )
 
 
 def seed_generators(seed: int, names: Collection[str] | None = None) -> None:
@@ -78,10 +94,17 @@ def seeded(seed: int) -> Iterator[None]:
 def _numpy() -> Generator:
     import numpy as np
 
-    def equal(one: Any, other: Any) -> bool:  # name, key, position, and a normal number kept for the next call
+    def equal(
+        one: Any, other: Any
+    ) -> bool:  # name, key, position, and a normal number kept for the next call
         return bool(np.array_equal(one[1], other[1])) and one[2:] == other[2:]
 
-    return Generator(lambda seed: np.random.seed(seed % (1 << 32)), np.random.get_state, np.random.set_state, equal)
+    return Generator(
+        lambda seed: np.random.seed(seed % (1 << 32)),
+        np.random.get_state,
+        np.random.set_state,
+        equal,
+    )
 
 
 def _torch() -> Generator:

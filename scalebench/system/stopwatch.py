@@ -1,10 +1,11 @@
 """Timing beside other programs, in short windows that are each checked for disturbance.
 
-A window counts as undisturbed if no thread of the process waited for a core for more than `DELAY` of the window
-(Linux counts that wait in /proc/self/task/*/schedstat, in nanoseconds), the hypervisor took none of the machine's
-cores (`steal` in /proc/stat), and, where the process computes without a pause, its processor time is at least
-`COMPUTED` of the wall time. Windows of a few milliseconds pass even beside busy programs, as each lies within one slice
-of the scheduler; a whole run does not.
+A window counts as undisturbed if no thread of the process waited for a core for more
+than `DELAY` of the window (Linux counts that wait in /proc/self/task/*/schedstat, in
+nanoseconds), the hypervisor took none of the machine's cores (`steal` in /proc/stat),
+and, where the process computes without a pause, its processor time is at least
+`COMPUTED` of the wall time. Windows of a few milliseconds pass even beside busy
+programs, as each lies within one slice of the scheduler; a whole run does not.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Window(NamedTuple):
 class Stopwatch:
     """Timer of consecutive windows. `computes`: the calling thread computes all the time and never sleeps.
 
-    `shares_cores`: threads of the process compete for a core (engines with a progress thread), so that waiting for a
-    core is part of the timed operation and not a disturbance.
+    `shares_cores`: threads of the process compete for a core (engines with a progress
+    thread), so that waiting for a core is part of the timed operation and not a
+    disturbance.
     """
 
     def __init__(self, *, computes: bool = True, shares_cores: bool = False) -> None:
@@ -95,7 +97,10 @@ def _waited_for_core_s() -> float:
     for task in Path("/proc/self/task").iterdir():
         try:
             waited += int((task / "schedstat").read_bytes().split()[1])
-        except (OSError, IndexError):  # the thread has just ended, or the kernel keeps no statistics
+        except (
+            OSError,
+            IndexError,
+        ):  # the thread has just ended, or the kernel keeps no statistics
             continue
     return waited * 1e-9
 

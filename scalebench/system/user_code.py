@@ -10,11 +10,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scalebench.errors import OWN_MODULE, StudyError, UsageError, nearest, place_in_own_code
+from scalebench.errors import (
+    OWN_MODULE,
+    StudyError,
+    UsageError,
+    nearest,
+    place_in_own_code,
+)
 from scalebench.system.random_state import seeded
 
 STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
-_DRAWING = ("numpy", "torch")  # libraries with a random generator, in the order in which they are loaded
+_DRAWING = (
+    "numpy",
+    "torch",
+)  # libraries with a random generator, in the order in which they are loaded
 _IMPORT_SEED = 0
 
 _MOST_BYTES = 10_000_000
@@ -37,19 +46,28 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
         raise error(f"{kind} {name!r}: expected {form}")
     file = Path(path).expanduser()
     if not file.is_file() and Path(path.rpartition(":")[0]).expanduser().is_file():
-        raise error(f"{kind} {name!r}: {attribute!r} is no option; expected {attribute}=VALUE")
+        raise error(
+            f"{kind} {name!r}: {attribute!r} is no option; expected {attribute}=VALUE"
+        )
     if not file.is_file():
-        raise error(f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon")
+        raise error(
+            f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon"
+        )
     if file.stat().st_size > _MOST_BYTES:
-        raise error(f"{kind} {name!r}: {file} is larger than {_MOST_BYTES:,} bytes; expected a Python file")
+        raise error(
+            f"{kind} {name!r}: {file} is larger than {_MOST_BYTES:,} bytes; expected a Python file"
+        )
     return file
 
 
-def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]) -> Any:
+def load_own(
+    kind: str, name: str, form: str, what: str, error: type[UsageError]
+) -> Any:
     """Return the callable `name`; its file is executed again after a change.
 
-    The file is executed with generators of one seed, wherever and whenever that happens: numbers that it draws are
-    equal in all processes, and those of a run under way stay as they were.
+    The file is executed with generators of one seed, wherever and whenever that
+    happens: numbers that it draws are equal in all processes, and those of a run under
+    way stay as they were.
 
     Raises:
         UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
@@ -58,13 +76,30 @@ def load_own(kind: str, name: str, form: str, what: str, error: type[UsageError]
     attribute = name.rpartition(":")[2]
     state = file.stat()
     try:
-        module = _module(file.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
-    except (Exception, SystemExit) as cause:  # a script without a main guard may call sys.exit
-        raise error(f"{kind} file {file}: cannot be imported, it raised {raised(cause)}") from cause
+        module = _module(
+            file.absolute(),
+            state.st_size,
+            state.st_mtime_ns,
+            state.st_ctime_ns,
+            state.st_ino,
+        )
+    except (
+        Exception,
+        SystemExit,
+    ) as cause:  # a script without a main guard may call sys.exit
+        raise error(
+            f"{kind} file {file}: cannot be imported, it raised {raised(cause)}"
+        ) from cause
     found = getattr(module, attribute, None)
     if not callable(found):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise error(f"{kind} {name!r}: {file} has no {what} {attribute!r}; {nearest(attribute, known)}")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
+        raise error(
+            f"{kind} {name!r}: {file} has no {what} {attribute!r}; {nearest(attribute, known)}"
+        )
     return found
 
 
@@ -75,7 +110,9 @@ def raised(error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def _module(file: Path, *_: int) -> ModuleType:
-    name = f"{OWN_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    name = (
+        f"{OWN_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    )
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file; expected a name that ends in .py")
@@ -84,7 +121,9 @@ def _module(file: Path, *_: int) -> ModuleType:
     for library in _DRAWING:
         if library.encode() in source:  # loaded first, for its generator to be seeded
             importlib.import_module(library)
-    sys.modules[name] = module  # for dataclasses and pickle, which look up the module of a class
+    sys.modules[name] = (
+        module  # for dataclasses and pickle, which look up the module of a class
+    )
     try:
         with seeded(_IMPORT_SEED):
             spec.loader.exec_module(module)

@@ -1,7 +1,7 @@
 """Tables in print and in files: Markdown, LaTeX, CSV and JSON.
 
-In print the numbers of a column have one unit and the digits that their intervals support. Files have them unrounded:
-CSV in the unit of its heading, JSON in SI units.
+In print the numbers of a column have one unit and the digits that their intervals
+support. Files have them unrounded: CSV in the unit of its heading, JSON in SI units.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from scalebench.formatting import BETWEEN, EMPTY, bounds_alone, in_cell, is_interval, reduction_bounds_alone
+from scalebench.formatting import (
+    BETWEEN,
+    EMPTY,
+    bounds_alone,
+    in_cell,
+    is_interval,
+    reduction_bounds_alone,
+)
 from scalebench.tables.table import COUNT, Column, Entry, Form, Table
 
 _PLAIN_DIGITS = 3  # of a number without an interval
-_NARROWEST = 1e-4  # interval worth its digits, of the number: simulated times can differ by rounding alone
+# interval worth its digits, of the number: simulated times can differ by rounding alone
+_NARROWEST = 1e-4
 _TWO_DIGITS_UP_TO = 354  # of the three leading digits of a half-width
 COLUMN_PT = 241  # the narrowest column of a two-column page, ACM's
 PAGE_PT = 505  # both columns of that page
@@ -64,8 +72,11 @@ _TEX = {
     "‘": "`",
     "’": "'",
 }
-_LIGATURES = re.compile(r"([-,'])(?=\1)")  # two hyphens are a dash, two apostrophes a closing quote
-_NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"  # the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
+_LIGATURES = re.compile(
+    r"([-,'])(?=\1)"
+)  # two hyphens are a dash, two apostrophes a closing quote
+# the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
+_NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"
 _LINE = 110
 
 
@@ -73,7 +84,8 @@ _LINE = 110
 class Rounded:
     """A number and its bounds as text with equally many decimals; the bounds are empty without an interval.
 
-    `mark` stands behind a number, such as a time to target that some runs did not reach.
+    `mark` stands behind a number, such as a time to target that some runs did not
+    reach.
     """
 
     value: str
@@ -108,10 +120,16 @@ class Rounded:
         mark = to_latex(self.mark.strip())
         if not self.low:
             needs_math = self.is_number and not self.value.isdecimal()
-            return f"${self.value}${mark}" if needs_math else to_latex(self.value) + mark
+            return (
+                f"${self.value}${mark}" if needs_math else to_latex(self.value) + mark
+            )
         down, up = self.sides()
-        alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])  # apart by rounding only
-        spread = f" \\pm {max(up, down, key=float)}" if alike else f"^{{+{up}}}_{{-{down}}}"
+        alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(
+            up.partition(".")[2]
+        )  # apart by rounding only
+        spread = (
+            f" \\pm {max(up, down, key=float)}" if alike else f"^{{+{up}}}_{{-{down}}}"
+        )
         return f"${self.value}{spread}${mark}"
 
 
@@ -134,7 +152,12 @@ class Print:
             heads.append(f"{column.heading} ({unit})" if unit else column.heading)
             columns.append([rounded(cell, column.form, factor) for cell in own])
             factors.append(factor)
-        return cls(tuple(heads), tuple(zip(*columns, strict=True)), tuple(table.columns), tuple(factors))
+        return cls(
+            tuple(heads),
+            tuple(zip(*columns, strict=True)),
+            tuple(table.columns),
+            tuple(factors),
+        )
 
 
 def render(table: Table, to: str, label: str = "") -> str:
@@ -142,11 +165,14 @@ def render(table: Table, to: str, label: str = "") -> str:
     return FORMATS[to](table, label)
 
 
-def round_to_interval(value: float, low: float, high: float, decimals: int | None = None) -> Rounded:
+def round_to_interval(
+    value: float, low: float, high: float, decimals: int | None = None
+) -> Rounded:
     """Round a number to two digits of its interval's half-width, one if that begins with 355 or more.
 
-    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. The distance to the nearer bound keeps one
-    digit at least: 1.98 between 0.04 and 108 is 2, not 0. Without an interval: `decimals`, or three significant digits.
+    Rule of the Particle Data Group, Review of Particle Physics, section 5.3. The
+    distance to the nearer bound keeps one digit at least: 1.98 between 0.04 and 108 is
+    2, not 0. Without an interval: `decimals`, or three significant digits.
     """
     if not math.isfinite(value):
         return Rounded("never" if value == math.inf else EMPTY)
@@ -174,7 +200,9 @@ def rounded(cell: Entry, form: Form | None, factor: float) -> Rounded:
         return Rounded(bounds_alone(factor * low, factor * high))
     if high - low < _NARROWEST * (1.0 if form.is_share else abs(value)):
         low = high = math.nan
-    found = round_to_interval(factor * value, factor * low, factor * high, form.decimals)
+    found = round_to_interval(
+        factor * value, factor * low, factor * high, form.decimals
+    )
     return replace(found, mark=mark)
 
 
@@ -230,13 +258,23 @@ def as_csv(table: Table, label: str = "") -> str:
 def _unrounded(cell: Entry, shown: Rounded, factor: float) -> Rounded:
     """Return the numbers of a cell in its unit with all their digits, or its text for a cell of a file.
 
-    The number is left out where its bounds stand alone in print, and bounds where it has none there.
+    The number is left out where its bounds stand alone in print, and bounds where it
+    has none there.
     """
     if cell.number is None or not (shown.is_number or shown.bounds[0]):
-        return replace(shown, value="" if shown.value == EMPTY else in_cell(shown.value))
-    value, low, high = (f"{factor * number:.15g}" for number in cell.number[:3])  # a product is exact to so many
+        return replace(
+            shown, value="" if shown.value == EMPTY else in_cell(shown.value)
+        )
+    value, low, high = (
+        f"{factor * number:.15g}" for number in cell.number[:3]
+    )  # a product is exact to so many
     has_bounds = bool(shown.bounds[0])
-    return Rounded(value if shown.is_number else "", low if has_bounds else "", high if has_bounds else "", shown.mark)
+    return Rounded(
+        value if shown.is_number else "",
+        low if has_bounds else "",
+        high if has_bounds else "",
+        shown.mark,
+    )
 
 
 def as_json(table: Table, label: str = "") -> str:
@@ -279,11 +317,15 @@ def as_latex(table: Table, label: str = "") -> str:
         if first and before:
             body.append(r"    \addlinespace")
         if first and apart:
-            body.append(rf"    \multicolumn{{{len(kept)}}}{{@{{}}l}}{{{', '.join(group)}}} \\")
+            body.append(
+                rf"    \multicolumn{{{len(kept)}}}{{@{{}}l}}{{{', '.join(group)}}} \\"
+            )
         cells = [row[place] if first or place not in shared else "" for place in kept]
         body.append(f"    {' & '.join(cells)} \\\\")
         before = group
-    alignment = "".join("l" if _is_text(table.columns[place]) else "r" for place in kept)
+    alignment = "".join(
+        "l" if _is_text(table.columns[place]) else "r" for place in kept
+    )
     notes = " ".join(map(_sentence, table.notes))
     return "\n".join(
         [
@@ -295,7 +337,11 @@ def as_latex(table: Table, label: str = "") -> str:
             r"  \smallskip",
             r"  \footnotesize",
             rf"  \setlength{{\tabcolsep}}{{{_SEP_PT}pt}}",
-            *([rf"  \renewcommand{{\arraystretch}}{{{stretch}}}"] if stretch > 1 else []),
+            *(
+                [rf"  \renewcommand{{\arraystretch}}{{{stretch}}}"]
+                if stretch > 1
+                else []
+            ),
             rf"  \begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
             r"    \toprule",
             f"    {' & '.join(header[place] for place in kept)} \\\\",
@@ -303,7 +349,13 @@ def as_latex(table: Table, label: str = "") -> str:
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
-            *([rf"  \par\smallskip\parbox{{\linewidth}}{{\scriptsize {latex_lines(notes)}}}"] if notes else []),
+            *(
+                [
+                    rf"  \par\smallskip\parbox{{\linewidth}}{{\scriptsize {latex_lines(notes)}}}"
+                ]
+                if notes
+                else []
+            ),
             rf"\end{{{kind}}}",
             "",
         ]
@@ -331,7 +383,11 @@ def widths_pt(table: Table, *, apart: bool = False) -> list[float]:
 
     Shared columns are left out if their values stand `apart`, in rows of their own.
     """
-    places = [place for place, column in enumerate(table.columns) if not (apart and column.shared)]
+    places = [
+        place
+        for place, column in enumerate(table.columns)
+        if not (apart and column.shared)
+    ]
     cells = latex_cells(table)
     widths = [max(_printed_pt(row[place]) for row in cells) for place in places]
     return [width + 2 * _SEP_PT * (place > 0) for place, width in enumerate(widths)]
@@ -341,14 +397,19 @@ def names_stand_apart(table: Table) -> bool:
     """Return True if shared values stand in rows of their own: beside them no column fits a column of a page."""
     widths = widths_pt(table)
     keys = _keys(table)
-    shared = sum(width for width, column in zip(widths, table.columns, strict=True) if column.shared)
+    shared = sum(
+        width
+        for width, column in zip(widths, table.columns, strict=True)
+        if column.shared
+    )
     return 0 < shared <= COLUMN_PT < sum(widths[:keys]) + min(widths[keys:], default=0)
 
 
 def fitting(table: Table, most_telling: Sequence[str]) -> Table:
     """Return `table` with those columns, the `most_telling` names first, that fit one column of a page with its keys.
 
-    Where the keys leave no room for any there, the columns fit the width of the page; one is kept in any case.
+    Where the keys leave no room for any there, the columns fit the width of the page;
+    one is kept in any case.
     """
     widths = widths_pt(table)
     number = _keys(table)
@@ -358,8 +419,12 @@ def fitting(table: Table, most_telling: Sequence[str]) -> Table:
         keys = sum(widths_pt(table, apart=True)[: number - shared])
     rank = {name: place for place, name in enumerate(most_telling)}
     places = range(number, len(widths))
-    order = sorted(places, key=lambda place: rank.get(table.columns[place].name, len(rank)))
-    limit = COLUMN_PT if keys + min(widths[number:], default=0) <= COLUMN_PT else PAGE_PT
+    order = sorted(
+        places, key=lambda place: rank.get(table.columns[place].name, len(rank))
+    )
+    limit = (
+        COLUMN_PT if keys + min(widths[number:], default=0) <= COLUMN_PT else PAGE_PT
+    )
     kept: list[int] = []
     for place in order:
         if not kept or keys + sum(widths[n] for n in [*kept, place]) <= limit:
@@ -371,7 +436,9 @@ def fitting(table: Table, most_telling: Sequence[str]) -> Table:
 
 def _keys(table: Table) -> int:
     """Return the number of leading columns that tell rows apart: texts and counts."""
-    return sum(1 for _ in takewhile(lambda column: column.form in (None, COUNT), table.columns))
+    return sum(
+        1 for _ in takewhile(lambda column: column.form in (None, COUNT), table.columns)
+    )
 
 
 def _is_text(column: Column[Any]) -> bool:
@@ -384,9 +451,15 @@ def _sentence(text: str) -> str:
 
 def _unit(form: Form, cells: Sequence[Entry]) -> tuple[float, str]:
     """Return the factor to the unit that suits the largest number, and the unit."""
-    known = [cell.number.value for cell in cells if cell.number is not None and math.isfinite(cell.number.value)]
+    known = [
+        cell.number.value
+        for cell in cells
+        if cell.number is not None and math.isfinite(cell.number.value)
+    ]
     longest = max(known, default=math.nan)
-    return next((factor, unit) for limit, factor, unit in form.units if not longest >= limit)
+    return next(
+        (factor, unit) for limit, factor, unit in form.units if not longest >= limit
+    )
 
 
 def _finite(value: float) -> float | str | None:
@@ -400,18 +473,26 @@ def _printed_pt(latex: str) -> float:
     """Return the width of a cell in print, in points; both distances of an interval stand one above the other."""
 
     def width(text: str, size: float) -> float:
-        plain = text.replace(r"\dots{}", "…").replace(r"\pm", "±").replace(r"\ensuremath{\times}", "×")
+        plain = (
+            text.replace(r"\dots{}", "…")
+            .replace(r"\pm", "±")
+            .replace(r"\ensuremath{\times}", "×")
+        )
         return printed_width(re.sub(r"\\(?=\W)|[${}]", "", plain), size, "STIXGeneral")
 
     value, *sides = re.split(r"[\^_](?=\{[+-])", latex)
-    return width(value, _FONT_PT) + max((width(side, 0.75 * _FONT_PT) for side in sides), default=0.0)
+    return width(value, _FONT_PT) + max(
+        (width(side, 0.75 * _FONT_PT) for side in sides), default=0.0
+    )
 
 
 def _places(number: float, significant: int) -> int:
     """Return the decimals that show `significant` digits of a number; negative: to tens, hundreds."""
     if number == 0:
         return 0
-    rounded = float(f"{number:.{significant - 1}e}")  # first: 9.99 with two digits is 10, of another order
+    rounded = float(
+        f"{number:.{significant - 1}e}"
+    )  # first: 9.99 with two digits is 10, of another order
     return significant - 1 - math.floor(math.log10(abs(rounded)))
 
 
@@ -422,18 +503,22 @@ def _fixed(number: float, places: int) -> str:
 def escape_latex(text: str) -> str:
     """Escape `text` for LaTeX with T1 fonts: special characters escaped, ligatures broken.
 
-    Accented Latin letters stay, other letters lose their accents, and characters without a Latin form become their code
-    point, as an unknown character stops LaTeX.
+    Accented Latin letters stay, other letters lose their accents, and characters
+    without a Latin form become their code point, as an unknown character stops LaTeX.
     """
     pieces = _LIGATURES.sub("\\1\0", text.replace("\0", ""))
-    return "".join("{}" if piece == "\0" else _TEX.get(piece) or _letter(piece) for piece in pieces)
+    return "".join(
+        "{}" if piece == "\0" else _TEX.get(piece) or _letter(piece) for piece in pieces
+    )
 
 
 def _letter(character: str) -> str:
     if character.isspace():
         return " "
     code = ord(character)
-    if 0x20 <= code < 0x7F or (0xC0 <= code <= 0x17F and character.isalpha() and character not in _NOT_IN_T1):
+    if 0x20 <= code < 0x7F or (
+        0xC0 <= code <= 0x17F and character.isalpha() and character not in _NOT_IN_T1
+    ):
         return character
     if unicodedata.category(character)[0] == "C":
         return "" if code < 0x20 or 0x7F <= code < 0xA0 else f"U+{code:04X}"
@@ -448,7 +533,9 @@ def to_latex(text: str) -> str:
 
 def latex_lines(text: str) -> str:
     """Return `to_latex(text)` in lines of a LaTeX file."""
-    return textwrap.fill(to_latex(text), _LINE, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        to_latex(text), _LINE, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def printed_width(text: str, size: float, family: str) -> float:
@@ -466,4 +553,6 @@ def _advance_em(letter: str, family: str) -> float:
     if not font.get_char_index(ord(letter)):
         return 1.0
     font.set_size(size, 72)
-    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size  # fixed point: 16 bits behind the point
+    return (
+        float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size
+    )  # fixed point: 16 bits behind the point

@@ -1,7 +1,8 @@
 """Tables for a terminal of any width.
 
-Values that neighbouring rows share stand as headings above these rows. Where the room is too small, columns are left
-out, the least important first, and named below the table. No number is truncated.
+Values that neighbouring rows share stand as headings above these rows. Where the room
+is too small, columns are left out, the least important first, and named below the
+table. No number is truncated.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ class Screen:
 
     table: Table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Text]:
         """Yield the lines."""
         table = self.table
         rows = [[_as_text(cell) for cell in row] for row in table.rows]
-        columns = [(n, column) for n, column in enumerate(table.columns) if not column.shared]
+        columns = [
+            (n, column) for n, column in enumerate(table.columns) if not column.shared
+        ]
         widths = {}
         for n, column in columns:
             cells = [row[n].cell_len for row in rows]
             widths[n] = max([len(column.name), *cells])
         shown = columns
-        while sum(widths[n] + len(_GAP) for n, _ in shown) > options.max_width + len(_GAP):
+        while sum(widths[n] + len(_GAP) for n, _ in shown) > options.max_width + len(
+            _GAP
+        ):
             most = max(column.spare for _, column in shown)
             if most == 0:
                 break  # the columns that are left say what the table is about, and stay
@@ -45,19 +52,31 @@ class Screen:
         if rows:
             if any(column.over for _, column in shown):
                 yield _over(shown, widths)
-            yield _line([Text(column.name, style="bold") for column in table.columns], shown, widths)
+            yield _line(
+                [Text(column.name, style="bold") for column in table.columns],
+                shown,
+                widths,
+            )
         for heading, own in groupby(rows, self._heading):
             if heading:
                 yield Text(heading, style="bold")
             yield from (_line(row, shown, widths) for row in own)
-        if rows and (dropped := [column for n, column in columns if (n, column) not in shown]):
-            names = ", ".join(f"{column.over} {column.name}".strip() for column in dropped)
+        if rows and (
+            dropped := [column for n, column in columns if (n, column) not in shown]
+        ):
+            names = ", ".join(
+                f"{column.over} {column.name}".strip() for column in dropped
+            )
             yield Text(f"no room for: {names}: a wider terminal has all", style="dim")
         for note in table.notes:
             yield Text(note, style="dim")
 
     def _heading(self, row: Sequence[Text]) -> str:
-        return ", ".join(cell.plain for cell, column in zip(row, self.table.columns, strict=True) if column.shared)
+        return ", ".join(
+            cell.plain
+            for cell, column in zip(row, self.table.columns, strict=True)
+            if column.shared
+        )
 
 
 Shown = Sequence[tuple[int, Column[Any]]]
@@ -89,7 +108,11 @@ def print_results(*parts: Table | str) -> None:
     if not console.is_terminal:
         console = Console(width=10_000)
     for part in parts:
-        console.print(Screen(part) if isinstance(part, Table) else part, highlight=False, markup=False)
+        console.print(
+            Screen(part) if isinstance(part, Table) else part,
+            highlight=False,
+            markup=False,
+        )
 
 
 def _as_text(cell: Entry) -> Text:

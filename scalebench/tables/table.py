@@ -38,9 +38,10 @@ _PERCENT = ((math.inf, 100.0, "%"),)
 class Form:
     """How the numbers of a column are written.
 
-    On a screen each has the unit that suits it: `screen` writes a number and its bounds. In print all have the unit of
-    the largest, from `units` (limit of the largest, factor to the unit, unit), and the digits that their intervals
-    support; without an interval `decimals`, or three significant digits.
+    On a screen each has the unit that suits it: `screen` writes a number and its
+    bounds. In print all have the unit of the largest, from `units` (limit of the
+    largest, factor to the unit, unit), and the digits that their intervals support;
+    without an interval `decimals`, or three significant digits.
     """
 
     screen: Callable[[float, float, float], str]
@@ -93,12 +94,23 @@ TIME_ALONE = Form(_value(seconds), SECONDS)  # the same without the interval on 
 RATIO = Form(digits_with_interval)  # 1.30 [1.21, 1.40]
 SPEEDUP = Form(_times)  # 1.30x
 NUMBER = Form(_value(digits))
-SAVED = Form(percent_with_interval, _PERCENT, 1, is_reduction_supported)  # +54 % [51, 57]: 1 - ratio of times
+SAVED = Form(
+    percent_with_interval, _PERCENT, 1, is_reduction_supported
+)  # +54 % [51, 57]: 1 - ratio of times
 CHANGE = Form(_value(percent), _PERCENT, 1, _always)  # +54 %
 SHARE = Form(_value(share), _PERCENT, 1, _always)  # 54 %
-METRIC = Form(metric_with_interval, decimals=3, supported=_always)  # 0.907 [0.899, 0.915]
-METRIC_ALONE = Form(lambda value, low, high: metric_with_interval(value, math.nan, math.nan), METRIC.units, 3, _always)
-DIFFERENCE = Form(partial(metric_with_interval, signed=True), decimals=3, supported=_always)
+METRIC = Form(
+    metric_with_interval, decimals=3, supported=_always
+)  # 0.907 [0.899, 0.915]
+METRIC_ALONE = Form(
+    lambda value, low, high: metric_with_interval(value, math.nan, math.nan),
+    METRIC.units,
+    3,
+    _always,
+)
+DIFFERENCE = Form(
+    partial(metric_with_interval, signed=True), decimals=3, supported=_always
+)
 MEMORY = Form(_value(_memory), ((math.inf, 2.0**-30, "GiB"),))  # 1.23 GiB, 45.6 MiB
 COUNT = Form(_value(_count), decimals=0)
 EPOCHS = Form(_value(_passes), decimals=1)
@@ -128,9 +140,11 @@ def _no_mark(row: object) -> str:
 class Column(Generic[R]):
     """A quantity of rows: its heading, what it takes from a row, how numbers are written, and its meaning.
 
-    `of` gives a text, a number with a `form`, or both as an entry; `mark` gives what stands behind the number. Values
-    of a `shared` column are headings above the rows that share them; `over` is a heading of neighbouring columns. On a
-    narrow screen the columns with the largest `spare` are left out together, then the next; never those with 0.
+    `of` gives a text, a number with a `form`, or both as an entry; `mark` gives what
+    stands behind the number. Values of a `shared` column are headings above the rows
+    that share them; `over` is a heading of neighbouring columns. On a narrow screen the
+    columns with the largest `spare` are left out together, then the next; never those
+    with 0.
     """
 
     name: str
@@ -164,7 +178,9 @@ def fields(names: str) -> Callable[[Mapping[Any, Any]], Measured]:
     keys = names.split()
 
     def read(row: Mapping[Any, Any]) -> Measured:
-        value, *bounds = (math.nan if row[key] is None else float(row[key]) for key in keys)
+        value, *bounds = (
+            math.nan if row[key] is None else float(row[key]) for key in keys
+        )
         low, high = bounds or (math.nan, math.nan)
         return Measured(value, low, high)
 
@@ -188,7 +204,12 @@ class Table:
 
     @classmethod
     def of(
-        cls, title: str, columns: Sequence[Column[R]], rows: Iterable[R], notes: Iterable[str] = (), name: str = ""
+        cls,
+        title: str,
+        columns: Sequence[Column[R]],
+        rows: Iterable[R],
+        notes: Iterable[str] = (),
+        name: str = "",
     ) -> Table:
         """Return the table of `rows`."""
         cells = [[column.cell(row) for column in columns] for row in rows]

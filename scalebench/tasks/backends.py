@@ -1,7 +1,7 @@
 """Where tasks are computed: processes of this node, dask.distributed, Ray. One class and one line of `BACKENDS` each.
 
-The result of a task is an `EngineError` if it failed, a `DeadWorkerError` if its process died. Backends compute at most
-one task of a worker at a time.
+The result of a task is an `EngineError` if it failed, a `DeadWorkerError` if its
+process died. Backends compute at most one task of a worker at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,22 @@ from scalebench.tasks.process import DeadWorkerError, Ended, TaskProcess
 ANSWER_S = 10.0  # for a scheduler to answer
 _START_S = 60.0  # for its workers to start
 _TOPIC = "scalebench"  # of events on a dask scheduler
-# A client's first bytes, with an empty frame of settings; the bytes before a frame, and the kind of one with settings.
-_HTTP2_PREFACE, _HTTP2_HEAD, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 9, b"\4"
+# A client's first bytes, with an empty frame of settings; the bytes before a frame, and
+# the kind of one with settings.
+_HTTP2_PREFACE, _HTTP2_HEAD, _HTTP2_SETTINGS = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+    9,
+    b"\4",
+)
 _NUMBERS = itertools.count()  # of clients of this process
 
 
 class Backend(Protocol):
     """Computes tasks for `workers` workers at the same time."""
 
-    def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         """Begin to compute a task, preferably where those of equal `place` were computed."""
 
     def ended(self, timeout_s: float) -> list[Ended]:
@@ -56,7 +63,9 @@ class Processes:
     def __init__(self, options: TaskOptions, workers: int) -> None:
         self._processes = [TaskProcess() for _ in range(workers)]
 
-    def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         self._alive(place % len(self._processes)).submit(ticket, function, *arguments)
 
     def _alive(self, place: int) -> TaskProcess:
@@ -69,7 +78,10 @@ class Processes:
         busy = [process for process in self._processes if process.is_busy]
         ready = wait([process.pipe for process in busy], timeout_s)
         return [
-            (ticket, _result(value)) for process in busy if process.pipe in ready for ticket, value in process.ended()
+            (ticket, _result(value))
+            for process in busy
+            if process.pipe in ready
+            for ticket, value in process.ended()
         ]
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -103,18 +115,30 @@ class Dask:
         self._cluster = None if options.scheduler else _local_cluster(workers)
         if options.scheduler:
             _require_answer(options.scheduler)
-        self._client = Client(options.scheduler or self._cluster, timeout=ANSWER_S, set_as_default=False)
+        self._client = Client(
+            options.scheduler or self._cluster, timeout=ANSWER_S, set_as_default=False
+        )
         try:
-            self._client.wait_for_workers(workers, timeout=_START_S if self._cluster is not None else ANSWER_S)
+            self._client.wait_for_workers(
+                workers, timeout=_START_S if self._cluster is not None else ANSWER_S
+            )
         except TimeoutError:
             found = len(self._client.scheduler_info(n_workers=-1)["workers"])
             self.close()
-            raise _too_few(options, f"{counted(found, 'dask worker')}", found, workers) from None
+            raise _too_few(
+                options, f"{counted(found, 'dask worker')}", found, workers
+            ) from None
 
-    def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         name = f"{self._name}-{ticket}"
-        future = self._client.submit(_announced, name, function, *arguments, pure=False, key=name)
-        future.add_done_callback(lambda future: _pass_on(self._ended, ticket, future, self._killed))
+        future = self._client.submit(
+            _announced, name, function, *arguments, pure=False, key=name
+        )
+        future.add_done_callback(
+            lambda future: _pass_on(self._ended, ticket, future, self._killed)
+        )
 
     def ended(self, timeout_s: float) -> list[Ended]:
         return _first(self._ended, timeout_s)
@@ -123,7 +147,11 @@ class Dask:
         return list(self._client.run(function, *arguments).values())
 
     def repeated(self) -> int:
-        begun = Counter(name for _, name in self._client.get_events(_TOPIC) if str(name).startswith(self._name))
+        begun = Counter(
+            name
+            for _, name in self._client.get_events(_TOPIC)
+            if str(name).startswith(self._name)
+        )
         before, self._repeated = self._repeated, begun.total() - len(begun)
         return self._repeated - before
 
@@ -148,7 +176,9 @@ def _require_answer(address: str) -> None:
     try:
         asyncio.run(asyncio.wait_for(ask(), ANSWER_S))
         return
-    except MemoryError:  # dask takes the first bytes of another protocol for the length of a message
+    except (
+        MemoryError
+    ):  # dask takes the first bytes of another protocol for the length of a message
         why = "another program does"
     except (OSError, ValueError) as error:
         why = in_one_line(error)
@@ -175,10 +205,16 @@ def _local_cluster(workers: int) -> Any:
     environ = {name: value for name, value in before.items() if name != TRIM}
     settings = {
         "distributed.nanny.pre-spawn-environ": environ,
-        "distributed.scheduler.allowed-failures": 0,  # a task that lost its worker comes back here, and is counted
+        # a task that lost its worker comes back here, and is counted
+        "distributed.scheduler.allowed-failures": 0,
     }
     with dask.config.set(settings):
-        return LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0")
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",
+        )
 
 
 class Ray:
@@ -189,15 +225,26 @@ class Ray:
 
         self._ray, self._workers = ray, workers
         self._ended: SimpleQueue[Ended] = SimpleQueue()
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster of our own reports to its makers
-        quiet = {"logging_level": "error", "log_to_driver": False}  # a dead worker is in its row
+        os.environ.setdefault(
+            "RAY_USAGE_STATS_ENABLED", "0"
+        )  # else a cluster of our own reports to its makers
+        quiet = {
+            "logging_level": "error",
+            "log_to_driver": False,
+        }  # a dead worker is in its row
         if not options.scheduler:
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)  # beside any that runs here
+            ray.init(
+                address="local", num_cpus=workers, include_dashboard=False, **quiet
+            )  # beside any that runs here
             return
         _require_ray(options.scheduler)
         try:
             ray.init(address=options.scheduler, **quiet)
-        except (OSError, RuntimeError, ray.exceptions.RayError) as error:  # no token, or another version of Ray
+        except (
+            OSError,
+            RuntimeError,
+            ray.exceptions.RayError,
+        ) as error:  # no token, or another version of Ray
             raise EngineError(
                 f"tasks.scheduler {options.scheduler}: Ray does not let this command in ({in_one_line(error)}); a "
                 "cluster that asks for a token takes it with RAY_AUTH_MODE=token"
@@ -207,18 +254,24 @@ class Ray:
             self.close()
             raise _too_few(options, f"a Ray of {counted(found, 'CPU')}", found, workers)
 
-    def submit(self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, ticket: int, place: int, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         task = self._ray.remote(num_cpus=1, max_retries=0)(function)
         future = task.remote(*arguments).future()
         death = self._ray.exceptions.WorkerCrashedError
-        future.add_done_callback(lambda future: _pass_on(self._ended, ticket, future, death))
+        future.add_done_callback(
+            lambda future: _pass_on(self._ended, ticket, future, death)
+        )
 
     def ended(self, timeout_s: float) -> list[Ended]:
         return _first(self._ended, timeout_s)
 
     def everywhere(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         task = self._ray.remote(num_cpus=1)(function)
-        found: list[Any] = self._ray.get([task.remote(*arguments) for _ in range(self._workers)])
+        found: list[Any] = self._ray.get(
+            [task.remote(*arguments) for _ in range(self._workers)]
+        )
         return found
 
     def repeated(self) -> int:
@@ -231,7 +284,8 @@ class Ray:
 def _require_ray(address: str) -> None:
     """Refuse HOST:PORT, or ray://HOST:PORT, where no Ray answers; Ray alone waits for three minutes.
 
-    Its servers speak gRPC, hence HTTP/2, in which a server's first frame holds its settings (RFC 9113, 3.4).
+    Its servers speak gRPC, hence HTTP/2, in which a server's first frame holds its
+    settings (RFC 9113, 3.4).
 
     Raises:
         EngineError: names the address.
@@ -261,7 +315,9 @@ def _too_few(options: TaskOptions, there: str, found: int, workers: int) -> Engi
     )
 
 
-def _pass_on(ended: SimpleQueue[Ended], ticket: int, future: Any, death: type[BaseException]) -> None:
+def _pass_on(
+    ended: SimpleQueue[Ended], ticket: int, future: Any, death: type[BaseException]
+) -> None:
     """Put an ended task into the queue; called by a thread of its backend."""
     if future.cancelled():
         return
@@ -286,4 +342,8 @@ def _first(ended: SimpleQueue[Ended], timeout_s: float) -> list[Ended]:
         return []
 
 
-BACKENDS: dict[str, Callable[[TaskOptions, int], Backend]] = {"processes": Processes, "dask": Dask, "ray": Ray}
+BACKENDS: dict[str, Callable[[TaskOptions, int], Backend]] = {
+    "processes": Processes,
+    "dask": Dask,
+    "ray": Ray,
+}

@@ -1,8 +1,9 @@
 """The task `train(block, weights) -> weights`: local steps of one worker, computed wherever a backend puts them.
 
-A process that computes tasks keeps a model and the data set, and no state of any worker: weights, buffers, optimizer
-and random generators come with a block and go back with its result. Samples are read from the data set again, in the
-order of the plan, so that any process can train any block with the same bits.
+A process that computes tasks keeps a model and the data set, and no state of any
+worker: weights, buffers, optimizer and random generators come with a block and go back
+with its result. Samples are read from the data set again, in the order of the plan, so
+that any process can train any block with the same bits.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from scalebench.errors import in_one_line
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run
 from scalebench.system.clock import WallClock
-from scalebench.system.random_state import drawn_since, put_back, random_state, seed_generators, worker_seed
+from scalebench.system.random_state import (
+    drawn_since,
+    put_back,
+    random_state,
+    seed_generators,
+    worker_seed,
+)
 from scalebench.training.replica import Replica
 from scalebench.training.state import Packed, State
 
-TRIM = "MALLOC_TRIM_THRESHOLD_"  # set low, memory goes back to the kernel after each step and is asked for again
+# set low, memory goes back to the kernel after each step and is asked for again
+TRIM = "MALLOC_TRIM_THRESHOLD_"
 
 
 class Steps(NamedTuple):
@@ -78,7 +86,9 @@ class Failed:
     error: str
 
 
-def train_block(job: Job, worker: int, pieces: tuple[Piece, ...], state: State) -> Trained | Failed:
+def train_block(
+    job: Job, worker: int, pieces: tuple[Piece, ...], state: State
+) -> Trained | Failed:
     """Train a block of `worker` from `state`."""
     try:
         return _trainer(job).train(worker, pieces, state)
@@ -111,7 +121,9 @@ class _Trainer:
         torch.set_num_threads(run.threads_per_worker)
         self._run, self._dataset = run, open_dataset(folder)
         self._plan = BatchPlan.of(run, run.workers, run.seed, self._dataset)
-        self._replica = Replica(run, self._dataset, self._plan, lone_communicator(run.workers), WallClock())
+        self._replica = Replica(
+            run, self._dataset, self._plan, lone_communicator(run.workers), WallClock()
+        )
         self._held = (0, -1)  # worker and epoch of the samples in memory
         self._warm_up()
 
@@ -121,7 +133,9 @@ class _Trainer:
             replica.local_steps(replica.batches(0), steps)
 
     def train(self, worker: int, pieces: tuple[Piece, ...], state: State) -> Trained:
-        torch.set_num_threads(self._run.threads_per_worker)  # of this thread of the process
+        torch.set_num_threads(
+            self._run.threads_per_worker
+        )  # of this thread of the process
         replica, clock = self._replica, self._replica.clock
         replica.rank, replica.steps = worker, state.steps
         state.put_into(replica)
@@ -156,10 +170,17 @@ class _Trainer:
         """Return the batches from the first of `steps` on, with the samples of the worker in that epoch."""
         replica = self._replica
         if self._held != (replica.rank, steps.epoch):
-            # A new shard reads its samples; one that went on would want them from the shards of other workers.
-            replica.shard = Shard(self._dataset, self._plan, replica.rank, replica.dtype, replica.device)
+            # A new shard reads its samples; one that went on would want them from the
+            # shards of other workers.
+            replica.shard = Shard(
+                self._dataset, self._plan, replica.rank, replica.dtype, replica.device
+            )
             self._held = (replica.rank, steps.epoch)
-        batches = replica.block_batches(steps.epoch) if steps.by_block else replica.batches(steps.epoch)
+        batches = (
+            replica.block_batches(steps.epoch)
+            if steps.by_block
+            else replica.batches(steps.epoch)
+        )
         for _ in range(steps.first):
             next(batches)
         return batches

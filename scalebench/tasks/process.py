@@ -1,7 +1,8 @@
 """A process of this node that computes tasks, one after the other, as they come through a pipe.
 
-One thread submits tasks and waits for their answers. A `concurrent.futures` pool hands a task to the thread that
-manages the pool, to the one that writes into its queue, and back over the first, and each waits to be woken.
+One thread submits tasks and waits for their answers. A `concurrent.futures` pool hands
+a task to the thread that manages the pool, to the one that writes into its queue, and
+back over the first, and each waits to be woken.
 """
 
 from __future__ import annotations
@@ -14,9 +15,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from scalebench.errors import EngineError, in_one_line
-from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
+from scalebench.system.parent_watch import (
+    exit_with_parent,
+    preloaded_forkserver,
+    signals_blocked,
+)
 
-Ended = tuple[Hashable, Any]  # the ticket of a task and its result, or the exception that it raised
+Ended = tuple[
+    Hashable, Any
+]  # the ticket of a task and its result, or the exception that it raised
 
 
 class DeadWorkerError(EngineError):
@@ -28,12 +35,16 @@ class TaskProcess:
 
     def __init__(self) -> None:
         context = preloaded_forkserver()
-        self.pipe, theirs = context.Pipe()  # can be read once a task, or the process, has ended
+        self.pipe, theirs = (
+            context.Pipe()
+        )  # can be read once a task, or the process, has ended
         self._process = context.Process(target=_compute, args=(theirs,), daemon=True)
         with signals_blocked():
             self._process.start()
         theirs.close()  # the process has its own: its end is then the end of the pipe
-        self._tasks: deque[tuple[Hashable, bytes]] = deque()  # the first is computed, the others wait for it
+        self._tasks: deque[tuple[Hashable, bytes]] = (
+            deque()
+        )  # the first is computed, the others wait for it
 
     @property
     def pid(self) -> int | None:
@@ -50,9 +61,13 @@ class TaskProcess:
         """True if a task is under way."""
         return bool(self._tasks)
 
-    def submit(self, ticket: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, ticket: Hashable, function: Callable[..., Any], *arguments: Any
+    ) -> None:
         """Begin to compute `function(*arguments)`, after what was submitted before."""
-        self._tasks.append((ticket, pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)))
+        self._tasks.append(
+            (ticket, pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
+        )
         if len(self._tasks) == 1:
             self._send()
 
@@ -62,7 +77,9 @@ class TaskProcess:
             content = self.pipe.recv_bytes()
         except (EOFError, OSError):
             self._process.join()
-            error = DeadWorkerError(f"a process ended with exit code {self._process.exitcode}")
+            error = DeadWorkerError(
+                f"a process ended with exit code {self._process.exitcode}"
+            )
             left, self._tasks = self._tasks, deque()
             return [(ticket, error) for ticket, _ in left]
         ticket, _ = self._tasks.popleft()
@@ -92,7 +109,10 @@ def _compute(pipe: Connection) -> None:
         try:
             function, arguments = pickle.loads(content)  # noqa: S301  # of the process that started this one
             answer = pickle.dumps(function(*arguments), pickle.HIGHEST_PROTOCOL)
-        except (Exception, SystemExit) as error:  # of any kind, raised by a user's model
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # of any kind, raised by a user's model
             answer = _as_answer(error)
         pipe.send_bytes(answer)
 

@@ -1,8 +1,9 @@
 """Runs on the engine `tasks`: the programs of all workers in this process, their local steps as tasks elsewhere.
 
-Each worker is a greenlet. The batches that its strategy trains on alone are put off until it looks at the weights, so
-that they make one task; averages and merges are computed here, from what the tasks have returned, in the order of the
-workers or of their arrival. Times are those of the wall clock.
+Each worker is a greenlet. The batches that its strategy trains on alone are put off
+until it looks at the weights, so that they make one task; averages and merges are
+computed here, from what the tasks have returned, in the order of the workers or of
+their arrival. Times are those of the wall clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
 from scalebench.system.clock import Task, WallClock
 from scalebench.tasks.backends import BACKENDS, Backend
-from scalebench.tasks.block import RESET, Failed, Job, Piece, Steps, Trained, prepare, train_block
+from scalebench.tasks.block import (
+    RESET,
+    Failed,
+    Job,
+    Piece,
+    Steps,
+    Trained,
+    prepare,
+    train_block,
+)
 from scalebench.tasks.process import DeadWorkerError
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
@@ -42,13 +52,16 @@ from scalebench.virtual.shared import HostedState, Hosts
 
 _T = TypeVar("_T")
 _POLL_S = 0.2  # between two looks at the time limit
-_TICKETS = count()  # numbers of tasks, over all runs: a late result of an ended run is no other task's
+_TICKETS = (
+    count()
+)  # numbers of tasks, over all runs: a late result of an ended run is no other task's
 
 
 class TaskClock(WallClock):
     """The wall clock of a worker whose steps are computed elsewhere; with the members that the communicator reads.
 
-    Of the time until a task is back its own laps are compute and data, what is left is communication.
+    Of the time until a task is back its own laps are compute and data, what is left is
+    communication.
     """
 
     backward_s = 0.0
@@ -70,12 +83,17 @@ class TaskClock(WallClock):
         before = self.mark
         super().did(task, samples, share)
         if self.running:
-            self._lap("communication" if task == Task.COMM else task.name.lower(), before, self.mark)
+            self._lap(
+                "communication" if task == Task.COMM else task.name.lower(),
+                before,
+                self.mark,
+            )
 
     def took(self, seconds: Sequence[float], began: float) -> None:
         """Record the time since the last lap as that of a task with these laps of its own, which began at `began`.
 
-        A moment before or after that time is one of another machine's clock: the task then ended now.
+        A moment before or after that time is one of another machine's clock: the task
+        then ended now.
         """
         before, now, own = self.mark, time.perf_counter(), sum(seconds)
         self.mark = now
@@ -92,13 +110,17 @@ class TaskClock(WallClock):
         if end > begin:
             self.laps.append(Lap(activity, begin - self._began, end - self._began))
 
-    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
+    def communicated(
+        self, until: float, waited: float, cost: float | None = None
+    ) -> None:
         self.did(Task.COMM)
 
     def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
         return operation(*arguments)
 
-    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+    def rehearse(
+        self, operation: Callable[..., object], *arguments: object, times: int = 1
+    ) -> None:
         """Nothing to measure."""
 
     def price(self, operation: Callable[..., Any], members: int = 2) -> float:
@@ -130,19 +152,25 @@ class _Tasks(Scheduler):
         """Return True if a task is under way."""
         return bool(self._of_ticket)
 
-    def train(self, job: Job, worker: int, pieces: tuple[Piece, ...], state: State) -> Trained:
+    def train(
+        self, job: Job, worker: int, pieces: tuple[Piece, ...], state: State
+    ) -> Trained:
         """Return the result of a block, suspending the calling worker; another process takes over from a dead one.
 
         Raises:
             RunError: the block cannot be trained, or two processes died of it.
         """
         for attempt in range(2):
-            result = self._computed(worker, worker + attempt, (job, worker, pieces, state))
+            result = self._computed(
+                worker, worker + attempt, (job, worker, pieces, state)
+            )
             if not isinstance(result, DeadWorkerError):
                 break
             self.retrained += attempt == 0
         if isinstance(result, DeadWorkerError):
-            raise RunError(f"worker {worker}: two processes died while they trained the same block: {result}")
+            raise RunError(
+                f"worker {worker}: two processes died while they trained the same block: {result}"
+            )
         if isinstance(result, Failed):
             raise RunError(f"worker {worker}: {result.error}")
         if isinstance(result, Exception):
@@ -171,7 +199,9 @@ class _Tasks(Scheduler):
                     self.wake(worker, time.perf_counter())
                     is_awaited = True
             if time.perf_counter() > self._deadline:
-                raise TimeLimitError("the time limit was over while a task was under way")
+                raise TimeLimitError(
+                    "the time limit was over while a task was under way"
+                )
         return True
 
 
@@ -232,12 +262,20 @@ class TaskReplica(Replica):
         return self._named(epoch, False, len(sizes), weights, firsts)
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
-        starts, samples = self.plan.block_starts(epoch, self.rank), len(self.plan.indices(epoch, self.rank))
+        starts, samples = (
+            self.plan.block_starts(epoch, self.rank),
+            len(self.plan.indices(epoch, self.rank)),
+        )
         slices, firsts = equal_batches(starts, samples, self.plan.batch_size)
         return self._named(epoch, True, len(slices), [1.0] * len(slices), firsts)
 
     def _named(
-        self, epoch: int, by_block: bool, steps: int, weights: Sequence[float], firsts: Container[int]
+        self,
+        epoch: int,
+        by_block: bool,
+        steps: int,
+        weights: Sequence[float],
+        firsts: Container[int],
     ) -> Iterator[Batch]:
         """Yield the numbers of batches, whose samples are where they are trained on."""
         self._epoch = epoch
@@ -248,13 +286,18 @@ class TaskReplica(Replica):
 
     def local_step(self, batch: Batch) -> None:
         last = self._pieces[-1] if self._pieces else None
-        if last is not None and (last.epoch, last.by_block, last.last) == (*self._source, batch.step):
+        if last is not None and (last.epoch, last.by_block, last.last) == (
+            *self._source,
+            batch.step,
+        ):
             self._pieces[-1] = last._replace(last=batch.step + 1)
         else:
             self._pieces.append(Steps(*self._source, batch.step, batch.step + 1))
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
-        raise RunError("the strategy looks at single gradients, which tasks of whole blocks do not return; use mpi")
+        raise RunError(
+            "the strategy looks at single gradients, which tasks of whole blocks do not return; use mpi"
+        )
 
     def reset_optimizer(self) -> None:
         if vars(self).get("_pieces"):
@@ -293,7 +336,9 @@ class TaskRuns:
     There are as many as the largest run has workers, `most`.
     """
 
-    def __init__(self, folders: Mapping[int, Path], most: int, weights_folder: Path | None = None) -> None:
+    def __init__(
+        self, folders: Mapping[int, Path], most: int, weights_folder: Path | None = None
+    ) -> None:
         self._folders, self._most, self._weights = folders, most, weights_folder
         self._backends: dict[TaskOptions, Backend] = {}
         self._tasks: _Tasks | None = None  # of the run under way
@@ -309,7 +354,10 @@ class TaskRuns:
             return self._played(run, backend)
         except RunError as error:
             return Outcome(run.run_id, error.status, in_one_line(error))
-        except (Exception, SystemExit) as error:  # of any kind, raised by a user's strategy or model
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # of any kind, raised by a user's strategy or model
             return Outcome(run.run_id, "failed", in_one_line(error))
         finally:
             if self._tasks is not None and self._tasks.is_busy():
@@ -331,23 +379,38 @@ class TaskRuns:
 
     def _played(self, run: Run, backend: Backend) -> Outcome:
         torch.set_num_threads(1)
-        dataset, folder = open_dataset(self._folders[run.workers]), self._folders[run.workers]
+        dataset, folder = (
+            open_dataset(self._folders[run.workers]),
+            self._folders[run.workers],
+        )
         plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         job = Job.of(run, folder)
         self._tasks = tasks = _Tasks(run.seed, time.perf_counter() + run.time_limit_s)
         tasks.backend = backend
         replicas = _replicas(run, dataset, plan, tasks, job)
-        trimmed = [threshold for threshold in backend.everywhere(prepare, job) if threshold is not None]
+        trimmed = [
+            threshold
+            for threshold in backend.everywhere(prepare, job)
+            if threshold is not None
+        ]
         initial = replicas[0].initial
-        reports = tasks.run({each.rank: partial(train, each, strategy) for each in replicas})
+        reports = tasks.run(
+            {each.rank: partial(train, each, strategy) for each in replicas}
+        )
         began = time.perf_counter()
-        verdicts = tasks.run({each.rank: partial(evaluate, each, strategy, dataset) for each in replicas})
+        verdicts = tasks.run(
+            {each.rank: partial(evaluate, each, strategy, dataset) for each in replicas}
+        )
         eval_s = time.perf_counter() - began
         final = verdicts[0].final
         if run.save_weights and self._weights is not None and final is not None:
             save_weights(self._weights, run.run_id, initial, final)
-        found = [evaluation for rank in sorted(verdicts) for evaluation in verdicts[rank].evaluations]
+        found = [
+            evaluation
+            for rank in sorted(verdicts)
+            for evaluation in verdicts[rank].evaluations
+        ]
         found.sort(key=lambda evaluation: (evaluation.epoch, evaluation.elapsed_s))
         facts = RunFacts.of(
             dataset,
@@ -369,7 +432,9 @@ class TaskRuns:
         return Outcome(run.run_id, "completed", "", ordered, found, eval_s, facts)
 
 
-def _replicas(run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: Job) -> list[TaskReplica]:
+def _replicas(
+    run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: Job
+) -> list[TaskReplica]:
     """Return the workers of `run`.
 
     Raises:
@@ -381,11 +446,15 @@ def _replicas(run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: J
     for rank in range(run.workers):
         clock = TaskClock()
         comm = VirtualCommunicator(tasks, group, rank, clock, _Free())  # type: ignore[arg-type]
-        replica = TaskReplica(run, dataset, plan, comm, clock, shared=HostedState(hosts, comm).shared)
+        replica = TaskReplica(
+            run, dataset, plan, comm, clock, shared=HostedState(hosts, comm).shared
+        )
         replica.tasks, replica.job = tasks, job
         replicas.append(replica)
     if changes_attributes(Replica(run, dataset, plan, replicas[0].comm, TaskClock())):
-        raise RunError("the model keeps a state that is no buffer, which does not travel with tasks; use --engine mpi")
+        raise RunError(
+            "the model keeps a state that is no buffer, which does not travel with tasks; use --engine mpi"
+        )
     return replicas
 
 

@@ -1,8 +1,9 @@
 """Costs of a round of tasks on this node: blocks of 1 and of 2 workers, beside their training, by bytes of weights.
 
-A block takes weights and momentum to its process and back; what else a round takes is in it too: putting state into a
-model and out of it, random generators, and the average. So rounds are made as in a run, of a synthetic data set and of
-models of a few sizes that no study trains.
+A block takes weights and momentum to its process and back; what else a round takes is
+in it too: putting state into a model and out of it, random generators, and the average.
+So rounds are made as in a run, of a synthetic data set and of models of a few sizes
+that no study trains.
 """
 
 from __future__ import annotations
@@ -18,10 +19,19 @@ from scalebench.errors import EngineError
 from scalebench.records.machine_facts import cpu_model
 from scalebench.study.spec import Component, Run, TaskOptions
 from scalebench.system import hardware
-from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s
+from scalebench.system.background_load import (
+    BackgroundLoad,
+    disturbed,
+    own_and_children_s,
+)
 from scalebench.tasks.run import TaskRuns
 
-_EPOCHS = {1: 24, 200: 24, 1000: 24, 25_000: 8}  # by hidden units: 0.2 to 4,300 kB of float32
+_EPOCHS = {
+    1: 24,
+    200: 24,
+    1000: 24,
+    25_000: 8,
+}  # by hidden units: 0.2 to 4,300 kB of float32
 _WARM = 2  # first epochs, which begin slower
 _SAMPLES = 64  # an epoch of 4 steps
 _BYTES = 4  # of a number in float32
@@ -69,10 +79,17 @@ def _round(tasks: TaskRuns, run: Run) -> _Round:
     outcome = tasks.execute(run)
     is_disturbed = disturbed(background.cores())
     if outcome.status != "completed":
-        raise EngineError(f"tasks on {run.tasks.backend} could not be measured: {outcome.error}")
+        raise EngineError(
+            f"tasks on {run.tasks.backend} could not be measured: {outcome.error}"
+        )
     assert outcome.facts.parameters is not None
-    epochs = list(zip(*(worker.epochs for worker in outcome.workers), strict=True))[_WARM:]
-    seconds = [min(each.epoch_s - (each.compute_s or 0.0) - each.data_s for each in epoch) for epoch in epochs]
+    epochs = list(zip(*(worker.epochs for worker in outcome.workers), strict=True))[
+        _WARM:
+    ]
+    seconds = [
+        min(each.epoch_s - (each.compute_s or 0.0) - each.data_s for each in epoch)
+        for epoch in epochs
+    ]
     typical = quantiles(seconds, n=10, method="inclusive")[0 if is_disturbed else 4]
     return _Round(_BYTES * outcome.facts.parameters, max(0.0, typical), is_disturbed)
 
@@ -90,7 +107,9 @@ def _run(options: TaskOptions, workers: int, hidden: int) -> Run:
         repetition=0,
         seed=0,
         epochs=_EPOCHS[hidden],
-        dataset=Component(name="synthetic", options={"n_train": _SAMPLES * workers, "n_test": 8}),
+        dataset=Component(
+            name="synthetic", options={"n_train": _SAMPLES * workers, "n_test": 8}
+        ),
         model=Component(name="mlp", options={"hidden": [hidden]}),
         optimizer=Component(name="sgd", options={"momentum": 0.9}),
         batch_per_worker=16,

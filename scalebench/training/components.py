@@ -1,10 +1,12 @@
 """A model in components, each shared by a number of workers of its own; the same program trains and is recorded.
 
-A component of degree t is shared by t neighbouring workers, which work on the batches of all of them: t = 1 is data
-parallelism, t = K sharing among all K workers, and between lie K / t replicas of shares. Before a component its workers
-gather the rows that they lack; behind it each has all rows of its group, of which its own are a part.
+A component of degree t is shared by t neighbouring workers, which work on the batches
+of all of them: t = 1 is data parallelism, t = K sharing among all K workers, and
+between lie K / t replicas of shares. Before a component its workers gather the rows
+that they lack; behind it each has all rows of its group, of which its own are a part.
 
-`SharedLayout` is the layout of a model in components, of which each worker holds a share, and the way to another one.
+`SharedLayout` is the layout of a model in components, of which each worker holds a
+share, and the way to another one.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ from scalebench.models.parts import Layer, LayerFacts, layers_of
 from scalebench.models.sharding import Held, held_by, sharing_degrees_of
 from scalebench.strategies.base import LayerProfile
 from scalebench.system.clock import Clock
-from scalebench.training.stage import StageArithmetic, StageCompute, StageFacts, segment_facts
+from scalebench.training.stage import (
+    StageArithmetic,
+    StageCompute,
+    StageFacts,
+    segment_facts,
+)
 
-# From outputs of the model, targets and a weight: the mean loss (), and the gradient of weight * mean loss.
+# From outputs of the model, targets and a weight: the mean loss (), and the gradient of
+# weight * mean loss.
 LossGradient = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,7 +52,10 @@ class Component:
 
 
 def facts_of_component(
-    whole: Sequence[tuple[int, ...]], input_shape: tuple[int, ...], sizes: Sequence[int], place: int
+    whole: Sequence[tuple[int, ...]],
+    input_shape: tuple[int, ...],
+    sizes: Sequence[int],
+    place: int,
 ) -> StageFacts:
     """Return the facts of a component of layers whose outputs have the shapes `whole`; none computes the loss."""
     first = sum(sizes[:place])
@@ -61,7 +72,13 @@ class Passes:
         self.takes = components[0].facts.takes  # shape of one sample
 
     def step(
-        self, x: Tensor, y: Tensor, weight: float, rows: Sequence[int], loss: LossGradient, clock: Clock
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: float,
+        rows: Sequence[int],
+        loss: LossGradient,
+        clock: Clock,
     ) -> Tensor:
         """Add up the gradients of weight * mean loss over the batches of a group; return this worker's mean loss ().
 
@@ -80,9 +97,17 @@ class Passes:
             after = component
         return mean
 
-    def _moved(self, x: Tensor, source: Component | None, target: Component | None, rows: Sequence[int]) -> Tensor:
+    def _moved(
+        self,
+        x: Tensor,
+        source: Component | None,
+        target: Component | None,
+        rows: Sequence[int],
+    ) -> Tensor:
         """Return the rows that the group of `target` works on, from those of `source`; None: of this worker alone."""
-        before, after = (1 if each is None else each.degree for each in (source, target))
+        before, after = (
+            1 if each is None else each.degree for each in (source, target)
+        )
         if before == after:
             return x
         first = self._rank - self._rank % before
@@ -93,13 +118,17 @@ class Passes:
         if target is None or after == 1:
             return own.contiguous()
         members = rows[self._rank - self._rank % after :][:after]
-        # An allgather takes tensors of one shape: filled up to the largest batch, and cut afterwards.
+        # An allgather takes tensors of one shape: filled up to the largest batch, and
+        # cut afterwards.
         filled = own.new_zeros((max(members), *own.shape[1:]))
         filled[: len(own)] = own
         gathered = target.group.allgather(filled)
-        # Not torch.cat, which on the meta device imports torch's compiler, in half a second of a recording.
+        # Not torch.cat, which on the meta device imports torch's compiler, in half a
+        # second of a recording.
         joined = own.new_empty((sum(members), *own.shape[1:]))
-        for each, (begin, end) in zip(gathered, pairwise([0, *accumulate(members)]), strict=True):
+        for each, (begin, end) in zip(
+            gathered, pairwise([0, *accumulate(members)]), strict=True
+        ):
             joined[begin:end] = each[: end - begin]
         return joined
 
@@ -107,30 +136,43 @@ class Passes:
 def slices(vector: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """Return consecutive views of a vector."""
     ends = list(accumulate(lengths))
-    return [vector[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return [
+        vector[end - length : end] for end, length in zip(ends, lengths, strict=True)
+    ]
 
 
 def profiles_of(
-    layers: Sequence[Layer], facts: Sequence[LayerFacts], input_shape: tuple[int, ...], workers: int, name: str
+    layers: Sequence[Layer],
+    facts: Sequence[LayerFacts],
+    input_shape: tuple[int, ...],
+    workers: int,
+    name: str,
 ) -> list[LayerProfile]:
     """Return what the choice of a layout needs to know of each layer of a model that is called `name`."""
-    numbers = [math.prod(shape) for shape in (input_shape, *(each.shape for each in facts))]
+    numbers = [
+        math.prod(shape) for shape in (input_shape, *(each.shape for each in facts))
+    ]
     degrees = sharing_degrees_of(layers, workers, name)
     return [
         LayerProfile(each.name, each.parameters, takes, gives, own)
-        for each, takes, gives, own in zip(facts, numbers, numbers[1:], degrees, strict=False)
+        for each, takes, gives, own in zip(
+            facts, numbers, numbers[1:], degrees, strict=False
+        )
     ]
 
 
 def sharers(comm: Communicator, degree: int) -> tuple[Communicator, Communicator]:
     """Return the neighbours among whom a layer is shared by `degree` workers, and those with the same share of it."""
-    return comm.split(lambda rank: rank // degree), comm.split(lambda rank: rank % degree)
+    return comm.split(lambda rank: rank // degree), comm.split(
+        lambda rank: rank % degree
+    )
 
 
 class SharedLayout:
     """Runs of `sizes` consecutive layers of a model, the c-th of which is shared by `degrees[c]` neighbouring workers.
 
-    This worker holds its shares of `whole`; `build` makes a model like it, which is called `name`. Collective.
+    This worker holds its shares of `whole`; `build` makes a model like it, which is
+    called `name`. Collective.
     """
 
     def __init__(
@@ -151,7 +193,9 @@ class SharedLayout:
         self.peers = [peers for _, peers in communicators]
         self._held = self._shares_of(whole)
         self._models = [each.model for each in self._held]
-        self.lengths = [trained_vector(model).numel() for model in self._models]  # parameters of each component
+        self.lengths = [
+            trained_vector(model).numel() for model in self._models
+        ]  # parameters of each component
 
     @property
     def model(self) -> nn.Module:
@@ -160,15 +204,23 @@ class SharedLayout:
 
     def share_of(self, whole: nn.Module) -> Tensor:
         """Return the parameters of a whole model that this worker holds, (n,)."""
-        return torch.cat([trained_vector(each.model) for each in self._shares_of(whole)])
+        return torch.cat(
+            [trained_vector(each.model) for each in self._shares_of(whole)]
+        )
 
     def whole(self, vector: Tensor) -> nn.Module:
         """Return a whole model with the parameters in the `vector` of every worker, and the buffers. Collective."""
         model = self._build()
-        for place, (own, values) in enumerate(zip(self._models, slices(vector, self.lengths), strict=True)):
+        for place, (own, values) in enumerate(
+            zip(self._models, slices(vector, self.lengths), strict=True)
+        ):
             buffers = [each.reshape(-1).to(vector.dtype) for each in floating(own)]
             joined = torch.cat([values, *buffers]).detach()
-            of_all = [joined] if self.degrees[place] == 1 else self.groups[place].allgather(joined)
+            of_all = (
+                [joined]
+                if self.degrees[place] == 1
+                else self.groups[place].allgather(joined)
+            )
             for index, held in enumerate(of_all):
                 places = self._held_of(model, place, index).places()
                 for tensor, value in zip(places, views(places, held), strict=True):
@@ -176,33 +228,52 @@ class SharedLayout:
         return model
 
     def components(
-        self, gradients: Tensor, facts: Sequence[LayerFacts], input_shape: tuple[int, ...], loss: Loss
+        self,
+        gradients: Tensor,
+        facts: Sequence[LayerFacts],
+        input_shape: tuple[int, ...],
+        loss: Loss,
     ) -> list[Component]:
         """Return the components of the held model, whose `gradients` are one vector; `facts` of all layers."""
         shapes, found = [each.shape for each in facts], []
         for place, own in enumerate(slices(gradients, self.lengths)):
             (segments,) = self._held[place].chunks
             stage = facts_of_component(shapes, input_shape, self.sizes, place)
-            sizes = segment_facts(segments, gradients.new_zeros(2, *stage.takes), facts, first=place == 0)
+            sizes = segment_facts(
+                segments, gradients.new_zeros(2, *stage.takes), facts, first=place == 0
+            )
             group, peers = self.groups[place], self.peers[place]
             compute = StageArithmetic(stage, segments, sizes, loss, group, gradients)
-            found.append(Component(stage, compute, self.degrees[place], group, peers, own))
+            found.append(
+                Component(stage, compute, self.degrees[place], group, peers, own)
+            )
         return found
 
     def _shares_of(self, whole: nn.Module) -> list[Held]:
         """Return what this worker holds of each component."""
-        return [self._held_of(whole, place, self._comm.rank % degree) for place, degree in enumerate(self.degrees)]
+        return [
+            self._held_of(whole, place, self._comm.rank % degree)
+            for place, degree in enumerate(self.degrees)
+        ]
 
     def _held_of(self, whole: nn.Module, place: int, index: int) -> Held:
         """Return what worker `index` of a group holds of component `place`."""
         degree = self.degrees[place]
         mesh = Mesh(1, len(self.sizes), degree)
-        return held_by(layers_of(whole, self._name), self.sizes, mesh, place * degree + index, self._name)
+        return held_by(
+            layers_of(whole, self._name),
+            self.sizes,
+            mesh,
+            place * degree + index,
+            self._name,
+        )
 
 
 def trained_vector(model: nn.Module) -> Tensor:
     """Return a copy of the trainable parameters of a model as one vector, (n,)."""
-    return torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.requires_grad])
+    return torch.cat(
+        [each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]
+    )
 
 
 def with_trained(model: nn.Module, vector: Tensor) -> nn.Module:

@@ -11,7 +11,9 @@ from torch import Tensor
 from scalebench.errors import ModelError, ResultsError
 from scalebench.system.atomic_write import open_own
 
-_MOST_BYTES_EACH = 16  # of a number: 8, or 16 of a complex one, which is refused by its dtype
+_MOST_BYTES_EACH = (
+    16  # of a number: 8, or 16 of a complex one, which is refused by its dtype
+)
 _HEADER = 10_000  # most bytes before the numbers of an array
 
 
@@ -29,7 +31,9 @@ def save_weights(folder: Path, run_id: str, initial: Tensor, final: Tensor) -> P
             np.savez(file, initial=_numbers(initial), final=_numbers(final))
         part.replace(path)
     except OSError as error:
-        raise ResultsError(f"cannot write the weights {path}: {error.strerror}") from None
+        raise ResultsError(
+            f"cannot write the weights {path}: {error.strerror}"
+        ) from None
     return path
 
 
@@ -41,7 +45,10 @@ def load_weights(path: Path, parameters: int) -> Tensor:
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
-            name = next((key for key in ("final", "initial") if key in archive), archive.files[0])
+            name = next(
+                (key for key in ("final", "initial") if key in archive),
+                archive.files[0],
+            )
             # Looked up before it is read: a small archive may unpack to any size.
             nbytes = archive.zip.getinfo(f"{name}.npy").file_size
             if nbytes > _MOST_BYTES_EACH * parameters + _HEADER:
@@ -50,10 +57,15 @@ def load_weights(path: Path, parameters: int) -> Tensor:
                 )
             vector = np.array(archive[name], dtype=np.float64).reshape(-1)
     except (OSError, ValueError, IndexError, EOFError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "no .npz file of numbers; save_weights: true keeps such files"
+        reason = (
+            getattr(error, "strerror", None)
+            or "no .npz file of numbers; save_weights: true keeps such files"
+        )
         raise ModelError(f"init_weights: cannot read {path}: {reason}") from None
     if vector.size != parameters:
-        raise ModelError(f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}")
+        raise ModelError(
+            f"init_weights: {path} holds {vector.size:,} numbers, the model has {parameters:,}"
+        )
     return torch.from_numpy(vector)
 
 

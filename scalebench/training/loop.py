@@ -47,9 +47,10 @@ def train(
 ) -> WorkerReport:
     """Train `replica` by `strategy` and return the report of its meters.
 
-    `warm` runs the study's warm-up steps first and resets the replica; the time starts after a barrier.
-    `measured_split` is False if compute and communication cannot be separated (the real DDP): both are then None.
-    `on_begin` is called before that barrier, `on_epoch` after each epoch, outside the training time.
+    `warm` runs the study's warm-up steps first and resets the replica; the time starts
+    after a barrier. `measured_split` is False if compute and communication cannot be
+    separated (the real DDP): both are then None. `on_begin` is called before that
+    barrier, `on_epoch` after each epoch, outside the training time.
 
     Raises:
         DivergedError: NaN or infinite training loss of an epoch, weights of replicas in agreement, or final weights.
@@ -68,7 +69,9 @@ def train(
     with replica.clock.paused():
         elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
-        agreed = strategy.in_agreement(replica, last) is not False  # None: replicas are equal after `finish`
+        agreed = (
+            strategy.in_agreement(replica, last) is not False
+        )  # None: replicas are equal after `finish`
         if not replica.is_finite():  # no loss follows the last update
             message = f"worker {replica.world.rank}: the weights are not finite at the end of training"
             raise DivergedError(message, everywhere=agreed)
@@ -114,19 +117,25 @@ class EvaluationResult(NamedTuple):
     final: Tensor | None
 
 
-def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> EvaluationResult:
+def evaluate(
+    replica: Replica, strategy: Strategy, dataset: Dataset
+) -> EvaluationResult:
     """Evaluate the consensus of every snapshot on the held-out samples; collective, outside the training time.
 
-    Each snapshot is evaluated by one worker, which returns the evaluation. The last one is also evaluated on as many
-    training samples, spread evenly over the training set.
+    Each snapshot is evaluated by one worker, which returns the evaluation. The last one
+    is also evaluated on as many training samples, spread evenly over the training set.
     """
-    some = np.linspace(0, dataset.n_train - 1, min(dataset.n_test, dataset.n_train)).astype(int)
+    some = np.linspace(
+        0, dataset.n_train - 1, min(dataset.n_test, dataset.n_train)
+    ).astype(int)
     evaluations: list[Evaluation] = []
     final: Tensor | None = None
     test: tuple[Tensor, Tensor] | None = None
     for snapshot in replica.snapshots:
         vector = snapshot.vector
-        for buffer, then in zip(floating_buffers(replica), snapshot.buffers, strict=bool(snapshot.buffers)):
+        for buffer, then in zip(
+            floating_buffers(replica), snapshot.buffers, strict=bool(snapshot.buffers)
+        ):
             buffer.copy_(then)
         if not snapshot.agreed:
             assert vector is not None
@@ -150,8 +159,12 @@ def evaluate(replica: Replica, strategy: Strategy, dataset: Dataset) -> Evaluati
     return EvaluationResult(evaluations, final if replica.world.rank == 0 else None)
 
 
-def _on_device(replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> tuple[Tensor, Tensor]:
+def _on_device(
+    replica: Replica, x: NDArray[Any], y: NDArray[Any]
+) -> tuple[Tensor, Tensor]:
     """Return samples as the replica's model takes them."""
     inputs = torch.tensor(x, dtype=replica.dtype, device=replica.device)
     targets = torch.tensor(y, device=replica.device)
-    return inputs, targets if replica.task == "classification" else targets.to(replica.dtype)
+    return inputs, targets if replica.task == "classification" else targets.to(
+        replica.dtype
+    )

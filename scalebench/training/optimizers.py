@@ -75,7 +75,9 @@ _OPTIONS: dict[str, type[_Options]] = {
 }
 
 
-def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False) -> Optimizer:
+def build_optimizer(
+    component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False
+) -> Optimizer:
     """Return the optimizer `component` over `parameters`; `flat` if they are one tensor."""
     import torch
 
@@ -83,7 +85,11 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
 
     options = check_optimizer(component).model_dump()
     if component.name == "sgd":
-        return FlatSgd(parameters, lr, **options) if flat else torch.optim.SGD(parameters, lr=lr, **options)
+        return (
+            FlatSgd(parameters, lr, **options)
+            if flat
+            else torch.optim.SGD(parameters, lr=lr, **options)
+        )
     if "beta1" in options:
         # Options of a study are single numbers, which tuning can draw.
         options["betas"] = (options.pop("beta1"), options.pop("beta2"))
@@ -92,8 +98,13 @@ def build_optimizer(component: Component, parameters: Iterable[Tensor], lr: floa
     if component.name in _OF_PYTORCH_OPTIMIZER:
         import pytorch_optimizer
 
-        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), unlike the paper.
-        kept = pytorch_optimizer.LARS if component.name == "lars" else partial(pytorch_optimizer.Lamb, adam_debias=True)
+        # Without adam_debias its LAMB multiplies the step by 1 / (1 - beta1^t), unlike
+        # the paper.
+        kept = (
+            pytorch_optimizer.LARS
+            if component.name == "lars"
+            else partial(pytorch_optimizer.Lamb, adam_debias=True)
+        )
         made: Optimizer = kept(parameters, lr=lr, **options, foreach=False)
         return made
     kind = torch.optim.Adam if component.name == "adam" else torch.optim.AdamW
@@ -108,17 +119,28 @@ def check_optimizer(component: Component) -> _Options:
             that is missing or too old.
     """
     if component.name not in _OPTIONS:
-        raise StudyError(f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}")
-    if component.name in _OF_PYTORCH_OPTIMIZER and find_spec("pytorch_optimizer") is None:
+        raise StudyError(
+            f"unknown optimizer {component.name!r}; {nearest(component.name, _OPTIONS)}"
+        )
+    if (
+        component.name in _OF_PYTORCH_OPTIMIZER
+        and find_spec("pytorch_optimizer") is None
+    ):
         add = 'pip install "scalebench[optimizers]"'
-        raise StudyError(f"optimizer {component.name} needs pytorch_optimizer; add it with: {add}")
+        raise StudyError(
+            f"optimizer {component.name} needs pytorch_optimizer; add it with: {add}"
+        )
     if component.name == "muon" and _release("torch") < _FIRST_WITH_MUON:
-        raise StudyError(f"optimizer muon needs torch 2.9 or later, and torch is {version('torch')} here; update it")
+        raise StudyError(
+            f"optimizer muon needs torch 2.9 or later, and torch is {version('torch')} here; update it"
+        )
     options = _OPTIONS[component.name]
     try:
         return options(**component.options)
     except ValidationError as error:
-        raise StudyError(f"optimizer {component.name}: {first_fault(error, options)}") from None
+        raise StudyError(
+            f"optimizer {component.name}: {first_fault(error, options)}"
+        ) from None
 
 
 def _release(package: str) -> tuple[int, ...]:
@@ -126,14 +148,17 @@ def _release(package: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version(package).split(".")[:2])
 
 
-def learning_rate(training: Training, workers: int, epochs_done: float, steps_done: int = 0) -> float:
+def learning_rate(
+    training: Training, workers: int, epochs_done: float, steps_done: int = 0
+) -> float:
     """Return the learning rate at a moment of training, t in epochs of E, after s optimizer steps of this worker.
 
-    `constant`: lr. `linear` (Goyal et al., 2017, arXiv 1706.02677): lr * workers, reached linearly from lr over
-    the first `lr_warmup_epochs` epochs. `cosine` (Loshchilov and Hutter, 2017, arXiv 1608.03983):
-    lr (1 + cos(pi t / E)) / 2.
-    `step`: lr * lr_decay^floor(t / lr_decay_every). `optimizer_steps`: lr * lr_decay^floor(s / lr_decay_every), which
-    decays after a number of updates that does not depend on the worker count.
+    `constant`: lr. `linear` (Goyal et al., 2017, arXiv 1706.02677): lr * workers,
+    reached linearly from lr over the first `lr_warmup_epochs` epochs. `cosine`
+    (Loshchilov and Hutter, 2017, arXiv 1608.03983): lr (1 + cos(pi t / E)) / 2. `step`:
+    lr * lr_decay^floor(t / lr_decay_every). `optimizer_steps`: lr * lr_decay^floor(s /
+    lr_decay_every), which decays after a number of updates that does not depend on the
+    worker count.
     """
     match training.lr_policy:
         case "constant":
@@ -143,11 +168,20 @@ def learning_rate(training: Training, workers: int, epochs_done: float, steps_do
             # Also without a warm-up, of no epochs.
             if epochs_done >= training.lr_warmup_epochs:
                 return target
-            return training.lr + (target - training.lr) * epochs_done / training.lr_warmup_epochs
+            return (
+                training.lr
+                + (target - training.lr) * epochs_done / training.lr_warmup_epochs
+            )
         case "cosine":
-            return training.lr * (1 + math.cos(math.pi * min(epochs_done / training.epochs, 1.0))) / 2
+            return (
+                training.lr
+                * (1 + math.cos(math.pi * min(epochs_done / training.epochs, 1.0)))
+                / 2
+            )
         case policy:
             assert training.lr_decay_every is not None
             # Whole intervals that have passed, in updates or in epochs.
             passed = steps_done if policy == "optimizer_steps" else epochs_done
-            return training.lr * training.lr_decay ** int(passed // training.lr_decay_every)
+            return training.lr * training.lr_decay ** int(
+                passed // training.lr_decay_every
+            )

@@ -1,8 +1,8 @@
 """The outcome of one run in plain numbers: made by a virtual or native engine, turned into records by the launcher.
 
-`Meters` make the reports of a worker's epochs, from its clock and communicator. The timeline of a run has the
-activities of each worker, in order; Horovod writes one of its own where HOROVOD_TIMELINE names a file, whose tensors
-become further lanes.
+`Meters` make the reports of a worker's epochs, from its clock and communicator. The
+timeline of a run has the activities of each worker, in order; Horovod writes one of its
+own where HOROVOD_TIMELINE names a file, whose tensors become further lanes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Run
     from scalebench.system.clock import Clock
 
-_GROUPS = {"forward": "compute", "backward": "compute", "update": "compute", "shuffle": "data"}
+_GROUPS = {
+    "forward": "compute",
+    "backward": "compute",
+    "update": "compute",
+    "shuffle": "data",
+}
 
 
 class Lap(NamedTuple):
@@ -87,15 +92,25 @@ class WorkerReport:
     peak_device_mib: float | None = None
     node: str | None = None  # of a real run: its host hash
     cores: str | None = None  # that the process may use, as `0-3,8`
-    mhz_before: float | None = None  # clock rate of these cores before training, after the warm-up
+    mhz_before: float | None = (
+        None  # clock rate of these cores before training, after the warm-up
+    )
     mhz_after: float | None = None
     throttles: int | None = None  # of the most throttled of them, during training
-    gpu_mhz_before: int | None = None  # clock rate of its GPU before training, after the warm-up
+    gpu_mhz_before: int | None = (
+        None  # clock rate of its GPU before training, after the warm-up
+    )
     gpu_mhz_after: int | None = None
-    gpu_slowdowns: str | None = None  # reasons for which its GPU was clocked down during training, or `none`
-    clock_offset_s: float | None = None  # of its node's time of day against that of worker 0, on several nodes
+    gpu_slowdowns: str | None = (
+        None  # reasons for which its GPU was clocked down during training, or `none`
+    )
+    clock_offset_s: float | None = (
+        None  # of its node's time of day against that of worker 0, on several nodes
+    )
     clock_error_s: float | None = None  # most that the offset can be wrong
-    histograms: dict[str, dict[str, int]] = field(default_factory=dict)  # counts by the strategy, such as staleness
+    histograms: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # counts by the strategy, such as staleness
     laps: list[Lap] = field(default_factory=list)  # of a traced run, in order
 
 
@@ -103,10 +118,14 @@ class WorkerReport:
 class Evaluation:
     """Metric of the consensus model at one moment of training."""
 
-    epoch: int  # 0-based; the moment is the end of this epoch, or its equivalent in merges
+    epoch: (
+        int  # 0-based; the moment is the end of this epoch, or its equivalent in merges
+    )
     elapsed_s: float
     metric: float
-    train_metric: float | None = None  # of training samples, as many as are held out; after the last epoch
+    train_metric: float | None = (
+        None  # of training samples, as many as are held out; after the last epoch
+    )
 
 
 @dataclass(frozen=True)
@@ -127,20 +146,32 @@ class RunFacts:
     gpus: int | None = None  # that the workers held, one each; None without
     launcher: str | None = None
     blocks_retrained: int | None = None  # of tasks, as a process died
-    malloc_trim_bytes: int | None = None  # of tasks whose processes have such a threshold
+    malloc_trim_bytes: int | None = (
+        None  # of tasks whose processes have such a threshold
+    )
     binding: str | None = None
-    oversubscribed: bool | None = None  # a paced run: too many of its steps were slower than the pace
+    oversubscribed: bool | None = (
+        None  # a paced run: too many of its steps were slower than the pace
+    )
     reference_step_s: float | None = None  # the speed of the machine beside the run
     others_load: float | None = None  # share of the cores that other programs took
     arithmetic: str | None = None  # of a virtual run: per_replica, batched or one_batch
     why_single: str = ""  # each virtual worker computes its own gradients
-    calibration: str | None = None  # of a virtual run: quiet, or disturbed by other programs
+    calibration: str | None = (
+        None  # of a virtual run: quiet, or disturbed by other programs
+    )
     energy_j: float | None = None
     energy_source: str | None = None
-    train_s_no_jitter: float | None = None  # of a virtual run whose steps all take equally long
-    machines: dict[str, dict[str, Any]] | None = None  # description of each node, by host hash; None: this one alone
+    train_s_no_jitter: float | None = (
+        None  # of a virtual run whose steps all take equally long
+    )
+    machines: dict[str, dict[str, Any]] | None = (
+        None  # description of each node, by host hash; None: this one alone
+    )
     began_unix_s: float | None = None  # of a traced native run
-    servers: int | None = None  # of a traced virtual run; `server_laps` has one list for all of them
+    servers: int | None = (
+        None  # of a traced virtual run; `server_laps` has one list for all of them
+    )
     server_laps: list[list[Lap]] = field(default_factory=list)  # of a traced run
 
     @classmethod
@@ -172,7 +203,9 @@ class Outcome:
 
     def failed(self, run: Run) -> bool:
         """Return True unless `run` has its result; that of a trial can be that it diverged or took too long."""
-        return self.status not in (("completed",) if run.trial is None else RESULTS_OF_A_TRIAL)
+        return self.status not in (
+            ("completed",) if run.trial is None else RESULTS_OF_A_TRIAL
+        )
 
     @property
     def train_s(self) -> float:
@@ -216,14 +249,20 @@ class Meters:
             self._stale.append(value)
 
     def close_epoch(
-        self, epoch: int, elapsed_s: float, train_loss: float | None, *, poisoned_everywhere: bool = False
+        self,
+        epoch: int,
+        elapsed_s: float,
+        train_loss: float | None,
+        *,
+        poisoned_everywhere: bool = False,
     ) -> None:
         """Add the report of `epoch`, which ended after `elapsed_s` seconds of training.
 
         Raises:
             DivergedError: the loss is not finite, or the weights of all workers are not (`poisoned_everywhere`).
         """
-        # Clocks and communicators only count up: an epoch is the difference of two looks at them.
+        # Clocks and communicators only count up: an epoch is the difference of two
+        # looks at them.
         ledger, before = self._clock.ledger.copy(), self._ledger
         counted = (self._comm.collectives, self._comm.bytes_sent)
         self.epochs.append(
@@ -238,7 +277,9 @@ class Meters:
                 train_loss=train_loss,
                 syncs=counted[0] - self._counted[0],
                 bytes_sent=counted[1] - self._counted[1],
-                mean_staleness=sum(self._stale) / len(self._stale) if self._stale else None,
+                mean_staleness=sum(self._stale) / len(self._stale)
+                if self._stale
+                else None,
                 max_staleness=max(self._stale, default=None),
             )
         )
@@ -250,7 +291,9 @@ class Meters:
             message = f"worker {self._rank}: the training loss is {train_loss} in epoch {epoch + 1}"
             raise DivergedError(message, everywhere=poisoned_everywhere)
         if poisoned_everywhere:
-            raise DivergedError(f"the weights are not finite after epoch {epoch + 1}", everywhere=True)
+            raise DivergedError(
+                f"the weights are not finite after epoch {epoch + 1}", everywhere=True
+            )
 
 
 @dataclass(frozen=True)
@@ -275,12 +318,18 @@ class Timeline:
 def timeline_from(run: Run, outcome: Outcome, cluster: str = "") -> Timeline:
     """The timeline of a traced `run`; `cluster` (default: the study's) describes the machine of a virtual one."""
     lanes = [
-        Lane(f"worker {worker.rank}", worker.laps, _epoch_ends(worker.laps, [e.elapsed_s for e in worker.epochs], run))
+        Lane(
+            f"worker {worker.rank}",
+            worker.laps,
+            _epoch_ends(worker.laps, [e.elapsed_s for e in worker.epochs], run),
+        )
         for worker in outcome.workers
     ]
     lanes += _server_lanes(outcome)
     title = f"{run.strategy} at {run.workers} worker{'s' if run.workers > 1 else ''}"
-    return Timeline(title, run.execution, _about(run, outcome, cluster or run.cluster), lanes)
+    return Timeline(
+        title, run.execution, _about(run, outcome, cluster or run.cluster), lanes
+    )
 
 
 def _server_lanes(outcome: Outcome) -> list[Lane]:
@@ -288,19 +337,31 @@ def _server_lanes(outcome: Outcome) -> list[Lane]:
     found = outcome.facts.server_laps
     shards = outcome.facts.servers or len(found)
     if len(found) == 1:
-        return [Lane("server" if shards == 1 else f"each of {shards} servers", found[0])]
+        return [
+            Lane("server" if shards == 1 else f"each of {shards} servers", found[0])
+        ]
     return [Lane(f"server {place}", laps) for place, laps in enumerate(found)]
 
 
 def _about(run: Run, outcome: Outcome, cluster: str) -> str:
-    where = f"{run.execution}, on {cluster}" if run.is_virtual else f"{run.execution}, {run.engine} on this machine"
+    where = (
+        f"{run.execution}, on {cluster}"
+        if run.is_virtual
+        else f"{run.execution}, {run.engine} on this machine"
+    )
     steps = outcome.facts.steps_per_epoch or 0
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
     uneven = [] if run.execution == "native" else run.virtual.describe(run.workers)
     crowded = ""
-    if outcome.facts.oversubscribed:  # of paced runs: more than 1 % of their steps were slower than the pace
+    if (
+        outcome.facts.oversubscribed
+    ):  # of paced runs: more than 1 % of their steps were slower than the pace
         paced = run.execution == "paced"
-        crowded = "; its steps took longer than paced" if paced else "; oversubscribed: more processes than cores"
+        crowded = (
+            "; its steps took longer than paced"
+            if paced
+            else "; oversubscribed: more processes than cores"
+        )
     return f"{where}{crowded}; {', '.join([f'{run.model} on {run.dataset}', epochs, *uneven])}"
 
 
@@ -312,7 +373,8 @@ def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[flo
     spent = 0.0
     for lap in laps:
         spent += lap.end_s - lap.begin_s
-        # The same seconds were added up in another order: they may differ in the last digits.
+        # The same seconds were added up in another order: they may differ in the last
+        # digits.
         while len(ends) < len(elapsed) and spent >= elapsed[len(ends)] - 1e-6:
             ends.append(lap.end_s)
     return ends
@@ -321,8 +383,9 @@ def _epoch_ends(laps: Sequence[Lap], elapsed: list[float], run: Run) -> list[flo
 def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
     """Read Horovod's timeline as lanes, one per tensor: negotiation (waiting for all ranks), then the operation.
 
-    Rank 0 writes microseconds since a start that the file names. With `began_unix_s` lanes count from that Unix time,
-    without the events before it. The incomplete file of a killed run is read too.
+    Rank 0 writes microseconds since a start that the file names. With `began_unix_s`
+    lanes count from that Unix time, without the events before it. The incomplete file
+    of a killed run is read too.
 
     Raises:
         ResultsError: the file cannot be read or is not a timeline.
@@ -330,14 +393,20 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
     try:
         # Horovod closes the list only at its end: that of a killed run is closed here.
         text = read_text(path, LARGE).rstrip().rstrip(",")
-        events = json.loads(f"{text}]" if text.startswith("[") and not text.endswith("]") else text)
+        events = json.loads(
+            f"{text}]" if text.startswith("[") and not text.endswith("]") else text
+        )
         if not isinstance(events, list) or not events:
             raise ValueError("it holds no list of events")
         names = {}
         for event in events:
-            if event["ph"] == "M" and "name" in event.get("args", {}):  # metadata, that name a lane
+            if event["ph"] == "M" and "name" in event.get(
+                "args", {}
+            ):  # metadata, that name a lane
                 names[event["pid"]] = event["args"]["name"]
-        first: dict[str, Any] = next((event["args"] for event in events if "args" in event), {})
+        first: dict[str, Any] = next(
+            (event["args"] for event in events if "args" in event), {}
+        )
         origin = first.get("start_time_since_epoch_in_micros")
         return _lanes(events, names, origin, began_unix_s)
     except OSError as error:
@@ -349,9 +418,16 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
 
 
 def _lanes(
-    events: list[dict[str, Any]], names: dict[int, str], origin: float | None, began_unix_s: float | None
+    events: list[dict[str, Any]],
+    names: dict[int, str],
+    origin: float | None,
+    began_unix_s: float | None,
 ) -> list[Lane]:
-    shift = began_unix_s - origin / 1e6 if began_unix_s is not None and origin is not None else 0.0
+    shift = (
+        began_unix_s - origin / 1e6
+        if began_unix_s is not None and origin is not None
+        else 0.0
+    )
     laps: dict[int, list[Lap]] = {}
     opened: dict[int, list[tuple[str, float]]] = {}
     for event in events:
@@ -360,7 +436,13 @@ def _lanes(
             stack.append((event["name"], event["ts"] / 1e6 - shift))
         elif event["ph"] == "E" and stack:
             name, begin = stack.pop()
-            if not stack and begin >= 0:  # nested events name the library, and are left out
-                activity = "waiting" if name.startswith("NEGOTIATE") else "communication"
-                laps.setdefault(event["pid"], []).append(Lap(activity, begin, event["ts"] / 1e6 - shift))
+            if (
+                not stack and begin >= 0
+            ):  # nested events name the library, and are left out
+                activity = (
+                    "waiting" if name.startswith("NEGOTIATE") else "communication"
+                )
+                laps.setdefault(event["pid"], []).append(
+                    Lap(activity, begin, event["ts"] / 1e6 - shift)
+                )
     return [Lane(f"Horovod: {names.get(pid, pid)}", laps[pid]) for pid in sorted(laps)]

@@ -1,8 +1,9 @@
 """Pacing: real steps stretched to the step time of a stated device, so that real communication is measured between
 more workers than this machine could feed.
 
-The padding is spread like the work of the device: forward is padded before backward begins, and each gradient is
-released at its share of the backward pass, so that overlapped communication of Horovod and DDP starts as on the device.
+The padding is spread like the work of the device: forward is padded before backward
+begins, and each gradient is released at its share of the backward pass, so that
+overlapped communication of Horovod and DDP starts as on the device.
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ import torch
 
 from scalebench.study.heterogeneity import STATED, jitter_source
 from scalebench.study.spec import Run
-from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE, Task, WallClock, sleep_until
+from scalebench.system.clock import (
+    BACKWARD_SHARE,
+    FORWARD_SHARE,
+    Task,
+    WallClock,
+    sleep_until,
+)
 
 _STEP = (Task.FORWARD, Task.BACKWARD, Task.UPDATE)
-_FADING, _MOST_REST = 0.9, 0.1  # decay per step, and upper bound in backward passes, of the time after all gradients
-_TOLERANCE = 0.01  # share of a step's time by which it may be late, for the cost of waking up
+_FADING, _MOST_REST = (
+    0.9,
+    0.1,
+)  # decay per step, and upper bound in backward passes, of the time after all gradients
+_TOLERANCE = (
+    0.01  # share of a step's time by which it may be late, for the cost of waking up
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,8 @@ class PacedStep:
 def release_shares(sizes: Sequence[int]) -> list[float]:
     """Return the share of a stated backward pass after which each gradient of these sizes is complete.
 
-    It is the share of all elements from it on, as gradients of the last layer come first.
+    It is the share of all elements from it on, as gradients of the last layer come
+    first.
     """
     done = list(accumulate(reversed(sizes)))
     return [share / done[-1] for share in reversed(done)]
@@ -62,22 +75,28 @@ def jitter_of(run: Run, rank: int) -> Callable[[int], float] | None:
     """Return the factor on each step of worker `rank` by the study's stated jitter, as for a virtual worker."""
     if run.virtual.jitter not in STATED:
         return None
-    return jitter_source(run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank)
+    return jitter_source(
+        run.virtual.jitter, run.virtual.jitter_sigma, seed=run.seed, worker=rank
+    )
 
 
 class PacedClock(WallClock):
     """Wall clock on which a step takes as long as on the stated device.
 
-    `target` is the device's step split into tasks, or its total seconds: an update then takes as long as in the warm-up
-    steps of this machine, and the passes divide the rest, one part forward and two back as for virtual workers. Where
-    it is that of a batch of so many `samples`, other batches take time in proportion to theirs.
+    `target` is the device's step split into tasks, or its total seconds: an update then
+    takes as long as in the warm-up steps of this machine, and the passes divide the
+    rest, one part forward and two back as for virtual workers. Where it is that of a
+    batch of so many `samples`, other batches take time in proportion to theirs.
 
-    `slowness(now)` is the factor on a task that begins `now` seconds after training began; `jitter(step)` is the factor
-    on all tasks of a step, which begins with its batch as for a virtual worker.
+    `slowness(now)` is the factor on a task that begins `now` seconds after training
+    began; `jitter(step)` is the factor on all tasks of a step, which begins with its
+    batch as for a virtual worker.
 
-    Each task ends when it would on the device; a late task shortens the padding of the step's next ones, as far as no
-    communication between has taken as long, in which others may have waited for it, or it for others. `overrun` is the
-    share of steps that end late nevertheless. Of a micro-batch in a part of the model a task takes its share.
+    Each task ends when it would on the device; a late task shortens the padding of the
+    step's next ones, as far as no communication between has taken as long, in which
+    others may have waited for it, or it for others. `overrun` is the share of steps
+    that end late nevertheless. Of a micro-batch in a part of the model a task takes its
+    share.
     """
 
     def __init__(
@@ -104,7 +123,9 @@ class PacedClock(WallClock):
         self._waiting_gradients = 0
         self._gradients = 0
         self._waits_in_backward = False
-        self._released = self._rest = 0.0  # time of the last gradient, and duration of the pass after it
+        self._released = self._rest = (
+            0.0  # time of the last gradient, and duration of the pass after it
+        )
 
     @property
     def step_time(self) -> PacedStep:
@@ -115,7 +136,9 @@ class PacedClock(WallClock):
 
     def agree(self, splits: Sequence[PacedStep]) -> None:
         """Take the mean of the `splits` of all workers, which have one kind of device."""
-        self._target = PacedStep(*(fmean(each.of(task) for each in splits) for task in _STEP))
+        self._target = PacedStep(
+            *(fmean(each.of(task) for each in splits) for task in _STEP)
+        )
 
     @property
     def overrun(self) -> float | None:
@@ -126,16 +149,22 @@ class PacedClock(WallClock):
     def _is_late(self) -> bool:
         return self._behind + self._lost > _TOLERANCE * self._total
 
-    def attach(self, model: torch.nn.Module, *, waits_in_backward: bool = False) -> None:
+    def attach(
+        self, model: torch.nn.Module, *, waits_in_backward: bool = False
+    ) -> None:
         """Delay each parameter's gradient until its share of the backward pass is over (`release_shares`).
 
-        The pass goes through the whole model at once: of one that is made layer by layer, each takes its own time.
-        The hooks run before those of Horovod and DDP, which act on the accumulated gradient. The time of the pass after
-        its last gradient, estimated from previous steps, is not distributed. `waits_in_backward`: the pass ends with
-        communication (the real DDP), so that the time after the last gradient is communication.
+        The pass goes through the whole model at once: of one that is made layer by
+        layer, each takes its own time. The hooks run before those of Horovod and DDP,
+        which act on the accumulated gradient. The time of the pass after its last
+        gradient, estimated from previous steps, is not distributed.
+        `waits_in_backward`: the pass ends with communication (the real DDP), so that
+        the time after the last gradient is communication.
         """
         self._waits_in_backward = waits_in_backward
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trainable = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         shares = release_shares([parameter.numel() for parameter in trainable])
         for parameter, share in zip(reversed(trainable), reversed(shares), strict=True):
             parameter.register_hook(self._holding(share))
@@ -154,16 +183,24 @@ class PacedClock(WallClock):
             if not self.running:
                 self._learn(task, share)
                 return
-            released = task == Task.BACKWARD and self._gradients > 0 and self._waiting_gradients <= 0
+            released = (
+                task == Task.BACKWARD
+                and self._gradients > 0
+                and self._waiting_gradients <= 0
+            )
             # A micro-batch takes its share of the step.
             piece = samples / self._samples if samples and self._samples else 1.0
             due = self._due(self.step_time.of(task) * share * piece)
-            # Otherwise the pass ended with communication, which the hook of the last gradient has told apart.
+            # Otherwise the pass ended with communication, which the hook of the last
+            # gradient has told apart.
             if not (released and self._waits_in_backward):
                 now = self._read()
                 self._behind = max(0.0, now - due)
                 if released:
-                    self._rest = min(max(now - self._released, _FADING * self._rest), _MOST_REST * (due - self.mark))
+                    self._rest = min(
+                        max(now - self._released, _FADING * self._rest),
+                        _MOST_REST * (due - self.mark),
+                    )
             sleep_until(due)
             if task == Task.BACKWARD:
                 self._waiting_gradients = self._gradients
@@ -197,7 +234,8 @@ class PacedClock(WallClock):
             due = self._due(self.step_time.backward_s)
             if self._waits_in_backward and not self._waiting_gradients:
                 self._behind = max(0.0, self._read() - due)
-            # The gradients share the pass without its rest, the time that it takes after the last of them.
+            # The gradients share the pass without its rest, the time that it takes
+            # after the last of them.
             sleep_until(self.mark + share * (due - self._rest - self.mark))
             self._released = self._read()
 
@@ -223,4 +261,6 @@ class PacedClock(WallClock):
     def _split(self) -> PacedStep:
         own = min(self._total, median(self._updates)) if self._updates else 0.0
         passes = self._total - own
-        return PacedStep(passes * FORWARD_SHARE, passes * BACKWARD_SHARE, own / self._updated)
+        return PacedStep(
+            passes * FORWARD_SHARE, passes * BACKWARD_SHARE, own / self._updated
+        )

@@ -1,7 +1,8 @@
 """The reference step: one training step of a fixed small network, the unit of measured costs.
 
-The speed of a shared machine changes by a third within minutes. Costs measured at different moments are therefore
-divided by the time of this step at the same moment, and converted to seconds by one measured time of it.
+The speed of a shared machine changes by a third within minutes. Costs measured at
+different moments are therefore divided by the time of this step at the same moment, and
+converted to seconds by one measured time of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MEASUREMENTS = 30  # about a quarter of a second
 
 def reference_network() -> torch.nn.Module:
     """Return two layers with four tensors: 96 inputs, 96 hidden units, 16 outputs."""
-    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16))
+    return torch.nn.Sequential(
+        torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 16)
+    )
 
 
 def reference_step() -> Step:
@@ -34,7 +37,9 @@ def reference_step() -> Step:
     flat, gradients, _ = side_by_side(net)
     parameter = torch.nn.Parameter(flat)
     parameter.grad = gradients
-    optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True)
+    optimizer = build_optimizer(
+        Component(name="sgd", options={"momentum": 0.9}), [parameter], 1e-6, flat=True
+    )
 
     def step() -> None:
         gradients.zero_()
@@ -64,14 +69,16 @@ class Gauge:
     def seconds(self) -> float:
         """Return the median step of undisturbed windows in seconds.
 
-        Where other programs disturbed every window, it is the median of the thread's processor time, which leaves out
-        the time that it waited for a core.
+        Where other programs disturbed every window, it is the median of the thread's
+        processor time, which leaves out the time that it waited for a core.
         """
         undisturbed: list[float] = []
         processor: list[float] = []
         for _ in range(_WINDOWS):
             self._stopwatch.start()
-            self.steps(_STEPS)  # reading the counters, and whatever ran before, evicts caches
+            self.steps(
+                _STEPS
+            )  # reading the counters, and whatever ran before, evicts caches
             computed = time.thread_time()
             seconds = self.steps(_STEPS)
             processor.append((time.thread_time() - computed) / _STEPS)

@@ -18,23 +18,55 @@ from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.shard import Shard, equal_batches
-from scalebench.models.flat import Memory, is_finite, module_attributes, put_back_attributes, side_by_side, views
+from scalebench.models.flat import (
+    Memory,
+    is_finite,
+    module_attributes,
+    put_back_attributes,
+    side_by_side,
+    views,
+)
 from scalebench.models.metric import loss_for, own_loss, takes_labels
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.strategies.base import Batch, LayerProfile, Recompute, SharedComponent, UnitRule
+from scalebench.strategies.base import (
+    Batch,
+    LayerProfile,
+    Recompute,
+    SharedComponent,
+    UnitRule,
+)
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
-from scalebench.training.components import Passes, SharedLayout, floating, profiles_of, trained_vector, with_trained
+from scalebench.training.components import (
+    Passes,
+    SharedLayout,
+    floating,
+    profiles_of,
+    trained_vector,
+    with_trained,
+)
 from scalebench.training.initial_weights import load_weights
-from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
+from scalebench.training.optimizers import (
+    build_optimizer,
+    check_optimizer,
+    learning_rate,
+)
 from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
-from scalebench.training.stage import Assembly, Chunk, Order, Stage, StageArithmetic, run_backward, sizes_of
+from scalebench.training.stage import (
+    Assembly,
+    Chunk,
+    Order,
+    Stage,
+    StageArithmetic,
+    run_backward,
+    sizes_of,
+)
 from scalebench.training.torch_optimizers import FlatSgd
 
 if TYPE_CHECKING:
@@ -52,18 +84,23 @@ class Snapshot:
     epoch: int
     elapsed_s: float
     vector: Tensor | None
-    agreed: bool  # True if the vector is the consensus; else it is computed from the vectors of all workers
-    buffers: list[Tensor] = field(default_factory=list)  # floating-point buffers of that moment
+    # True if the vector is the consensus; else it is computed from the vectors of all
+    # workers
+    agreed: bool
+    buffers: list[Tensor] = field(
+        default_factory=list
+    )  # floating-point buffers of that moment
 
 
 class Replica:
     """Implements `strategies.base.Worker`.
 
-    Weights depend on `run.seed` only, so that all replicas start equal; batches come from the plan; the clock records
-    the time of each phase of training.
+    Weights depend on `run.seed` only, so that all replicas start equal; batches come
+    from the plan; the clock records the time of each phase of training.
 
-    A replica of several workers (`mesh`) has one object on each. `world` joins all workers, `replica` those of one
-    model, `comm` those that hold the same part of every model; `rank` and `size` are of `comm`.
+    A replica of several workers (`mesh`) has one object on each. `world` joins all
+    workers, `replica` those of one model, `comm` those that hold the same part of every
+    model; `rank` and `size` are of `comm`.
     """
 
     def __init__(
@@ -87,29 +124,51 @@ class Replica:
         if (parts := self.mesh.parts) > 1:
             self.replica = comm.split(lambda rank: rank // parts)
             self.comm = comm.split(lambda rank: rank % parts)
-        self.rank, self.size, self.epochs, self.seed = self.comm.rank, self.comm.size, run.epochs, run.seed
-        self.workers_per_node = max(1, min(workers_per_node or comm.size, comm.size) // parts)
+        self.rank, self.size, self.epochs, self.seed = (
+            self.comm.rank,
+            self.comm.size,
+            run.epochs,
+            run.seed,
+        )
+        self.workers_per_node = max(
+            1, min(workers_per_node or comm.size, comm.size) // parts
+        )
         self.task = dataset.task
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
-        self._model_of = (run.model, dataset.input_shape, dataset.outputs, dataset.task, self.dtype, run.seed)
+        self._model_of = (
+            run.model,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            self.dtype,
+            run.seed,
+        )
         self.gives_labels = False
         self.state = SimpleNamespace()
         self._begin_model(memory)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.loss = loss_for(dataset.task)
-        self.stage: Stage | TorchStage | TorchStyles | None = None  # that this worker holds; None for the whole model
+        self.stage: Stage | TorchStage | TorchStyles | None = (
+            None  # that this worker holds; None for the whole model
+        )
         self.assembly: Assembly | None = None
-        self.sharded: ShardedModel | None = None  # of which this worker keeps shards; None for whole parameters
+        self.sharded: ShardedModel | None = (
+            None  # of which this worker keeps shards; None for whole parameters
+        )
         self.torch_shards: TorchShards | None = None  # the same, by torch
-        self.layout: SharedLayout | None = None  # of components that several workers share
+        self.layout: SharedLayout | None = (
+            None  # of components that several workers share
+        )
         self._passes: Passes | None = None  # through these
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._losses: list[Tensor] = []  # mean losses () or (m,) of batches of the current epoch
+        self._losses: list[
+            Tensor
+        ] = []  # mean losses () or (m,) of batches of the current epoch
         self._samples: list[int] = []  # of these batches
         self.first_epoch = 0
         self.on_epoch: Callable[[int], None] | None = None
@@ -121,7 +180,9 @@ class Replica:
         """Build the whole model with its initial weights."""
         self._hold(self._built(), memory)
         if self.run.init_weights is not None:
-            self.parameters.copy_(load_weights(self.run.init_weights, self.parameters.numel()))
+            self.parameters.copy_(
+                load_weights(self.run.init_weights, self.parameters.numel())
+            )
             self.initial.copy_(self.parameters)
         self.gives_labels = takes_labels(self.model, self.task)
 
@@ -131,7 +192,9 @@ class Replica:
         self.forward: Callable[..., Any] = model
         options = check_optimizer(run.optimizer).model_dump()
         velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
-        self.parameters, self.gradients, velocity = side_by_side(model, velocities, memory)
+        self.parameters, self.gradients, velocity = side_by_side(
+            model, velocities, memory
+        )
         self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
         self._optimise(velocity if velocities else None)
 
@@ -143,7 +206,9 @@ class Replica:
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
         stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
-        self.optimizer = build_optimizer(run.optimizer, stepped, run.lr, flat=not by_layer)
+        self.optimizer = build_optimizer(
+            run.optimizer, stepped, run.lr, flat=not by_layer
+        )
         if isinstance(self.optimizer, FlatSgd) and velocity is not None:
             self.optimizer.room = velocity
 
@@ -174,8 +239,12 @@ class Replica:
     def batches(self, epoch: int) -> Iterator[Batch]:
         x_all, y_all = self.samples_of(epoch)
         sizes, weights, firsts = self.plan.batches(epoch, self.rank)
-        for step, (x, y) in enumerate(zip(_pieces(x_all, sizes), _pieces(y_all, sizes), strict=True)):
-            yield self.delivered(Batch(x, y, weights[step], step, step in firsts), len(sizes))
+        for step, (x, y) in enumerate(
+            zip(_pieces(x_all, sizes), _pieces(y_all, sizes), strict=True)
+        ):
+            yield self.delivered(
+                Batch(x, y, weights[step], step, step in firsts), len(sizes)
+            )
 
     def samples_of(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Return x (n, ...) and y of this worker in visiting order, after rows have moved if the study says so."""
@@ -186,9 +255,13 @@ class Replica:
 
     def block_batches(self, epoch: int) -> Iterator[Batch]:
         x, y = self.samples_of(epoch)
-        slices, firsts = equal_batches(self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size)
+        slices, firsts = equal_batches(
+            self.plan.block_starts(epoch, self.rank), len(x), self.plan.batch_size
+        )
         for step, (low, high) in enumerate(slices):
-            yield self.delivered(Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices))
+            yield self.delivered(
+                Batch(x[low:high], y[low:high], 1.0, step, step in firsts), len(slices)
+            )
 
     def delivered(self, batch: Batch, steps: int) -> Batch:
         """Note that a batch, one of `steps` in this epoch, is at hand."""
@@ -220,10 +293,25 @@ class Replica:
     def layer_work(self) -> Sequence[float]:
         return [each.work for each in self._layer_facts]
 
-    def take(self, sizes: Sequence[int], order: Order, micro_batches: int, recompute: Recompute = "none") -> None:
+    def take(
+        self,
+        sizes: Sequence[int],
+        order: Order,
+        micro_batches: int,
+        recompute: Recompute = "none",
+    ) -> None:
         mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
-        held = held_by(self._layers, sizes, mesh, replica.rank, str(self.run.model), by_layer=recompute == "layer")
-        facts = sizes_of(self._layer_facts, held, sizes, mesh, replica.rank, self._sample())
+        held = held_by(
+            self._layers,
+            sizes,
+            mesh,
+            replica.rank,
+            str(self.run.model),
+            by_layer=recompute == "layer",
+        )
+        facts = sizes_of(
+            self._layer_facts, held, sizes, mesh, replica.rank, self._sample()
+        )
         self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
         self._hold(held.model.train(self.model.training))
         del self.__dict__["_layers"]  # with the layers of other workers
@@ -232,13 +320,17 @@ class Replica:
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
         chunks = []
         for (stage, segments), modules in zip(facts, held.chunks, strict=True):
-            compute = StageArithmetic(stage, modules, segments, self.loss, sharing, self.parameters, recompute)
+            compute = StageArithmetic(
+                stage, modules, segments, self.loss, sharing, self.parameters, recompute
+            )
             chunks.append(Chunk(stage, compute))
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         self._update_share = self.parameters.numel() / whole
 
     def use_schedule(self, name: str, micro_batches: int) -> None:
-        from scalebench.training.torch_stage import TorchStage  # half a second of imports
+        from scalebench.training.torch_stage import (
+            TorchStage,
+        )  # half a second of imports
 
         assert isinstance(self.stage, Stage), "a stage was taken"
         self.stage = TorchStage(self.stage.chunks, name, micro_batches, self.replica)
@@ -249,57 +341,95 @@ class Replica:
         assert isinstance(self.stage, Stage), "a share was taken"
         (chunk,) = self.stage.chunks
         self.stage = TorchStyles(chunk, self.mesh.tensor, self.replica)
-        self.optimizer = build_optimizer(self.run.optimizer, self.stage.trained, self.run.lr)
+        self.optimizer = build_optimizer(
+            self.run.optimizer, self.stage.trained, self.run.lr
+        )
 
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()
         layers = self._layers if rule.by_layer else None
-        self.sharded = ShardedModel(self.model, layers, rule, self.rank, self.size, self._sample(), self.loss)
-        self.parameters, self.gradients = self.sharded.parameters, self.sharded.gradients
+        self.sharded = ShardedModel(
+            self.model, layers, rule, self.rank, self.size, self._sample(), self.loss
+        )
+        self.parameters, self.gradients = (
+            self.sharded.parameters,
+            self.sharded.gradients,
+        )
         self._optimise()
         self._update_share = self.parameters.numel() / whole
 
     def use_fully_shard(self, *, reshard: bool) -> None:
         from scalebench.training.torch_sharded import TorchShards  # a second of imports
 
-        self.torch_shards = TorchShards(self.model, self._layers, self.comm, reshard=reshard)
-        self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)  # torch has its own
-        self.optimizer = build_optimizer(self.run.optimizer, self.torch_shards.trained, self.run.lr)
+        self.torch_shards = TorchShards(
+            self.model, self._layers, self.comm, reshard=reshard
+        )
+        self.parameters = self.gradients = self.initial = self.parameters.new_empty(
+            0
+        )  # torch has its own
+        self.optimizer = build_optimizer(
+            self.run.optimizer, self.torch_shards.trained, self.run.lr
+        )
         self._update_share = 1 / self.size
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
-        return profiles_of(self._layers, self._layer_facts, self._model_of[1], self.size, str(self.run.model))
+        return profiles_of(
+            self._layers,
+            self._layer_facts,
+            self._model_of[1],
+            self.size,
+            str(self.run.model),
+        )
 
-    def use_layout(self, sizes: Sequence[int], degrees: Sequence[int]) -> Sequence[SharedComponent]:
-        numbers, facts = sum(each.parameters for each in self.layer_profiles), self._layer_facts
+    def use_layout(
+        self, sizes: Sequence[int], degrees: Sequence[int]
+    ) -> Sequence[SharedComponent]:
+        numbers, facts = (
+            sum(each.parameters for each in self.layer_profiles),
+            self._layer_facts,
+        )
         model, training = self._whole(self.parameters), self.model.training
         states = {  # vectors as whole models
             name: self._whole(value) if value.shape == self.parameters.shape else value
-            for name, value in self.optimizer.state.get(self._flat_parameter, {}).items()
+            for name, value in self.optimizer.state.get(
+                self._flat_parameter, {}
+            ).items()
         }
-        layout = SharedLayout(model, self._built, self.comm, str(self.run.model), sizes, degrees)
+        layout = SharedLayout(
+            model, self._built, self.comm, str(self.run.model), sizes, degrees
+        )
         self._hold(layout.model.train(training))
         for name, value in states.items():
-            own = layout.share_of(value) if isinstance(value, torch.nn.Module) else value
+            own = (
+                layout.share_of(value) if isinstance(value, torch.nn.Module) else value
+            )
             self.optimizer.state[self._flat_parameter][name] = own
         self.__dict__.pop("_layers", None)  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
-        components = layout.components(self.gradients, facts, self._model_of[1], self.loss)
+        components = layout.components(
+            self.gradients, facts, self._model_of[1], self.loss
+        )
         self.layout, self._passes = layout, Passes(components, self.rank)
         self._update_share = self.parameters.numel() / numbers
         return components
 
     def _whole(self, vector: Tensor) -> torch.nn.Module:
         """Return a whole model with the parameters in `vector`: all, or by a layout every worker's. Collective then."""
-        return with_trained(self._built(), vector) if self.layout is None else self.layout.whole(vector)
+        return (
+            with_trained(self._built(), vector)
+            if self.layout is None
+            else self.layout.whole(vector)
+        )
 
     def _rows(self, step: int) -> list[int]:
         """Return the samples in the batch of each worker in a step of the epoch."""
         rows: list[int] = self.plan.batch_sizes(self._epoch)[:, step].tolist()
         return rows
 
-    def _loss_gradient(self, outputs: Tensor, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    def _loss_gradient(
+        self, outputs: Tensor, targets: Tensor, weight: float
+    ) -> tuple[Tensor, Tensor]:
         leaf = outputs.detach().requires_grad_()
         mean = self.loss(leaf, targets)
         run_backward((mean,), (_scalar(weight, self.dtype, self.device),))
@@ -335,7 +465,11 @@ class Replica:
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Return the mean loss () of a batch: the model's own where it gives one."""
-        outputs = self.forward(batch.x, labels=batch.y) if self.gives_labels else self.forward(batch.x)
+        outputs = (
+            self.forward(batch.x, labels=batch.y)
+            if self.gives_labels
+            else self.forward(batch.x)
+        )
         if isinstance(outputs, Tensor):
             return self.loss(outputs, batch.y)
         return own_loss(outputs, batch.y, self.loss)
@@ -343,14 +477,18 @@ class Replica:
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         samples = batch.x.shape[0]
         if (sharded := self.sharded or self.torch_shards) is not None:
-            loss = sharded.step(batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock)
+            loss = sharded.step(
+                batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock
+            )
             self.computed(loss, samples)
             return
         if not add:
             self.gradients.zero_()
         if self._passes is not None:
             rows = self._rows(batch.step)
-            own = self._passes.step(batch.x, batch.y, weight, rows, self._loss_gradient, self.clock)
+            own = self._passes.step(
+                batch.x, batch.y, weight, rows, self._loss_gradient, self.clock
+            )
             self.computed(own, samples)
             return
         if self.stage is not None:
@@ -434,19 +572,31 @@ class Replica:
         return epoch == self.epochs - 1
 
     def use_optimizer(self, wrap: Any) -> None:
-        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = wrap(build_optimizer(self.run.optimizer, trainable, self.run.lr))
-        for parameter, gradient in zip(trainable, views(trainable, self.gradients), strict=True):
+        trainable = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
+        self.optimizer = wrap(
+            build_optimizer(self.run.optimizer, trainable, self.run.lr)
+        )
+        for parameter, gradient in zip(
+            trainable, views(trainable, self.gradients), strict=True
+        ):
             parameter.grad = gradient  # a wrapper may have replaced it
 
     # --- agreement --------------------------------------------------------------------------------------------
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
-        assert self._open_shared is not None, "the strategy's requirements were matched with the engine"
+        assert self._open_shared is not None, (
+            "the strategy's requirements were matched with the engine"
+        )
         return self._open_shared(initial, host)
 
     def server(self, rule: ServerRule) -> Server:
-        assert self._open_server is not None, "the strategy's requirements were matched with the engine"
+        assert self._open_server is not None, (
+            "the strategy's requirements were matched with the engine"
+        )
         return self._open_server(rule)
 
     # --- meters -----------------------------------------------------------------------------------------------
@@ -455,10 +605,15 @@ class Replica:
     def rehearsal(self) -> Iterator[None]:
         """Undo the steps inside: only time has passed behind it.
 
-        Weights, buffers, attributes of the model's modules, random states, optimizer and meters are put back.
+        Weights, buffers, attributes of the model's modules, random states, optimizer
+        and meters are put back.
         """
         states, attributes = random_state(), module_attributes(self.model)
-        on_device = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        on_device = (
+            torch.cuda.get_rng_state(self.device)
+            if self.device.type == "cuda"
+            else None
+        )
         try:
             yield
         finally:
@@ -474,7 +629,9 @@ class Replica:
             self.torch_shards.reset()
         with torch.no_grad():
             self.parameters.copy_(self.initial)
-            for buffer, value in zip(self.model.buffers(), self._initial_buffers, strict=True):
+            for buffer, value in zip(
+                self.model.buffers(), self._initial_buffers, strict=True
+            ):
                 buffer.copy_(value)
         self.gradients.zero_()
         self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -484,9 +641,12 @@ class Replica:
     def epoch_done(self, epoch: int, agreed: bool | None) -> None:
         elapsed = self.clock.elapsed()
         with self.clock.paused():
-            # Replicas that agree are equal: if one's weights are not finite, every worker finds that here.
+            # Replicas that agree are equal: if one's weights are not finite, every
+            # worker finds that here.
             poisoned = agreed is True and not self.is_finite()
-            self.meters.close_epoch(epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned)
+            self.meters.close_epoch(
+                epoch, elapsed, self._mean_loss(), poisoned_everywhere=poisoned
+            )
             self._forget_losses()
             if agreed is not None and self.evaluates(epoch):
                 self.keep(epoch, elapsed, agreed)
@@ -495,7 +655,9 @@ class Replica:
 
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
-        finite = is_finite(self.parameters if self.torch_shards is None else self.torch_shards.own())
+        finite = is_finite(
+            self.parameters if self.torch_shards is None else self.torch_shards.own()
+        )
         divided = (self.assembly, self.sharded, self.torch_shards, self.layout)
         if all(each is None for each in divided):
             return finite
@@ -531,7 +693,11 @@ class Replica:
             vector = trained_vector(model) if stored else None
         else:
             vector = self.parameters.detach().clone() if stored else None
-        self.snapshots.append(Snapshot(epoch, elapsed_s, vector, agreed, self._statistics() if stored else []))
+        self.snapshots.append(
+            Snapshot(
+                epoch, elapsed_s, vector, agreed, self._statistics() if stored else []
+            )
+        )
 
     def load(self, vector: Tensor) -> None:
         """Set the weights of the model that this worker evaluates."""
@@ -544,7 +710,15 @@ class Replica:
         if self.evaluates(epoch):
             with self.clock.paused():
                 elapsed = self.clock.elapsed()
-                self.snapshots.append(Snapshot(epoch, elapsed, vector.detach().clone(), True, self._statistics()))
+                self.snapshots.append(
+                    Snapshot(
+                        epoch,
+                        elapsed,
+                        vector.detach().clone(),
+                        True,
+                        self._statistics(),
+                    )
+                )
 
     def _statistics(self) -> list[Tensor]:
         return [buffer.clone() for buffer in floating_buffers(self)]

@@ -22,22 +22,37 @@ def shard_length(parameters: int, workers: int) -> int:
 class ShardedUnit:
     """Consecutive modules whose parameters lie in one vector. Implements `strategies.base.Unit`.
 
-    `own` and `own_gradients` are this worker's shards of parameters and gradients. The memory of the whole vectors can
-    be given up while nothing computes with them: the module's parameters are views of it.
+    `own` and `own_gradients` are this worker's shards of parameters and gradients. The
+    memory of the whole vectors can be given up while nothing computes with them: the
+    module's parameters are views of it.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], workers: int, *, is_last: bool) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], workers: int, *, is_last: bool
+    ) -> None:
         self.modules, self.is_last = modules, is_last
-        self.parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
+        self.parameters = [
+            each
+            for module in modules
+            for each in module.parameters()
+            if each.requires_grad
+        ]
         self.numbers = sum(parameter.numel() for parameter in self.parameters)
         self.length = shard_length(self.numbers, workers)
         like = self.parameters[0].detach()
         self.whole = like.new_zeros(self.length * workers)
-        torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters], out=self.whole[: self.numbers])
-        for parameter, view in zip(self.parameters, views(self.parameters, self.whole), strict=True):
+        torch.cat(
+            [parameter.detach().reshape(-1) for parameter in self.parameters],
+            out=self.whole[: self.numbers],
+        )
+        for parameter, view in zip(
+            self.parameters, views(self.parameters, self.whole), strict=True
+        ):
             parameter.data = view
         self.gradients = torch.zeros_like(self.whole)
-        for parameter, view in zip(self.parameters, views(self.parameters, self.gradients), strict=True):
+        for parameter, view in zip(
+            self.parameters, views(self.parameters, self.gradients), strict=True
+        ):
             parameter.grad = view
         self.own = self.own_gradients = self.whole  # until `keep`
 
@@ -77,8 +92,9 @@ def _hold(tensor: Tensor) -> None:
 class ShardedModel:
     """The units of a model, and the gradient through them with a rule's exchanges between.
 
-    No exchange happens inside autograd, so that virtual workers can wait there. `parameters` and `gradients` are this
-    worker's shards of all units, one after the other.
+    No exchange happens inside autograd, so that virtual workers can wait there.
+    `parameters` and `gradients` are this worker's shards of all units, one after the
+    other.
     """
 
     def __init__(
@@ -96,26 +112,47 @@ class ShardedModel:
         self._rule = rule
         self._loss = loss
         self._whole_model = layers is None
-        parts = [[model]] if layers is None else [list(layer.modules) for layer in layers]
+        parts = (
+            [[model]] if layers is None else [list(layer.modules) for layer in layers]
+        )
         works = [(1.0, 1.0)]
         if layers is not None:
             facts = facts_of(layers, sample)
             forward = sum(each.forward for each in facts)
             backward = sum(each.backward for each in facts)
-            works = [(each.forward / forward, each.backward / backward) for each in facts]
+            works = [
+                (each.forward / forward, each.backward / backward) for each in facts
+            ]
         self._works = works
-        self.units = [ShardedUnit(modules, workers, is_last=modules is parts[-1]) for modules in parts]
+        self.units = [
+            ShardedUnit(modules, workers, is_last=modules is parts[-1])
+            for modules in parts
+        ]
         lengths = [unit.length for unit in self.units]
         self.parameters = self.units[0].whole.new_zeros(sum(lengths))
         self.gradients = torch.zeros_like(self.parameters)
-        # Shards of all units in one vector, so that strategy and optimizer see one tensor.
-        pieces = zip(torch.split(self.parameters, lengths), torch.split(self.gradients, lengths), strict=True)
+        # Shards of all units in one vector, so that strategy and optimizer see one
+        # tensor.
+        pieces = zip(
+            torch.split(self.parameters, lengths),
+            torch.split(self.gradients, lengths),
+            strict=True,
+        )
         for unit, (own, own_gradients) in zip(self.units, pieces, strict=True):
             unit.keep(own, own_gradients, rank)
         for buffer in model.buffers():
-            buffer.data = buffer.detach().clone()  # it may lie in one storage with parameters, which ends
+            buffer.data = (
+                buffer.detach().clone()
+            )  # it may lie in one storage with parameters, which ends
 
-    def step(self, x: Tensor, y: Tensor, weight: float, loss: Callable[[], Tensor], clock: Clock) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: float,
+        loss: Callable[[], Tensor],
+        clock: Clock,
+    ) -> Tensor:
         """Compute the gradient of weight * mean loss of a batch; return the mean loss ().
 
         `loss` computes that of a model of one unit.
@@ -132,7 +169,8 @@ class ShardedModel:
         gradient = torch.tensor(weight, dtype=x.dtype, device=x.device)
         mean = x.detach()
         if not self._whole_model:
-            # The graph ends here, so that units exchange between their passes and never inside autograd.
+            # The graph ends here, so that units exchange between their passes and never
+            # inside autograd.
             leaf = x.detach().requires_grad_()
             made = self._loss(leaf, y)
             run_backward((made,), (gradient,))
@@ -152,7 +190,11 @@ class ShardedModel:
 
     def load(self, vector: Tensor) -> None:
         """Set the parameters of the whole model, in the order of the model."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
         for unit in self.units:
             _hold(unit.whole)
         for parameter, value in zip(trained, views(trained, vector), strict=True):
@@ -167,5 +209,9 @@ class ShardedModel:
         for unit in self.units:
             joined = torch.cat(list(gather(unit.own)))[: unit.numbers]
             vectors |= zip(unit.parameters, views(unit.parameters, joined), strict=True)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
         return torch.cat([vectors[parameter].reshape(-1) for parameter in trained])

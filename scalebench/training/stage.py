@@ -1,7 +1,7 @@
 """One worker's part of a step: micro-batches through its stage, with messages to the stages before and after it.
 
-The same program trains (`StageArithmetic`) and is recorded without arithmetic (`StageShapes`).
-`Assembly` brings the parts of a replica together in a whole model.
+The same program trains (`StageArithmetic`) and is recorded without arithmetic
+(`StageShapes`). `Assembly` brings the parts of a replica together in a whole model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ACTIVATIONS, GRADIENTS, Communicator, Request
 from scalebench.data.layout import cut
 from scalebench.models.flat import views
-from scalebench.models.parts import LayerFacts, bounds_of, counted, evaluating, layers_of
+from scalebench.models.parts import (
+    LayerFacts,
+    bounds_of,
+    counted,
+    evaluating,
+    layers_of,
+)
 from scalebench.models.sharding import Held, Segment, called, held_by
 from scalebench.strategies.base import Batch, Move, Recompute
 from scalebench.system.clock import Clock, Task
@@ -43,7 +49,11 @@ class StageFacts:
 
     @classmethod
     def of(
-        cls, facts: Sequence[LayerFacts], input_shape: tuple[int, ...], sizes: Sequence[int], stage: int
+        cls,
+        facts: Sequence[LayerFacts],
+        input_shape: tuple[int, ...],
+        sizes: Sequence[int],
+        stage: int,
     ) -> StageFacts:
         """Return the stage that is the `stage`-th of stages with `sizes` layers."""
         first, last = bounds_of(sizes)[stage]
@@ -67,8 +77,8 @@ class StageFacts:
 class SegmentFacts(NamedTuple):
     """A segment of a stage: shapes of one sample of what it takes last and gives last, and shares of the model's work.
 
-    The outputs of a `divided` one are summed over the workers of the stage, and so are the gradients of its inputs if
-    these are `needed`.
+    The outputs of a `divided` one are summed over the workers of the stage, and so are
+    the gradients of its inputs if these are `needed`.
     """
 
     divided: bool
@@ -84,8 +94,9 @@ def segment_facts(
 ) -> list[SegmentFacts]:
     """Return the sizes of the segments of a stage, the `first` or a later one, by a forward pass of samples `x`.
 
-    `facts` are those of the layers of the whole model: as in `facts_of`, the backward pass of the first layer does the
-    work of its forward pass, that of others twice as much.
+    `facts` are those of the layers of the whole model: as in `facts_of`, the backward
+    pass of the first layer does the work of its forward pass, that of others twice as
+    much.
     """
     # Shares of the work of the whole model, which the clock divides a step by.
     whole = sum(each.forward for each in facts), sum(each.backward for each in facts)
@@ -99,26 +110,39 @@ def segment_facts(
             made = state[-1:] if segment.divided else state
             forward = backward = 0.0
             needed = layers > 0
-            for module in segment.module if type(segment.module) is nn.Sequential else [segment.module]:
+            for module in (
+                segment.module
+                if type(segment.module) is nn.Sequential
+                else [segment.module]
+            ):
                 made, work = counted(partial(called, module, made))
                 layers += any(each.requires_grad for each in module.parameters())
                 forward += work / samples / whole[0]
                 backward += (2 if layers > 1 else 1) * work / samples / whole[1]
             state = [*state[:-1], *made] if segment.divided else made
             gives = tuple(state[-1].shape[1:])
-            found.append(SegmentFacts(segment.divided, takes, gives, forward, backward, needed))
+            found.append(
+                SegmentFacts(segment.divided, takes, gives, forward, backward, needed)
+            )
     return found
 
 
 def sizes_of(
-    facts: Sequence[LayerFacts], held: Held, sizes: Sequence[int], mesh: Mesh, part: int, sample: Tensor
+    facts: Sequence[LayerFacts],
+    held: Held,
+    sizes: Sequence[int],
+    mesh: Mesh,
+    part: int,
+    sample: Tensor,
 ) -> list[tuple[StageFacts, list[SegmentFacts]]]:
     """Return the sizes of each chunk that a part of a replica holds, and of its segments; `sample` are some samples.
 
     `facts` are those of the layers of the whole model.
     """
     found = []
-    for group, segments in zip(mesh.groups_of(part, len(sizes)), held.chunks, strict=True):
+    for group, segments in zip(
+        mesh.groups_of(part, len(sizes)), held.chunks, strict=True
+    ):
         stage = StageFacts.of(facts, tuple(sample.shape[1:]), sizes, group)
         x = sample.new_zeros((len(sample), *stage.takes))
         found.append((stage, segment_facts(segments, x, facts, first=stage.is_first)))
@@ -128,10 +152,14 @@ def sizes_of(
 class StageCompute(Protocol):
     """Forward and backward passes of a stage by micro-batch."""
 
-    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+    def forward(
+        self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock
+    ) -> Tensor:
         """Return the output for micro-batch `place`: on the last stage its mean loss, whose gradient is scaled."""
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
+    def backward(
+        self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0
+    ) -> Tensor:
         """Add to the parameters' gradients; return that of the input. The clock takes a share of the pass."""
 
     def finish(self, samples: int, clock: Clock, share: float) -> None:
@@ -157,20 +185,28 @@ class Chunk(NamedTuple):
 class Stage:
     """The chunks of layers that this worker holds, and its channels to the neighbouring stages.
 
-    The stage behind the last one is the first one, with its next chunk; of a folded mesh it is the last one itself,
-    without messages. Activations and gradients travel on communicators of their own, and so do those of the way from
-    the last stage to the first: messages of one kind then never wait for the other, also where an engine carries those
-    between two ranks one after the other (NCCL).
+    The stage behind the last one is the first one, with its next chunk; of a folded
+    mesh it is the last one itself, without messages. Activations and gradients travel
+    on communicators of their own, and so do those of the way from the last stage to the
+    first: messages of one kind then never wait for the other, also where an engine
+    carries those between two ranks one after the other (NCCL).
     """
 
     def __init__(
-        self, chunks: Sequence[Chunk], order: Order, micro_batches: int, replica: Communicator, mesh: Mesh
+        self,
+        chunks: Sequence[Chunk],
+        order: Order,
+        micro_batches: int,
+        replica: Communicator,
+        mesh: Mesh,
     ) -> None:
         self.chunks = chunks
         self._order = order
         self._micro_batches = micro_batches
         self._stage, self._stages = chunks[0].facts.stage, mesh.pipeline
-        self._programs: dict[int, tuple[list[int], list[Move]]] = {}  # by samples of a batch
+        self._programs: dict[
+            int, tuple[list[int], list[Move]]
+        ] = {}  # by samples of a batch
         self._mesh, self._rank = mesh, replica.rank
         self._sent: list[Request] = []
         self._handed_over: dict[tuple[int, int], Tensor] = {}  # by tag and micro-batch
@@ -180,7 +216,8 @@ class Stage:
             channels = [replica.split(lambda rank: rank * 0) for _ in range(2 * ways)]
             self._activations, self._gradients = channels[:2]
             self._activations_around, self._gradients_around = channels[-2:]
-        # Samples of each chunk between their forward and their backward pass at the same time, after each forward pass.
+        # Samples of each chunk between their forward and their backward pass at the
+        # same time, after each forward pass.
         self.kept: set[tuple[int, ...]] = set()
         self.largest_piece = 0  # samples of a micro-batch
 
@@ -201,8 +238,15 @@ class Stage:
             if move.forward:
                 x = inputs[place]
                 if not facts.is_first:
-                    x = self._receive(ACTIVATIONS, facts.stage - 1, place, compute.room((size, *facts.takes)))
-                made = compute.forward(place, x, targets[place], weight * (size / samples), clock)
+                    x = self._receive(
+                        ACTIVATIONS,
+                        facts.stage - 1,
+                        place,
+                        compute.room((size, *facts.takes)),
+                    )
+                made = compute.forward(
+                    place, x, targets[place], weight * (size / samples), clock
+                )
                 if facts.is_last:
                     total = compute.added(total, made, size / samples)
                 else:
@@ -212,7 +256,12 @@ class Stage:
             else:
                 gradient = None
                 if not facts.is_last:
-                    gradient = self._receive(GRADIENTS, facts.stage + 1, place, compute.room((size, *facts.gives)))
+                    gradient = self._receive(
+                        GRADIENTS,
+                        facts.stage + 1,
+                        place,
+                        compute.room((size, *facts.gives)),
+                    )
                 share = facts.share_of_inputs if move.half == "inputs" else 1.0
                 back = compute.backward(place, gradient, clock, share)
                 if not facts.is_first:
@@ -227,7 +276,9 @@ class Stage:
         rank = self._rank_with(group)
         if rank == self._rank:
             return self._handed_over.pop((tag, place))
-        self._channel(tag, group + 1 if tag == ACTIVATIONS else group).recv_(room, rank, tag)
+        self._channel(tag, group + 1 if tag == ACTIVATIONS else group).recv_(
+            room, rank, tag
+        )
         return room
 
     def _send(self, tag: int, group: int, place: int, tensor: Tensor) -> None:
@@ -241,7 +292,10 @@ class Stage:
 
     def _rank_with(self, group: int) -> int:
         """Return the worker of this replica that holds the same share of a group of layers."""
-        return self._mesh.stage_with(group) * self._mesh.tensor + self._rank % self._mesh.tensor
+        return (
+            self._mesh.stage_with(group) * self._mesh.tensor
+            + self._rank % self._mesh.tensor
+        )
 
     def _channel(self, tag: int, group: int) -> Communicator:
         """Return the communicator of the border before a group of layers."""
@@ -261,10 +315,13 @@ class Stage:
         return self._programs[samples]
 
 
-def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[tuple[int, ...]]:
+def most_kept(
+    moves: Iterable[Move], sizes: Sequence[int], chunks: int
+) -> set[tuple[int, ...]]:
     """Return the samples of each chunk that are between their passes, by micro-batches of `sizes` samples.
 
-    These are sets of numbers after which a backward pass follows: there are never more samples than in one of them.
+    These are sets of numbers after which a backward pass follows: there are never more
+    samples than in one of them.
     """
     now = [0] * chunks
     found = set()
@@ -275,7 +332,9 @@ def most_kept(moves: Iterable[Move], sizes: Sequence[int], chunks: int) -> set[t
             found.add(tuple(now))
         rises = move.forward
         if move.half != "inputs":  # whose activations are needed once more
-            now[move.chunk] += sizes[move.micro_batch] if move.forward else -sizes[move.micro_batch]
+            now[move.chunk] += (
+                sizes[move.micro_batch] if move.forward else -sizes[move.micro_batch]
+            )
     return found
 
 
@@ -315,25 +374,35 @@ class StageArithmetic:
         self._kept: dict[int, list[Pass]] = {}  # of each segment, by micro-batch
         self._of_loss: dict[int, Tensor] = {}  # gradients of the outputs
 
-    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+    def forward(
+        self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock
+    ) -> Tensor:
         made, passes = self._through(x, clock)
         if self._recompute == "all":
             passes[1:] = [each._replace(inputs=[]) for each in passes[1:]]
         self._kept[place] = passes
         if self._facts.is_last:
-            # The graph is cut here: the gradient of the loss is kept, and the segments go on from it later.
+            # The graph is cut here: the gradient of the loss is kept, and the segments
+            # go on from it later.
             leaf = made.detach().requires_grad_()
             made = self.loss(leaf, y)
-            run_backward((made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),))
+            run_backward(
+                (made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),)
+            )
             assert leaf.grad is not None
             self._of_loss[place] = leaf.grad
         return made
 
-    def _through(self, x: Tensor, clock: Clock, before: Sequence[Pass] = ()) -> tuple[Tensor, list[Pass]]:
+    def _through(
+        self, x: Tensor, clock: Clock, before: Sequence[Pass] = ()
+    ) -> tuple[Tensor, list[Pass]]:
         """Return the output of the stage, and the passes of its segments: new ones, or those `before` made again."""
-        # Of two tensors in the state the first is a residual, which a divided segment leaves alone.
+        # Of two tensors in the state the first is a residual, which a divided segment
+        # leaves alone.
         state, passes = [x], []
-        for place, (segment, size) in enumerate(zip(self.segments, self.sizes, strict=True)):
+        for place, (segment, size) in enumerate(
+            zip(self.segments, self.sizes, strict=True)
+        ):
             taken = state[-1:] if segment.divided else state
             inputs = [each.detach().requires_grad_(size.needed) for each in taken]
             if before:
@@ -348,7 +417,8 @@ class StageArithmetic:
                     outputs = called(segment.module, inputs)
             clock.did(Task.FORWARD, len(x), size.forward)
             if segment.divided:
-                # Contiguous, as communicators carry nothing else, and a copy: the graph keeps the summand.
+                # Contiguous, as communicators carry nothing else, and a copy: the graph
+                # keeps the summand.
                 total = outputs[0].detach().clone(memory_format=torch.contiguous_format)
                 self._sharing.allreduce_(total)
                 state = [*state[:-1], total]
@@ -356,7 +426,9 @@ class StageArithmetic:
                 state = outputs
         return state[-1], passes
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
+    def backward(
+        self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0
+    ) -> Tensor:
         gradients = [self._of_loss.pop(place) if gradient is None else gradient]
         passes = self._kept.pop(place)
         if self._recompute == "all":
@@ -368,7 +440,11 @@ class StageArithmetic:
                 outputs = _again(segment, inputs, generators)
                 clock.did(Task.FORWARD, len(inputs[0]), size.forward)
             given = gradients[-1:] if segment.divided else gradients
-            tracked = [(each, own) for each, own in zip(outputs, given, strict=True) if each.requires_grad]
+            tracked = [
+                (each, own)
+                for each, own in zip(outputs, given, strict=True)
+                if each.requires_grad
+            ]
             if tracked:
                 roots, seeds = zip(*tracked, strict=True)
                 run_backward(roots, seeds)
@@ -411,7 +487,9 @@ def _put_back(states: dict[str, Any], x: Tensor) -> None:
         torch.cuda.set_rng_state(states["cuda"], x.device)
 
 
-def _again(segment: Segment, inputs: Sequence[Tensor], generators: dict[str, Any]) -> list[Tensor]:
+def _again(
+    segment: Segment, inputs: Sequence[Tensor], generators: dict[str, Any]
+) -> list[Tensor]:
     """Make a forward pass again: with the numbers that it drew, and without a trace in generators and buffers."""
     now = _generators(inputs[0])
     buffers = [(buffer, buffer.clone()) for buffer in segment.module.buffers()]
@@ -442,7 +520,9 @@ class StageShapes:
         self._samples: dict[int, int] = {}  # of each micro-batch
         self._rooms: dict[tuple[int, ...], Tensor] = {}
 
-    def forward(self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock) -> Tensor:
+    def forward(
+        self, place: int, x: Tensor, y: Tensor, scale: float, clock: Clock
+    ) -> Tensor:
         self._samples[place] = samples = len(x)
         self._through(samples, clock)
         return self.room(() if self._facts.is_last else (samples, *self._facts.gives))
@@ -453,7 +533,9 @@ class StageShapes:
             if size.divided:
                 self._sharing.allreduce_(self.room((samples, *size.gives)))
 
-    def backward(self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0) -> Tensor:
+    def backward(
+        self, place: int, gradient: Tensor | None, clock: Clock, share: float = 1.0
+    ) -> Tensor:
         samples = self._samples[place]
         if self._recompute == "all":
             self._through(samples, clock)
@@ -485,17 +567,25 @@ class StageShapes:
 def run_backward(made: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
     """Compute `torch.autograd.backward(made, gradients)` without its checks.
 
-    They load half of torch's compiler (0.5 s) and take a tenth of a small model's backward pass.
+    They load half of torch's compiler (0.5 s) and take a tenth of a small model's
+    backward pass.
     """
     engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(made, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    engine.run_backward(
+        made, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 class Assembly:
     """The way of all parts to part 0, which has a whole model for them; `build` makes it."""
 
     def __init__(
-        self, build: Callable[[], nn.Module], sizes: Sequence[int], mesh: Mesh, replica: Communicator, name: str
+        self,
+        build: Callable[[], nn.Module],
+        sizes: Sequence[int],
+        mesh: Mesh,
+        replica: Communicator,
+        name: str,
     ) -> None:
         self._build = build
         self._sizes = sizes
@@ -512,7 +602,10 @@ class Assembly:
         """Where each part's parameters and floating-point buffers lie in the whole model."""
         layers = layers_of(self._whole, self._name)
         parts = range(self._mesh.parts)
-        return [held_by(layers, self._sizes, self._mesh, part, self._name).places() for part in parts]
+        return [
+            held_by(layers, self._sizes, self._mesh, part, self._name).places()
+            for part in parts
+        ]
 
     def gather(self, vector: Tensor, buffers: Sequence[Tensor]) -> nn.Module | None:
         """Return, on part 0, the model with the parameters in `vector` of each part, and its floating-point `buffers`.
@@ -520,7 +613,9 @@ class Assembly:
         None on the others. Collective over the replica.
         """
         behind = [buffer.reshape(-1).to(vector.dtype) for buffer in buffers]
-        joined = torch.cat([vector.detach().reshape(-1), *behind])  # one message for all
+        joined = torch.cat(
+            [vector.detach().reshape(-1), *behind]
+        )  # one message for all
         if self._replica.rank:
             self._replica.send(joined, 0)
             return None

@@ -23,9 +23,17 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Packed:
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        # A copy: dask keeps a result where it was made until it is asked for, while the next block is trained there.
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), content.copy(), str(tensor.device))
+        content = (
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        )
+        # A copy: dask keeps a result where it was made until it is asked for, while the
+        # next block is trained there.
+        return cls(
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            content.copy(),
+            str(tensor.device),
+        )
 
     def tensor(self) -> Tensor:
         """Return the tensor, in memory of its own."""
@@ -44,7 +52,9 @@ class State:
     generators: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, replica: Replica, steps: int, generators: dict[str, Any] | None) -> State:
+    def of(
+        cls, replica: Replica, steps: int, generators: dict[str, Any] | None
+    ) -> State:
         """Return the state of `replica`."""
         known, state = _parameters_of(replica), replica.optimizer.state
         optimizer = {
@@ -59,16 +69,24 @@ class State:
         """Give `replica` this state."""
         with torch.no_grad():
             replica.parameters.copy_(self.parameters.tensor())
-            for buffer, value in zip(replica.model.buffers(), self.buffers, strict=True):
+            for buffer, value in zip(
+                replica.model.buffers(), self.buffers, strict=True
+            ):
                 buffer.copy_(value.tensor())
         known, optimizer = _parameters_of(replica), replica.optimizer
         optimizer.state.clear()
         for place, remembered in self.optimizer.items():
-            optimizer.state[known[place]] = {name: _unpacked(value) for name, value in remembered.items()}
+            optimizer.state[known[place]] = {
+                name: _unpacked(value) for name, value in remembered.items()
+            }
 
 
 def _parameters_of(replica: Replica) -> list[Tensor]:
-    return [parameter for group in replica.optimizer.param_groups for parameter in group["params"]]
+    return [
+        parameter
+        for group in replica.optimizer.param_groups
+        for parameter in group["params"]
+    ]
 
 
 def _packed(value: Any) -> Any:

@@ -15,8 +15,9 @@ _OF_MUON_ALONE = "ns_steps"  # an option that groups of AdamW do not have
 class FlatSgd(torch.optim.SGD):
     """v <- m v + (g + d w), w <- w - eta v; with `nesterov` w <- w - eta (g + d w + m v). v starts as the first change.
 
-    Options, groups and state are those of `torch.optim.SGD`; `parameters` is one tensor with a dense gradient. Step
-    hooks and closures are not supported. v is stored in `room` if given.
+    Options, groups and state are those of `torch.optim.SGD`; `parameters` is one tensor
+    with a dense gradient. Step hooks and closures are not supported. v is stored in
+    `room` if given.
     """
 
     room: Tensor | None = None  # not copied
@@ -30,10 +31,18 @@ class FlatSgd(torch.optim.SGD):
         weight_decay: float = 0.0,
     ) -> None:
         (parameter,) = parameters
-        options = {"lr": lr, "momentum": momentum, "dampening": 0, "nesterov": nesterov, "weight_decay": weight_decay}
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": 0,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+        }
         # as if unpickled, since torch's constructor loads the compiler
         groups = [{"params": [parameter], **options}]
-        self.__setstate__({"defaults": options, "state": defaultdict(dict), "param_groups": groups})  # type: ignore[no-untyped-call]
+        self.__setstate__(
+            {"defaults": options, "state": defaultdict(dict), "param_groups": groups}
+        )  # type: ignore[no-untyped-call]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
@@ -47,10 +56,16 @@ class FlatSgd(torch.optim.SGD):
                 # The first change is the velocity, without damping, as in torch.
                 velocity = state.get("momentum_buffer")
                 if velocity is None:
-                    state["momentum_buffer"] = velocity = self._room_like(parameter).copy_(change)
+                    state["momentum_buffer"] = velocity = self._room_like(
+                        parameter
+                    ).copy_(change)
                 else:
                     velocity.mul_(group["momentum"]).add_(change)
-                change = change.add(velocity, alpha=group["momentum"]) if group["nesterov"] else velocity
+                change = (
+                    change.add(velocity, alpha=group["momentum"])
+                    if group["nesterov"]
+                    else velocity
+                )
             parameter.add_(change, alpha=-group["lr"])
 
     def begin(self) -> None:
@@ -58,7 +73,9 @@ class FlatSgd(torch.optim.SGD):
         (group,) = self.param_groups
         (parameter,) = group["params"]
         if group["momentum"]:
-            self.state[parameter]["momentum_buffer"] = self._room_like(parameter).zero_()
+            self.state[parameter]["momentum_buffer"] = self._room_like(
+                parameter
+            ).zero_()
 
     def _room_like(self, parameter: Tensor) -> Tensor:
         return torch.empty_like(parameter) if self.room is None else self.room
@@ -69,13 +86,15 @@ class FlatSgd(torch.optim.SGD):
 class Muon(torch.optim.Optimizer):
     """B <- m B + g, W <- (1 - eta d) W - 0.2 eta sqrt(max(rows, columns)) NS(g + m B) of each matrix W.
 
-    NS are Newton-Schulz iterations, in bfloat16, which bring the singular values near 1; the factor gives the change
-    the root mean square of AdamW's, so that rates and decays tuned for AdamW hold (`match_rms_adamw`; Liu et al., 2025,
-    arXiv 2502.16982). Jordan et al., 2024, https://kellerjordan.github.io/posts/muon. Biases, norms and convolutions,
-    which are no matrices, get AdamW at the same rate and decay.
+    NS are Newton-Schulz iterations, in bfloat16, which bring the singular values near
+    1; the factor gives the change the root mean square of AdamW's, so that rates and
+    decays tuned for AdamW hold (`match_rms_adamw`; Liu et al., 2025, arXiv 2502.16982).
+    Jordan et al., 2024, https://kellerjordan.github.io/posts/muon. Biases, norms and
+    convolutions, which are no matrices, get AdamW at the same rate and decay.
 
-    The steps are those of `torch.optim.Muon` and `torch.optim.AdamW` on the groups and the state of this optimizer.
-    `parameters` may be the groups of another one, which wrappers such as Horovod's hand over.
+    The steps are those of `torch.optim.Muon` and `torch.optim.AdamW` on the groups and
+    the state of this optimizer. `parameters` may be the groups of another one, which
+    wrappers such as Horovod's hand over.
     """
 
     def __init__(
@@ -110,10 +129,13 @@ class Muon(torch.optim.Optimizer):
             )
             groups += muon.param_groups
         if others:
-            adamw = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+            adamw = torch.optim.AdamW(
+                others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
+            )
             groups += adamw.param_groups
         super().__init__(groups, {"lr": lr})
-        # Muon and AdamW step on the groups and the state of this one, which wrappers and averages see.
+        # Muon and AdamW step on the groups and the state of this one, which wrappers
+        # and averages see.
         self._of_groups = [_optimizer_of(group) for group in self.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

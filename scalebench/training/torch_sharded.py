@@ -18,28 +18,45 @@ from scalebench.system.clock import Clock, Task
 class TorchShards:
     """The layers of a model, each sharded by torch, which communicates inside both passes.
 
-    `reshard` gives the parameters of a layer up between its passes. Those of the last layer stay: its backward pass is
-    next.
+    `reshard` gives the parameters of a layer up between its passes. Those of the last
+    layer stay: its backward pass is next.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer], comm: Any, *, reshard: bool) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], comm: Any, *, reshard: bool
+    ) -> None:
         """`comm` is the communicator of a process group."""
         self.model = model
         self._comm = comm
         self._reshard = reshard
-        self._whole = [sum(each.nbytes for each in layer.parameters) for layer in layers]
+        self._whole = [
+            sum(each.nbytes for each in layer.parameters) for layer in layers
+        ]
         group: Any = comm.process_group or torch.distributed.group.WORLD
         device = layers[0].parameters[0].device
         mesh = DeviceMesh.from_group(group, device.type)
         for layer in layers:
             for module in layer.modules:
                 if any(each.requires_grad for each in module.parameters()):
-                    fully_shard(module, mesh=mesh, reshard_after_forward=reshard and layer is not layers[-1])
+                    fully_shard(
+                        module,
+                        mesh=mesh,
+                        reshard_after_forward=reshard and layer is not layers[-1],
+                    )
         fully_shard(model, mesh=mesh)
-        self.trained: list[Any] = [each for each in model.parameters() if each.requires_grad]
+        self.trained: list[Any] = [
+            each for each in model.parameters() if each.requires_grad
+        ]
         self._initial = [each.to_local().clone() for each in self.trained]
 
-    def step(self, x: Tensor, y: Tensor, weight: float, loss: Callable[[], Tensor], clock: Clock) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: float,
+        loss: Callable[[], Tensor],
+        clock: Clock,
+    ) -> Tensor:
         """Compute the mean gradient of weight * mean loss of a batch over the workers; return the mean loss ()."""
         for parameter in self.trained:
             parameter.grad = None
@@ -50,7 +67,9 @@ class TorchShards:
         for place, nbytes in enumerate(self._whole):
             again = self._reshard and place < len(self._whole) - 1
             for _ in range(1 + again):
-                self._comm.count(-(-nbytes // self._comm.size), 1)  # allgather of this worker's shard
+                self._comm.count(
+                    -(-nbytes // self._comm.size), 1
+                )  # allgather of this worker's shard
             self._comm.count(nbytes, 1)  # reduce-scatter
         return mean.detach()
 
@@ -60,7 +79,9 @@ class TorchShards:
 
     def gathered(self, gather: object) -> Tensor:
         """Return the parameters of the whole model as one vector. Collective."""
-        return torch.cat([each.detach().full_tensor().reshape(-1) for each in self.trained])
+        return torch.cat(
+            [each.detach().full_tensor().reshape(-1) for each in self.trained]
+        )
 
     def whole(self, vector: Tensor, model: nn.Module) -> nn.Module:
         """Return `model`, a whole one, with the parameters `vector` and this worker's buffers."""

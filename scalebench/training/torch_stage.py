@@ -22,18 +22,24 @@ from scalebench.system.clock import Clock, Task
 from scalebench.training.stage import Chunk, StageArithmetic
 
 _OF_A_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_OF_CHUNKS: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble}
+_OF_CHUNKS: dict[str, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zbv": ScheduleZBVZeroBubble,
+}
 
 
 class TorchStage:
     """Micro-batches through the chunks of this worker by torch's own schedule; the same numbers as `Stage`.
 
-    Torch wants micro-batches of one shape: smaller ones are filled up with a sample that no module sees. It would run
-    each stage once more for the shapes of its ends, which changes running statistics: they are stated. Gradients are
-    those of the scaled loss (`scale_grads` would divide them by the number of micro-batches).
+    Torch wants micro-batches of one shape: smaller ones are filled up with a sample
+    that no module sees. It would run each stage once more for the shapes of its ends,
+    which changes running statistics: they are stated. Gradients are those of the scaled
+    loss (`scale_grads` would divide them by the number of micro-batches).
     """
 
-    def __init__(self, chunks: Sequence[Chunk], schedule: str, micro_batches: int, replica: Any) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], schedule: str, micro_batches: int, replica: Any
+    ) -> None:
         """`replica` is the communicator of the process group of the workers with the other stages."""
         self._chunks = [(chunk.facts, TimedChunk(chunk)) for chunk in chunks]
         self._schedule = schedule
@@ -42,7 +48,9 @@ class TorchStage:
         compute = chunks[0].compute
         assert isinstance(compute, StageArithmetic)
         self._loss, self._like = compute.loss, compute.like
-        self._schedules: dict[tuple[int, int], Any] = {}  # by micro-batches, and samples of each
+        self._schedules: dict[
+            tuple[int, int], Any
+        ] = {}  # by micro-batches, and samples of each
         self._weights: list[float] = []  # of the losses of the micro-batches of a step
         self._targets: Sequence[Tensor] = ()
         self._found: list[Tensor] = []  # these losses
@@ -57,15 +65,23 @@ class TorchStage:
             module.begin(sizes, clock)
         self._weights = [weight * size / samples for size in sizes]
         self._targets, self._found = torch.split(batch.y, sizes), []
-        first, last = (any(getattr(facts, end) for facts, _ in self._chunks) for end in ("is_first", "is_last"))
+        first, last = (
+            any(getattr(facts, end) for facts, _ in self._chunks)
+            for end in ("is_first", "is_last")
+        )
         inputs = [_filled(batch.x, sizes)] if first else []
-        places = torch.arange(len(sizes)).repeat_interleave(room) if last else None  # whose targets are wanted
+        places = (
+            torch.arange(len(sizes)).repeat_interleave(room) if last else None
+        )  # whose targets are wanted
         schedule.step(*inputs, target=places, return_outputs=False)
         clock.did(Task.COMM)
         self._count(len(sizes), room)
         if not last:
             return None
-        shares = torch.tensor(sizes, dtype=self._like.dtype, device=self._like.device) / samples
+        shares = (
+            torch.tensor(sizes, dtype=self._like.dtype, device=self._like.device)
+            / samples
+        )
         return torch.stack(self._found) @ shares
 
     def _loss_of(self, outputs: Tensor, places: Tensor) -> Tensor:
@@ -79,7 +95,9 @@ class TorchStage:
         if key not in self._schedules:
             stages = []
             for facts, module in self._chunks:
-                takes = self._like.new_empty((room, *facts.takes)).requires_grad_(not facts.is_first)
+                takes = self._like.new_empty((room, *facts.takes)).requires_grad_(
+                    not facts.is_first
+                )
                 gives = self._like.new_empty((room, *facts.gives)).requires_grad_()
                 stage = TimedStage(
                     module,
@@ -93,9 +111,13 @@ class TorchStage:
                 stages.append(stage)
             options = {"loss_fn": self._loss_of, "scale_grads": False}
             if self._schedule in _OF_CHUNKS:
-                self._schedules[key] = _OF_CHUNKS[self._schedule](stages, micro_batches, **options)
+                self._schedules[key] = _OF_CHUNKS[self._schedule](
+                    stages, micro_batches, **options
+                )
             else:
-                self._schedules[key] = _OF_A_STAGE[self._schedule](*stages, micro_batches, **options)
+                self._schedules[key] = _OF_A_STAGE[self._schedule](
+                    *stages, micro_batches, **options
+                )
         return self._schedules[key]
 
     def _count(self, micro_batches: int, room: int) -> None:
@@ -104,7 +126,11 @@ class TorchStage:
         own = {facts.stage for facts, _ in self._chunks}
         for facts, _ in self._chunks:
             ends = ((facts.stage + 1, facts.gives), (facts.stage - 1, facts.takes))
-            for shape in (shape for other, shape in ends if other in range(facts.stages) and other not in own):
+            for shape in (
+                shape
+                for other, shape in ends
+                if other in range(facts.stages) and other not in own
+            ):
                 nbytes = number * room * torch.Size(shape).numel()
                 self._replica.messages(micro_batches * nbytes)
 
@@ -121,7 +147,10 @@ class TimedChunk(nn.Module):
         assert isinstance(compute, StageArithmetic)
         self.facts = chunk.facts
         self._inner = nn.Sequential(*(segment.module for segment in compute.segments))
-        self._shares = sum(size.forward for size in compute.sizes), sum(size.backward for size in compute.sizes)
+        self._shares = (
+            sum(size.forward for size in compute.sizes),
+            sum(size.backward for size in compute.sizes),
+        )
         self._sizes: list[int] = []
         self._forwards = 0
         self._clock: Clock | None = None
@@ -141,7 +170,9 @@ class TimedChunk(nn.Module):
         if samples < len(x):
             rest = made.new_zeros((len(x) - samples, *made.shape[1:]))
             made = torch.cat([made, rest])
-        if made._is_view():  # torch detaches outputs in place, after the first half of a backward pass
+        if (
+            made._is_view()
+        ):  # torch detaches outputs in place, after the first half of a backward pass
             made = made.clone(memory_format=torch.contiguous_format)
         return made.contiguous()  # torch sends the memory as it lies
 
@@ -160,13 +191,23 @@ class TimedStage(PipelineStage):
     submod: TimedChunk
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
     ) -> None:
-        with self.submod.backward_pass(bwd_chunk_id, 1.0 if full_backward else self.submod.facts.share_of_inputs):
+        with self.submod.backward_pass(
+            bwd_chunk_id, 1.0 if full_backward else self.submod.facts.share_of_inputs
+        ):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with self.submod.backward_pass(bwd_chunk_id, 1 - self.submod.facts.share_of_inputs):
+    def backward_weight_one_chunk(
+        self, bwd_chunk_id: int, last_backward: bool = False
+    ) -> None:
+        with self.submod.backward_pass(
+            bwd_chunk_id, 1 - self.submod.facts.share_of_inputs
+        ):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 

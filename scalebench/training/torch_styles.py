@@ -26,8 +26,8 @@ from scalebench.training.stage import Chunk, StageArithmetic
 class TorchStyles:
     """All layers, whose products are modules that torch divides; it communicates inside both passes.
 
-    The distributed parameters and their gradients are views of those of the worker, so that the strategy of the
-    replicas works with these.
+    The distributed parameters and their gradients are views of those of the worker, so
+    that the strategy of the replicas works with these.
     """
 
     def __init__(self, chunk: Chunk, degree: int, replica: Any) -> None:
@@ -42,11 +42,15 @@ class TorchStyles:
         group: Any = replica.process_group or torch.distributed.group.WORLD
         mesh = DeviceMesh.from_group(group, compute.like.device.type)
         self._segments = [
-            segment._replace(module=_divided(segment.module, degree, mesh)) if segment.divided else segment
+            segment._replace(module=_divided(segment.module, degree, mesh))
+            if segment.divided
+            else segment
             for segment in compute.segments
         ]
         modules = nn.ModuleList(segment.module for segment in self._segments)
-        self.trained: list[nn.Parameter] = [each for each in modules.parameters() if each.requires_grad]
+        self.trained: list[nn.Parameter] = [
+            each for each in modules.parameters() if each.requires_grad
+        ]
 
     def step(self, batch: Batch, weight: float, clock: Clock) -> Tensor:
         """Compute the gradient of weight * mean loss of `batch`; return the mean loss ()."""
@@ -66,9 +70,12 @@ class TorchStyles:
         """Count the sums of a step, which torch has made."""
         for size in self._sizes:
             if size.divided:
-                # Outputs in the forward pass; gradients of inputs in the backward pass, where they are needed.
+                # Outputs in the forward pass; gradients of inputs in the backward pass,
+                # where they are needed.
                 for shape in [size.gives] + [size.takes] * size.needed:
-                    self._replica.count(self._number * samples * torch.Size(shape).numel(), 1)
+                    self._replica.count(
+                        self._number * samples * torch.Size(shape).numel(), 1
+                    )
 
 
 def _divided(module: nn.Module, degree: int, mesh: DeviceMesh) -> nn.Module:
@@ -81,26 +88,36 @@ def _divided(module: nn.Module, degree: int, mesh: DeviceMesh) -> nn.Module:
         return _linear(last, degree, mesh, RowwiseParallel(input_layouts=Replicate()))
     assert isinstance(first, SharedLinear)
     rows = _linear(last, degree, mesh, RowwiseParallel())
-    return nn.Sequential(_linear(first, degree, mesh, ColwiseParallel()), *between, rows)
+    return nn.Sequential(
+        _linear(first, degree, mesh, ColwiseParallel()), *between, rows
+    )
 
 
-def _linear(share: SharedLinear, degree: int, mesh: DeviceMesh, style: ParallelStyle) -> nn.Module:
+def _linear(
+    share: SharedLinear, degree: int, mesh: DeviceMesh, style: ParallelStyle
+) -> nn.Module:
     """Return the whole product of a share, divided by `style`; its local tensors are those of the share.
 
-    The bias of a product by rows is added behind the sum, as in `tensor`, by what follows.
+    The bias of a product by rows is added behind the sum, as in `tensor`, by what
+    follows.
     """
     outputs, inputs = share.weight.shape
     if isinstance(style, ColwiseParallel):
         outputs *= degree
     else:
         inputs *= degree
-    whole = nn.Linear(inputs, outputs, share.bias is not None, device="meta", dtype=share.weight.dtype)
+    whole = nn.Linear(
+        inputs, outputs, share.bias is not None, device="meta", dtype=share.weight.dtype
+    )
     parallelize_module(whole, mesh, style)
     for name, own in share.named_parameters():
         distributed: Any = getattr(whole, name)
         placements = distributed.placements
-        # Around the worker's own tensor, so that strategy and optimizer see what torch trains.
-        made = nn.Parameter(DTensor.from_local(own.detach(), mesh, placements), own.requires_grad)
+        # Around the worker's own tensor, so that strategy and optimizer see what torch
+        # trains.
+        made = nn.Parameter(
+            DTensor.from_local(own.detach(), mesh, placements), own.requires_grad
+        )
         if own.grad is not None:
             made.grad = DTensor.from_local(own.grad, mesh, placements)
         setattr(whole, name, made)
@@ -117,10 +134,16 @@ class _Attention(nn.Module):
             _linear(SharedLinear(weight, bias), degree, mesh, ColwiseParallel())
             for weight, bias in zip(shares.weights, biases, strict=True)
         )
-        self.out = _linear(SharedLinear(shares.out, None), degree, mesh, RowwiseParallel())
+        self.out = _linear(
+            SharedLinear(shares.out, None), degree, mesh, RowwiseParallel()
+        )
         self.heads = shares.heads
-        whole = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
-        parallelize_module(self, mesh, whole)  # one sum of the three gradients of the input
+        whole = PrepareModuleInput(
+            input_layouts=Replicate(), desired_input_layouts=Replicate()
+        )
+        parallelize_module(
+            self, mesh, whole
+        )  # one sum of the three gradients of the input
 
     def forward(self, x: Tensor) -> Tensor:
         samples, places, _ = x.shape
@@ -128,6 +151,10 @@ class _Attention(nn.Module):
             product(x).view(samples, places, self.heads, -1).transpose(1, 2)
             for product in (self.query, self.key, self.value)
         )
-        joined = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(samples, places, -1)
+        joined = (
+            functional.scaled_dot_product_attention(query, key, value)
+            .transpose(1, 2)
+            .reshape(samples, places, -1)
+        )
         made: Tensor = self.out(joined)
         return made

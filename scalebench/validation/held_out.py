@@ -13,16 +13,19 @@ time: by the layers' shares of the backward pass, or evenly where no layer table
 (share of the hidden part that delays the step all the same) are fitted to configurations with base rows at one worker
 and at several, over the whole file. No row of split=hold takes part.
 
-Compute is in proportion to the batch of a worker, as in strong scaling at a fixed global batch, where that of the base
-row is another. Linear scaling keeps the step of the base row with the same calibrated compute.
+Compute is in proportion to the batch of a worker, as in strong scaling at a fixed
+global batch, where that of the base row is another. Linear scaling keeps the step of
+the base row with the same calibrated compute.
 
-An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of their stated speed that base rows
-of collectives reached, s over its range among the base rows, and widens with the square root of the doublings from the
-base. It reaches the least and the most compute among the rows that calibrate it. It is wider where the base row does
-not carry the prediction: at another batch, and on real data with more workers
-on a node, which share its input pipeline. Compute lies between the proportional and the unchanged time there, and the
-interval reaches the middle of both on a log scale. Where no base row of the series crosses nodes, a single
-TCP flow may reach no more than the least share of its limit, too.
+An interval spans e from 0 to 1, links from all (many TCP flows) to the least share of
+their stated speed that base rows of collectives reached, s over its range among the
+base rows, and widens with the square root of the doublings from the base. It reaches
+the least and the most compute among the rows that calibrate it. It is wider where the
+base row does not carry the prediction: at another batch, and on real data with more
+workers on a node, which share its input pipeline. Compute lies between the proportional
+and the unchanged time there, and the interval reaches the middle of both on a log
+scale. Where no base row of the series crosses nodes, a single TCP flow may reach no
+more than the least share of its limit, too.
 """
 
 from __future__ import annotations
@@ -58,9 +61,16 @@ from scalebench.validation.prediction_errors import predictions_of
 
 _BUCKET = 25e6  # bytes; DDP's default
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling
-_ASSUMED = (0.5, 0.02, (0.0, 0.05), 0.03)  # e, s, its range, deviation: without configurations to fit them to
+_ASSUMED = (
+    0.5,
+    0.02,
+    (0.0, 0.05),
+    0.03,
+)  # e, s, its range, deviation: without configurations to fit them to
 _LEAST_CONFIGURATIONS = 3
-Buckets = tuple[tuple[float, float], ...]  # share of the bytes, share of the backward pass
+Buckets = tuple[
+    tuple[float, float], ...
+]  # share of the bytes, share of the backward pass
 
 
 class Overheads(NamedTuple):
@@ -90,8 +100,12 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     release = step_table(Stated(1.0, 1), layers, [1]).release_at(1)
     gradients = tuple(gradients_of(layers, release))
     own = sum(gradient.nbytes for gradient in gradients)
-    size = round(_BUCKET * own / nbytes)  # a stated size of the model is not that of its layer table to the byte
-    plan = bucket_plan(gradients, Overlap("", bucket_bytes=size, first_bucket_bytes=size))
+    size = round(
+        _BUCKET * own / nbytes
+    )  # a stated size of the model is not that of its layer table to the byte
+    plan = bucket_plan(
+        gradients, Overlap("", bucket_bytes=size, first_bucket_bytes=size)
+    )
     return tuple((part / own, share) for part, share in plan)
 
 
@@ -108,10 +122,17 @@ class _Assumed(NamedTuple):
 def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
     """Return the predictions of held measurements, and what was calibrated on the base rows."""
     collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
-    fits = {key: fit_collectives(group) for key, group in by_system(table[collective & (table["split"] == "base")])}
+    fits = {
+        key: fit_collectives(group)
+        for key, group in by_system(table[collective & (table["split"] == "base")])
+    }
     steps = table[~collective]
-    steps = steps.assign(seconds=[step_seconds(row, float(row.value)) for row in records(steps)])
-    overheads = _fit_overheads(steps[steps["split"] == "base"], least_share(table[collective], fits))
+    steps = steps.assign(
+        seconds=[step_seconds(row, float(row.value)) for row in records(steps)]
+    )
+    overheads = _fit_overheads(
+        steps[steps["split"] == "base"], least_share(table[collective], fits)
+    )
     rows: list[dict[str, Any]] = []
     for _, group in steps.groupby("series", sort=False):
         rows += _predict_steps(group, steps, overheads)
@@ -132,14 +153,20 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
 
     def residuals(parameters: Any) -> Any:
         assumed = _Assumed(*parameters)
-        return [math.log(_step(several, assumed)(_compute(one, assumed)) / several.seconds) for one, several in pairs]
+        return [
+            math.log(_step(several, assumed)(_compute(one, assumed)) / several.seconds)
+            for one, several in pairs
+        ]
 
     found = least_squares(residuals, [0.5, 0.02], bounds=([0.0, 0.0], [1.0, 0.5]))
     unhidden, jitter = (float(value) for value in found.x)
     own, still = [], _Assumed(unhidden, 0.0)
     for one, several in pairs:
         compute = _compute(one, still)
-        own.append((several.seconds - _step(several, still)(compute)) / (compute * _wait(several.workers)))
+        own.append(
+            (several.seconds - _step(several, still)(compute))
+            / (compute * _wait(several.workers))
+        )
     doublings = [math.log2(several.workers / one.workers) for one, several in pairs]
     free = len(pairs) - 2
     scaled = np.square(found.fun) / doublings
@@ -161,12 +188,17 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
         ones = list(records(group[group["workers"] == 1]))
         for several in records(group[group["workers"] > 1]):
             if ones and gradient_bytes(several) > 0:
-                yield min(ones, key=lambda one: one.strategy != several.strategy), several
+                yield (
+                    min(ones, key=lambda one: one.strategy != several.strategy),
+                    several,
+                )
 
 
 def _step(row: Any, assumed: _Assumed) -> Callable[[float], float]:
     """Return the seconds of the step of `row` as a function of the seconds of compute."""
-    whole = communication_s(row, assumed.share, one_flow=assumed.one_flow, flow_share=assumed.flow_share)
+    whole = communication_s(
+        row, assumed.share, one_flow=assumed.one_flow, flow_share=assumed.flow_share
+    )
     buckets = buckets_of(str(row.model), gradient_bytes(row))
 
     def seconds(compute: float) -> float:
@@ -174,7 +206,11 @@ def _step(row: Any, assumed: _Assumed) -> Callable[[float], float]:
         for part, release in buckets:
             done = max(backward * release, done) + whole * part
         ideal = done - backward if whole > 0 else 0.0  # communication after backward
-        return compute * (1 + assumed.jitter * _wait(row.workers)) + ideal + assumed.unhidden * (whole - ideal)
+        return (
+            compute * (1 + assumed.jitter * _wait(row.workers))
+            + ideal
+            + assumed.unhidden * (whole - ideal)
+        )
 
     return seconds
 
@@ -188,21 +224,32 @@ def _compute(base: Any, assumed: _Assumed) -> float:
     least = measured / 20  # where a slow link would leave no time for compute
     if step(least) >= measured:
         return least
-    return float(brentq(lambda compute: step(compute) - measured, least, measured, xtol=1e-12))
+    return float(
+        brentq(lambda compute: step(compute) - measured, least, measured, xtol=1e-12)
+    )
 
 
-def _calibrated(base: Any, rows: Sequence[Any], cases: Sequence[_Assumed]) -> tuple[float, float, float]:
+def _calibrated(
+    base: Any, rows: Sequence[Any], cases: Sequence[_Assumed]
+) -> tuple[float, float, float]:
     """Return seconds of compute of `base` by `rows`: the least in the first case, the median, the most in the last."""
     found = []
     for row in rows:
         samples, least, most = _compute_range(base, row)
         factors = samples * least, samples, samples * most
-        found.append([_compute(row, case) * factor for case, factor in zip(cases, factors, strict=True)])
+        found.append(
+            [
+                _compute(row, case) * factor
+                for case, factor in zip(cases, factors, strict=True)
+            ]
+        )
     low, centre, high = zip(*found, strict=True)
     return min(low), median(centre), max(high)
 
 
-def _predict_steps(series: pd.DataFrame, steps: pd.DataFrame, overheads: Overheads) -> list[dict[str, Any]]:
+def _predict_steps(
+    series: pd.DataFrame, steps: pd.DataFrame, overheads: Overheads
+) -> list[dict[str, Any]]:
     """Predict the held rows of a series by its base row and those of `steps` with the same configuration."""
     base = max(records(series[series["split"] == "base"]), key=lambda row: row.workers)
     quiet, busy = overheads.jitter_range
@@ -217,16 +264,24 @@ def _predict_steps(series: pd.DataFrame, steps: pd.DataFrame, overheads: Overhea
     rows = []
     for row in records(series[series["split"] == "hold"]):
         doublings = abs(math.log2(row.workers / base.workers))
-        margin = math.exp(overheads.quantile * overheads.per_doubling * math.sqrt(doublings))
+        margin = math.exp(
+            overheads.quantile * overheads.per_doubling * math.sqrt(doublings)
+        )
         cases = unseen if row.nodes > 1 == base.nodes else seen
         samples, least, most = _compute_range(row, base)
         factors = (samples * least, samples, samples * most)
         low, centre, high = (
-            _step(row, case)(own * factor) for own, case, factor in zip(computes, cases, factors, strict=True)
+            _step(row, case)(own * factor)
+            for own, case, factor in zip(computes, cases, factors, strict=True)
         )
         rows.append(
             prediction_row(
-                row, centre, min(low / margin, centre), max(high * margin, centre), base_s * samples, doublings
+                row,
+                centre,
+                min(low / margin, centre),
+                max(high * margin, centre),
+                base_s * samples,
+                doublings,
             )
         )
     return rows
@@ -251,8 +306,10 @@ def _wait(workers: float) -> float:
 
 CONFIGURATION = ["source", "system", "model", "data", "batch_per_worker"]
 _KEPT = ("source", "series", "system", "strategy", "model", "quantity", "unit")
-_COLLECTIVE = "rabenseifner"  # of measured collectives: that of the network model for an MPI library, `auto`
-_LEAST_SHARE = 0.4  # of a stated link, where the file has no base rows of collectives; an assumption
+# of measured collectives: that of the network model for an MPI library, `auto`
+_COLLECTIVE = "rabenseifner"
+# of a stated link, where the file has no base rows of collectives; an assumption
+_LEAST_SHARE = 0.4
 
 
 def fit_collectives(base: pd.DataFrame) -> LinkFit:
@@ -260,7 +317,9 @@ def fit_collectives(base: pd.DataFrame) -> LinkFit:
     rows = []
     for row in records(base):
         seconds = step_seconds(row, float(row.value))
-        rows.append(Transfer(int(row.workers), int(row.nodes), message_bytes(row), seconds))
+        rows.append(
+            Transfer(int(row.workers), int(row.nodes), message_bytes(row), seconds)
+        )
     return fit_links(rows, _COLLECTIVE)
 
 
@@ -271,11 +330,15 @@ def least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
         row = records(group)[0]
         stated = stated_cluster(row).links
         link = stated.intra if row.nodes == 1 else stated.inter
-        shares.append(min(1.0, fits[key].pieces[-1].bandwidth.value / link.bandwidth_bytes_per_s))
+        shares.append(
+            min(1.0, fits[key].pieces[-1].bandwidth.value / link.bandwidth_bytes_per_s)
+        )
     return min(shares)
 
 
-def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list[dict[str, Any]]:
+def predict_collectives(
+    group: pd.DataFrame, fit: LinkFit, least: float
+) -> list[dict[str, Any]]:
     """Predict by the fitted links; between nodes by the stated ones, if the base rows are of one node."""
     one_node = bool((group.loc[group["split"] == "base", "nodes"] == 1).all())
     base = {row.series: row for row in records(group[group["split"] == "base"])}
@@ -283,12 +346,23 @@ def predict_collectives(group: pd.DataFrame, fit: LinkFit, least: float) -> list
     for row in records(group[group["split"] == "hold"]):
         nbytes = message_bytes(row)
         before = base[row.series]
-        centre, low, high, *_ = fit.seconds(int(row.workers), 1 if one_node else int(row.nodes), nbytes)
+        centre, low, high, *_ = fit.seconds(
+            int(row.workers), 1 if one_node else int(row.nodes), nbytes
+        )
         if one_node and row.nodes > 1:
-            mean = Operation(Kind.ALLREDUCE, int(nbytes), range(int(row.workers)), algorithm=_COLLECTIVE)
+            mean = Operation(
+                Kind.ALLREDUCE,
+                int(nbytes),
+                range(int(row.workers)),
+                algorithm=_COLLECTIVE,
+            )
             on_a_node = -(-int(row.workers) // int(row.nodes))
-            # At the stated speed of the links, and at the least share of it that was measured.
-            times = [Network(stated_cluster(row, share), on_a_node).time(mean) for share in (1.0, least)]
+            # At the stated speed of the links, and at the least share of it that was
+            # measured.
+            times = [
+                Network(stated_cluster(row, share), on_a_node).time(mean)
+                for share in (1.0, least)
+            ]
             low = max(low, times[0])
             centre = max(centre, times[0])
             high = max(high, times[1])

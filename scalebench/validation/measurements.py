@@ -12,7 +12,14 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.cluster.cluster_file import Cluster, Link, Links, Node, Reduction, SharedLink
+from scalebench.cluster.cluster_file import (
+    Cluster,
+    Link,
+    Links,
+    Node,
+    Reduction,
+    SharedLink,
+)
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ResultsError
@@ -22,24 +29,61 @@ from scalebench.study.choices import NCCL
 from scalebench.system.bounded_read import read_bytes
 
 COLUMNS = (
-    *("series", "split", "source", "system", "devices_per_node", "nodes", "workers", "intra_node", "inter_node"),
-    *("inter_gbps_per_node", "strategy", "model", "params_million", "batch_per_worker", "quantity", "value", "unit"),
+    *(
+        "series",
+        "split",
+        "source",
+        "system",
+        "devices_per_node",
+        "nodes",
+        "workers",
+        "intra_node",
+        "inter_node",
+    ),
+    *(
+        "inter_gbps_per_node",
+        "strategy",
+        "model",
+        "params_million",
+        "batch_per_worker",
+        "quantity",
+        "value",
+        "unit",
+    ),
     *("data", "note"),
 )
 QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
-# Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks of 20 GB/s, V100 6 of 25, A100 12
-# of 25 (H100 has 18; the rows do not tell them apart).
+# Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks
+# of 20 GB/s, V100 6 of 25, A100 12 of 25 (H100 has 18; the rows do not tell them
+# apart).
 _INTRA = {"PCIe": 15.75e9, "NVLink1": 80e9, "NVLink2": 150e9, "NVLink/NVSwitch": 300e9}
 _PCIE = _INTRA["PCIe"]
-_FLOW = 5e9 / 8  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
-_PER_SWITCH = 2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
+_FLOW = (
+    5e9 / 8
+)  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
+_PER_SWITCH = (
+    2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
+)
 
 _CONFIGURATION = (
-    *("source", "system", "device", "devices_per_node", "intra_node", "framework", "strategy", "comm"),
+    *(
+        "source",
+        "system",
+        "device",
+        "devices_per_node",
+        "intra_node",
+        "framework",
+        "strategy",
+        "comm",
+    ),
     *("model", "data", "precision"),
 )
-_SETTINGS = r"(?:seq|act\.ckpt)=\w+"  # of a note: sequence length, activations computed again
-_NEAR = math.sqrt(2)  # batches are chosen in doublings; those closer than half of one count as the same
+_SETTINGS = (
+    r"(?:seq|act\.ckpt)=\w+"  # of a note: sequence length, activations computed again
+)
+_NEAR = math.sqrt(
+    2
+)  # batches are chosen in doublings; those closer than half of one count as the same
 
 _HEADER = 10_000  # most characters of the first line
 
@@ -47,7 +91,8 @@ _HEADER = 10_000  # most characters of the first line
 def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows of data-parallel training and collectives in a CSV, and notes of the held rows left out.
 
-    Rows without a split belong to no series; they calibrate those of their configuration (`calibrating_rows`).
+    Rows without a split belong to no series; they calibrate those of their
+    configuration (`calibrating_rows`).
 
     Raises:
         ResultsError: unreadable, a missing column, a split that is neither base nor hold, non-positive numbers, or
@@ -55,16 +100,30 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """
     table = read_csv(path)
     if missing := [name for name in COLUMNS if name not in table]:
-        raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}")
+        raise ResultsError(
+            f"{path}: column {missing[0]!r} is missing; expected {', '.join(COLUMNS)}"
+        )
     table = table[table["series"].notna() | table["split"].isna()]
-    _require(table["split"], table["split"].isin(["base", "hold"]) | table["split"].isna(), "base or hold", path)
+    _require(
+        table["split"],
+        table["split"].isin(["base", "hold"]) | table["split"].isna(),
+        "base or hold",
+        path,
+    )
     families = table["strategy"].astype(str).map(family)
-    based = table["split"].isna() | table["series"].isin(table.loc[table["split"] == "base", "series"])
+    based = table["split"].isna() | table["series"].isin(
+        table.loc[table["split"] == "base", "series"]
+    )
     reasons = {
         "of pipeline parallelism, which is not data-parallel": families == "pipeline",
-        f"of another quantity than {', '.join(QUANTITIES)}": ~table["quantity"].isin(QUANTITIES),
+        f"of another quantity than {', '.join(QUANTITIES)}": ~table["quantity"].isin(
+            QUANTITIES
+        ),
         "of models whose size is not stated, so that their gradients are unknown": pd.Series(
-            [family(str(row.strategy)) != "collective" and gradient_bytes(row) == 0 for row in records(table)],
+            [
+                family(str(row.strategy)) != "collective" and gradient_bytes(row) == 0
+                for row in records(table)
+            ],
             index=table.index,
         ),
         "of series without a row of split=base to calibrate on": ~based,
@@ -76,18 +135,25 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
         kept &= ~left_out
     table = table[kept]
     require_positive(table, ("value", "workers", "nodes", "devices_per_node"), path)
-    require_positive(table[table["quantity"] == "throughput_total"], ("batch_per_worker",), path)  # a step's samples
+    require_positive(
+        table[table["quantity"] == "throughput_total"], ("batch_per_worker",), path
+    )  # a step's samples
     if not (table["split"] == "hold").any():
-        raise ResultsError(f"{path}: no row of split=hold to predict" + "".join(f"; {note}" for note in notes))
+        raise ResultsError(
+            f"{path}: no row of split=hold to predict"
+            + "".join(f"; {note}" for note in notes)
+        )
     return table.reset_index(drop=True), notes
 
 
 def calibrating_rows(base: Any, table: pd.DataFrame) -> list[Any]:
     """Return the rows that say how long a step of `base` computes: those of its configuration that are not held.
 
-    Equal are the source, system, device, links inside a node, framework, strategy, model, data, precision, sequence
-    length, and whether activations are computed again. The batch of a worker differs by less than a factor sqrt(2), and
-    there are at most as many workers as in `base`, so that a prediction still goes out from few workers to more.
+    Equal are the source, system, device, links inside a node, framework, strategy,
+    model, data, precision, sequence length, and whether activations are computed again.
+    The batch of a worker differs by less than a factor sqrt(2), and there are at most
+    as many workers as in `base`, so that a prediction still goes out from few workers
+    to more.
     """
     near = table["batch_per_worker"] / base.batch_per_worker
     known = (table["split"] != "hold") & (table["workers"] <= base.workers)
@@ -101,16 +167,27 @@ def _configuration(table: pd.DataFrame) -> pd.Series[int]:
     """Return a number for each row, the same for rows of one configuration; an optional column may be missing."""
     settings = table["note"].astype(str).str.findall(_SETTINGS).str.join(" ")
     stated = [name for name in _CONFIGURATION if name in table]
-    return table.assign(settings=settings).groupby([*stated, "settings"], dropna=False).ngroup()
+    return (
+        table.assign(settings=settings)
+        .groupby([*stated, "settings"], dropna=False)
+        .ngroup()
+    )
 
 
 def read_csv(path: Path) -> pd.DataFrame:
     """Read a CSV of published measurements, or raise ResultsError."""
     try:
         return pd.read_csv(io.BytesIO(read_bytes(path)))
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except (
+        OSError,
+        UnicodeDecodeError,
+        pd.errors.ParserError,
+        pd.errors.EmptyDataError,
+    ) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ResultsError(f"{path}: not a readable CSV of published measurements: {reason}") from None
+        raise ResultsError(
+            f"{path}: not a readable CSV of published measurements: {reason}"
+        ) from None
 
 
 def has_columns(path: Path, columns: Iterable[str]) -> bool:
@@ -126,13 +203,19 @@ def require_positive(table: pd.DataFrame, columns: Sequence[str], path: Path) ->
     """Raise ResultsError at the first line of `path` that has no number above 0 in one of `columns`."""
     for name in columns:
         numbers = pd.to_numeric(table[name], errors="coerce")
-        _require(table[name], (numbers > 0) & (numbers < math.inf), "a number above 0", path)
+        _require(
+            table[name], (numbers > 0) & (numbers < math.inf), "a number above 0", path
+        )
 
 
-def _require(column: pd.Series[Any], met: pd.Series[bool], expected: str, path: Path) -> None:
+def _require(
+    column: pd.Series[Any], met: pd.Series[bool], expected: str, path: Path
+) -> None:
     if len(wrong := column[~met]):
         line = int(wrong.index[0]) + 2
-        raise ResultsError(f"{path}: line {line}: expected {expected} as {column.name}, got {wrong.iloc[0]}")
+        raise ResultsError(
+            f"{path}: line {line}: expected {expected} as {column.name}, got {wrong.iloc[0]}"
+        )
 
 
 def records(table: pd.DataFrame) -> list[Any]:
@@ -154,44 +237,74 @@ def family(strategy: str) -> str:
     return "allreduce"
 
 
-def stated_cluster(row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0) -> Cluster:
+def stated_cluster(
+    row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0
+) -> Cluster:
     """Return the links that a published row states, at `share` of their bandwidth.
 
-    A network between nodes that is not stated is taken to be as fast as the links inside one. `one_flow`: a ring on the
-    network of cloud instances is one TCP flow to each neighbour, which that network limits; it reaches `flow_share` of
-    that limit.
+    A network between nodes that is not stated is taken to be as fast as the links
+    inside one. `one_flow`: a ring on the network of cloud instances is one TCP flow to
+    each neighbour, which that network limits; it reaches `flow_share` of that limit.
     """
-    intra = next((rate for name, rate in _INTRA.items() if str(row.intra_node).startswith(name)), _PCIE)
+    intra = next(
+        (rate for name, rate in _INTRA.items() if str(row.intra_node).startswith(name)),
+        _PCIE,
+    )
     if family(str(row.strategy)) == "server":
-        intra = _PCIE  # variables lie in the memory of the host, or are copied through it
+        intra = (
+            _PCIE  # variables lie in the memory of the host, or are copied through it
+        )
     stated = float(row.inter_gbps_per_node)
     inter = stated * 1e9 / 8 if math.isfinite(stated) else intra
-    if one_flow and "instance" in str(row.inter_node) and family(str(row.strategy)) == "allreduce":
+    if (
+        one_flow
+        and "instance" in str(row.inter_node)
+        and family(str(row.strategy)) == "allreduce"
+    ):
         inter = min(inter, flow_share * _FLOW / share)
     slow = any(word in str(row.inter_node) for word in ("instance", "Eth", "GbE"))
     shared_by = _PER_SWITCH if intra == _PCIE else 1
-    return _cluster(int(row.devices_per_node), share * intra, shared_by, share * inter, 50e-6 if slow else 4e-6)
+    return _cluster(
+        int(row.devices_per_node),
+        share * intra,
+        shared_by,
+        share * inter,
+        50e-6 if slow else 4e-6,
+    )
 
 
 def linked(links: str, devices: int) -> Cluster:
     """Return a node of devices that are joined by `links`, as a row names them."""
-    rate = next((rate for name, rate in _INTRA.items() if links.startswith(name)), _PCIE)
+    rate = next(
+        (rate for name, rate in _INTRA.items() if links.startswith(name)), _PCIE
+    )
     return _cluster(devices, rate, 1, rate, 4e-6)
 
 
 @cache
-def _cluster(per_node: int, intra: float, shared_by: int, inter: float, latency_s: float) -> Cluster:
+def _cluster(
+    per_node: int, intra: float, shared_by: int, inter: float, latency_s: float
+) -> Cluster:
     source = "data sheet or published; latency assumed"
     links = Links(
-        intra=SharedLink(latency_s=5e-6, bandwidth_bytes_per_s=intra, shared_by=shared_by, source=source),
+        intra=SharedLink(
+            latency_s=5e-6,
+            bandwidth_bytes_per_s=intra,
+            shared_by=shared_by,
+            source=source,
+        ),
         inter=Link(latency_s=latency_s, bandwidth_bytes_per_s=inter, source=source),
     )
     node = Node(cores=1, workers_per_node=per_node, source="published")
     reduction = Reduction(seconds_per_byte=1e-12, source="assumed")
-    return Cluster(name="published", nodes=1_000_000, node=node, links=links, reduction=reduction)
+    return Cluster(
+        name="published", nodes=1_000_000, node=node, links=links, reduction=reduction
+    )
 
 
-def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0) -> float:
+def communication_s(
+    row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0
+) -> float:
     """Return seconds of one synchronisation of a published row on its stated links, without overlap.
 
     server: each worker pushes and pulls over its PCIe link (a single one only if variables lie in host memory); a
@@ -212,14 +325,21 @@ def communication_s(row: Any, share: float = 1.0, *, one_flow: bool = True, flow
         if not _in_host_memory(str(row.strategy)):
             if workers == 1:
                 return 0.0
-            crossing = max(crossing, (inside - 1) * nbytes * largest_variable(str(row.model)))
+            crossing = max(
+                crossing, (inside - 1) * nbytes * largest_variable(str(row.model))
+            )
         own = 2 * crossing / intra.bandwidth_bytes_per_s
         return own + Network(cluster, 1).time(_mean(nbytes, nodes, "rabenseifner"))
     network = Network(cluster, inside)
     if kind == "sharded":
         layers = _layers(row)
         passes = 2 if _stays_gathered(str(row.strategy)) else 3
-        return layers * passes / 2 * network.time(_mean(nbytes / 2 / layers, workers, "ring"))
+        return (
+            layers
+            * passes
+            / 2
+            * network.time(_mean(nbytes / 2 / layers, workers, "ring"))
+        )
     return network.time(_mean(nbytes, workers, NCCL))
 
 
@@ -253,7 +373,9 @@ def largest_variable(model: str) -> float:
 def layer_table_of(model: str) -> LayerTable | None:
     """Return the shipped layer table whose name a published model's begins with."""
     plain = re.sub("[^a-z0-9]", "", model.lower())
-    found = [name for name in layer_table_names() if plain.startswith(name.replace("_", ""))]
+    found = [
+        name for name in layer_table_names() if plain.startswith(name.replace("_", ""))
+    ]
     return load_layers(max(found, key=len)) if found else None
 
 
@@ -262,7 +384,11 @@ def gradient_bytes(row: Any) -> float:
     stated = re.search(r"model size (\d+) MB", str(row.note))
     if stated:
         return float(stated[1]) * 1e6
-    return 4e6 * float(row.params_million) if math.isfinite(float(row.params_million)) else 0.0
+    return (
+        4e6 * float(row.params_million)
+        if math.isfinite(float(row.params_million))
+        else 0.0
+    )
 
 
 def message_bytes(row: Any) -> float:
@@ -273,7 +399,9 @@ def message_bytes(row: Any) -> float:
     """
     stated = re.search(r"(\d+) bytes", str(row.note))
     if stated is None:
-        raise ResultsError(f"series {row.series}: the note of a collective has to state its size, as in '400000 bytes'")
+        raise ResultsError(
+            f"series {row.series}: the note of a collective has to state its size, as in '400000 bytes'"
+        )
     return float(stated[1])
 
 
@@ -281,6 +409,11 @@ def step_seconds(row: Any, value: float, *, back: bool = False) -> float:
     """Return seconds of a step from a published `value`; `back`: the value from seconds."""
     if row.quantity == "throughput_total":
         tokens = re.search(r"seq=(\d+)", str(row.note))
-        return float(row.batch_per_worker) * float(row.workers) * (float(tokens[1]) if tokens else 1.0) / value
+        return (
+            float(row.batch_per_worker)
+            * float(row.workers)
+            * (float(tokens[1]) if tokens else 1.0)
+            / value
+        )
     unit = 1e-3 if row.unit == "ms" else 1.0
     return value / unit if back else value * unit

@@ -1,25 +1,30 @@
 """Published steps and memory of GPTs that Megatron-LM divides among data, pipeline and tensor parallel devices.
 
-Of a step of n micro-batches on p stages of v chunks of blocks, each shared by t devices, d times:
+Of a step of n micro-batches on p stages of v chunks of blocks, each shared by t
+devices, d times:
 
     T = n S_slow + sum of the other stages' S / v + averages + update
 
-S are the seconds of a stage with a micro-batch. Its kernels take those of the device's roofline, divided by an
-efficiency that the rows of split=base give (the mean of what each of them needs); backward kernels, and what is
-computed again, likewise. In each block two sums over t devices follow in each pass, and where a whole block is computed
-again; chunks send their outputs and gradients while nothing else happens, each of the t devices its share, on its share
-of the node's links. The d replicas scatter gradients of 4 bytes and gather parameters of 2. The update (Adam) moves 30
-bytes a parameter; of d replicas each has a share.
+S are the seconds of a stage with a micro-batch. Its kernels take those of the device's
+roofline, divided by an efficiency that the rows of split=base give (the mean of what
+each of them needs); backward kernels, and what is computed again, likewise. In each
+block two sums over t devices follow in each pass, and where a whole block is computed
+again; chunks send their outputs and gradients while nothing else happens, each of the t
+devices its share, on its share of the node's links. The d replicas scatter gradients of
+4 bytes and gather parameters of 2. The update (Adam) moves 30 bytes a parameter; of d
+replicas each has a share.
 
-A device holds 18 bytes a parameter (2, its gradient 4, Adam 12), and what its blocks keep of the micro-batches between
-their passes: the largest number of them in the order of the schedule. Embeddings belong to the first stage; what they
-and the head keep is left out.
+A device holds 18 bytes a parameter (2, its gradient 4, Adam 12), and what its blocks
+keep of the micro-batches between their passes: the largest number of them in the order
+of the schedule. Embeddings belong to the first stage; what they and the head keep is
+left out.
 
-In a block on one of t devices attention is divided by heads, the feed-forward part by its inner width. Norms, dropout
-behind the products by rows, and residuals are whole on every device, or divided by the sequence.
+In a block on one of t devices attention is divided by heads, the feed-forward part by
+its inner width. Norms, dropout behind the products by rows, and residuals are whole on
+every device, or divided by the sequence.
 
-Sources: Shoeybi et al., arXiv 1909.08053 (Megatron-LM); Narayanan et al., SC 2021 (arXiv 2104.04473); Korthikanti et
-al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
+Sources: Shoeybi et al., arXiv 1909.08053 (Megatron-LM); Narayanan et al., SC 2021
+(arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
 """
 
 from __future__ import annotations
@@ -40,27 +45,75 @@ from scalebench.pricing.devices import Roofline
 from scalebench.strategies.parts import scheduled
 from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
-from scalebench.validation.measurements import has_columns, read_csv, records, require_positive, stated_cluster
+from scalebench.validation.measurements import (
+    has_columns,
+    read_csv,
+    records,
+    require_positive,
+    stated_cluster,
+)
 from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
-    *("series", "split", "source", "device", "devices_per_node", "intra_node", "inter_gbps_per_node", "model"),
-    *("layers", "width", "heads", "tokens", "vocabulary", "data", "pipeline", "tensor", "chunks", "micro_batch"),
+    *(
+        "series",
+        "split",
+        "source",
+        "device",
+        "devices_per_node",
+        "intra_node",
+        "inter_gbps_per_node",
+        "model",
+    ),
+    *(
+        "layers",
+        "width",
+        "heads",
+        "tokens",
+        "vocabulary",
+        "data",
+        "pipeline",
+        "tensor",
+        "chunks",
+        "micro_batch",
+    ),
     *("batch", "recompute", "by_sequence", "quantity", "value"),
 )
 _POSITIVE = (
-    *("devices_per_node", "inter_gbps_per_node", "layers", "width", "heads", "tokens", "vocabulary", "data"),
+    *(
+        "devices_per_node",
+        "inter_gbps_per_node",
+        "layers",
+        "width",
+        "heads",
+        "tokens",
+        "vocabulary",
+        "data",
+    ),
     *("pipeline", "tensor", "chunks", "micro_batch", "batch", "value"),
 )
-QUANTITIES = ("step_time", "states", "activations")  # seconds; GiB of parameters with all that belongs to them
+QUANTITIES = (
+    "step_time",
+    "states",
+    "activations",
+)  # seconds; GiB of parameters with all that belongs to them
 _GIB = 2**30
 _NUMBER, _MASK = 2, 1  # bytes of an activation, and of dropout's mask of one
 _COMPUTED_AGAIN: dict[str, tuple[str, ...]] = {  # kernels, by what is computed again
     "none": (),
-    "selective": ("scores", "softmax", "dropout", "context"),  # little arithmetic, which keeps most
+    "selective": (
+        "scores",
+        "softmax",
+        "dropout",
+        "context",
+    ),  # little arithmetic, which keeps most
 }
 _GIVEN_UP = ("softmax", "dropout")  # what these keep, with `selective`
-_HELD, _UPDATED, _AVERAGED = 18, 30, 6  # bytes a parameter: held, moved by the update, scattered and gathered
+_HELD, _UPDATED, _AVERAGED = (
+    18,
+    30,
+    6,
+)  # bytes a parameter: held, moved by the update, scattered and gathered
 
 
 class StepParts(NamedTuple):
@@ -88,30 +141,45 @@ def read_megatron(path: Path) -> pd.DataFrame:
     table = read_csv(path)
     require_positive(table, _POSITIVE, path)
     if unknown := sorted(set(table["quantity"]) - set(QUANTITIES)):
-        raise ResultsError(f"{path}: quantity {unknown[0]!r}: expected {', '.join(QUANTITIES)}")
+        raise ResultsError(
+            f"{path}: quantity {unknown[0]!r}: expected {', '.join(QUANTITIES)}"
+        )
     timed = table[table["quantity"] == "step_time"]
     for series, group in timed.groupby("series"):
         if not (group["split"] == "base").any():
-            raise ResultsError(f"{path}: series {series}: expected a row of split=base with quantity step_time")
+            raise ResultsError(
+                f"{path}: series {series}: expected a row of split=base with quantity step_time"
+            )
     return table
 
 
 def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of the held rows, by the base rows of their series.
 
-    Linear scaling takes the floating-point operations of a step, as counted with what is computed again, at the rate a
-    device of the base rows; memory has none, and nothing has an interval.
+    Linear scaling takes the floating-point operations of a step, as counted with what
+    is computed again, at the rate a device of the base rows; memory has none, and
+    nothing has an interval.
     """
     rows: list[dict[str, Any]] = []
     for _, group in table.groupby("series", sort=False):
-        base = [row for row in records(group) if row.split == "base" and row.quantity == "step_time"]
+        base = [
+            row
+            for row in records(group)
+            if row.split == "base" and row.quantity == "step_time"
+        ]
         for row in (row for row in records(group) if row.split == "hold"):
             if row.quantity == "step_time":
                 rows.append(_time_prediction(row, base))
             else:
                 predicted = memory_gib(row)._asdict()[str(row.quantity)]
-                nothing = dict.fromkeys(("seconds", "predicted_s", "linear_s", "linear"), math.nan)
-                memory = {"source": f"{row.source}, {row.quantity}", "predicted": predicted, "unit": "GiB"}
+                nothing = dict.fromkeys(
+                    ("seconds", "predicted_s", "linear_s", "linear"), math.nan
+                )
+                memory = {
+                    "source": f"{row.source}, {row.quantity}",
+                    "predicted": predicted,
+                    "unit": "GiB",
+                }
                 rows.append({**_facts(row), **nothing, **memory, "doublings": 0.0})
     return predictions_of(rows)
 
@@ -120,9 +188,13 @@ def rank_correlations(predictions: pd.DataFrame) -> dict[str, float]:
     """Return Spearman's correlation of predicted and measured seconds a sample, by source."""
     timed = predictions[predictions["seconds"].notna()]
     samples = timed["configuration"].str.extract(r"\| (\d+)$")[0].astype(float)
-    each = timed.assign(measured=timed["seconds"] / samples, predicted=timed["predicted_s"] / samples)
+    each = timed.assign(
+        measured=timed["seconds"] / samples, predicted=timed["predicted_s"] / samples
+    )
     return {
-        str(source): float(group["measured"].corr(group["predicted"], method="spearman"))
+        str(source): float(
+            group["measured"].corr(group["predicted"], method="spearman")
+        )
         for source, group in each.groupby("source")
     }
 
@@ -164,7 +236,13 @@ def _efficiency(row: Any) -> float:
 
 
 def _gpt(row: Any) -> Gpt:
-    return Gpt(int(row.layers), int(row.width), int(row.heads), int(row.tokens), int(row.vocabulary))
+    return Gpt(
+        int(row.layers),
+        int(row.width),
+        int(row.heads),
+        int(row.tokens),
+        int(row.vocabulary),
+    )
 
 
 def step_parts(row: Any) -> StepParts:
@@ -185,12 +263,21 @@ def step_parts(row: Any) -> StepParts:
     head_s = sum(passes_s(head_kernels(model, degree), roofline, samples))
     nbytes = _NUMBER * samples * model.tokens * model.width
     sums = 6 if row.recompute == "full" else 4
-    stage_others_s = blocks * sums * _sum_s(network, nbytes, degree) + _messages_s(row, nbytes)
+    stage_others_s = blocks * sums * _sum_s(network, nbytes, degree) + _messages_s(
+        row, nbytes
+    )
     filling = (stages - 1) / int(row.chunks)
     kernels_s = pieces * (stage_s + head_s) + filling * stage_s
     others_s = (pieces + filling) * stage_others_s
-    parameters = (model.layers * model.block_parameters / stages + model.embedding_parameters) / degree
-    update_s = _UPDATED * parameters / int(row.data) / roofline.device.memory_bandwidth_bytes_per_s
+    parameters = (
+        model.layers * model.block_parameters / stages + model.embedding_parameters
+    ) / degree
+    update_s = (
+        _UPDATED
+        * parameters
+        / int(row.data)
+        / roofline.device.memory_bandwidth_bytes_per_s
+    )
     return StepParts(kernels_s, others_s + update_s + _average_s(row, parameters))
 
 
@@ -202,7 +289,9 @@ def _sum_s(network: Network, nbytes: float, degree: int) -> float:
     """Return the seconds of a sum over the devices that share a block."""
     if degree == 1:
         return 0.0
-    return network.time(Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm=NCCL))
+    return network.time(
+        Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm=NCCL)
+    )
 
 
 def _card_share(row: Any) -> float:
@@ -230,7 +319,11 @@ def _operations(row: Any) -> float:
     block = 3 * sum(each.flops for each in kernels)
     block += sum(each.flops for each in computed_again(kernels, str(row.recompute)))
     head = 3 * sum(each.flops for each in head_kernels(model, 1))
-    return float(row.batch * (model.layers * block + head) / (row.data * row.pipeline * row.tensor))
+    return float(
+        row.batch
+        * (model.layers * block + head)
+        / (row.data * row.pipeline * row.tensor)
+    )
 
 
 class Memory(NamedTuple):
@@ -246,19 +339,33 @@ def memory_gib(row: Any) -> Memory:
     degree = int(row.tensor)
     stages = int(row.pipeline)
     chunks = int(row.chunks)
-    parameters = (model.layers * model.block_parameters / stages + model.embedding_parameters) / degree
+    parameters = (
+        model.layers * model.block_parameters / stages + model.embedding_parameters
+    ) / degree
     pieces = int(row.batch) // int(row.data) // int(row.micro_batch)
-    moves = scheduled("interleaved" if chunks > 1 else "1f1b", 0, stages, pieces, chunks)
-    in_flight = max(sum(samples) for samples in most_kept(moves, [int(row.micro_batch)] * pieces, chunks))
+    moves = scheduled(
+        "interleaved" if chunks > 1 else "1f1b", 0, stages, pieces, chunks
+    )
+    in_flight = max(
+        sum(samples)
+        for samples in most_kept(moves, [int(row.micro_batch)] * pieces, chunks)
+    )
     kernels = block_kernels(model, degree, by_sequence=row.by_sequence == "yes")
-    kept = in_flight * model.layers / stages / chunks * kept_bytes(kernels, str(row.recompute))
+    kept = (
+        in_flight
+        * model.layers
+        / stages
+        / chunks
+        * kept_bytes(kernels, str(row.recompute))
+    )
     return Memory(_HELD * parameters / _GIB, kept / _GIB)
 
 
 class Kernel(NamedTuple):
     """One kernel of the forward pass of a sample: its floating-point operations, numbers that it moves, bytes it keeps.
 
-    `weights` are numbers that do not grow with the batch. A product has two kernels in the backward pass, another one.
+    `weights` are numbers that do not grow with the batch. A product has two kernels in
+    the backward pass, another one.
     """
 
     name: str
@@ -301,7 +408,9 @@ def block_kernels(model: Gpt, degree: int, *, by_sequence: bool) -> list[Kernel]
     scores = model.heads * float(model.tokens) ** 2 / degree
     whole = own if by_sequence else places  # of norms, dropout and residuals
 
-    def product(name: str, wide: float, narrow: float, moved: float, kept: float) -> Kernel:
+    def product(
+        name: str, wide: float, narrow: float, moved: float, kept: float
+    ) -> Kernel:
         weights = wide * narrow / degree
         return Kernel(name, 2 * model.tokens * weights, moved, kept, weights)
 
@@ -340,10 +449,16 @@ def head_kernels(model: Gpt, degree: int) -> list[Kernel]:
 
 def computed_again(kernels: list[Kernel], recompute: str) -> list[Kernel]:
     """Return the kernels that a block computes once more before its backward pass."""
-    return kernels if recompute == "full" else [each for each in kernels if each.name in _COMPUTED_AGAIN[recompute]]
+    return (
+        kernels
+        if recompute == "full"
+        else [each for each in kernels if each.name in _COMPUTED_AGAIN[recompute]]
+    )
 
 
-def passes_s(kernels: list[Kernel], roofline: Roofline, samples: int) -> tuple[float, float]:
+def passes_s(
+    kernels: list[Kernel], roofline: Roofline, samples: int
+) -> tuple[float, float]:
     """Return the seconds of the forward and the backward pass of `samples` through kernels, on the roofline."""
     flops = np.array([each.flops for each in kernels])
     moved = np.array([samples * each.moved + each.weights for each in kernels])

@@ -1,20 +1,23 @@
 """Published pipelines: throughputs predicted from a row of one device, and plans found again from profiles of layers.
 
-A row of split=base without recomputation says what a step takes on one device; its layers share it as the device's
-roofline has them. Rows of split=hold are priced as `predict` prices a pipeline with the stated balance, micro-batches
-and recomputation. Beside them stands the textbook's bubble: the throughput of one device, with recomputation where a
-row has that, times m u / (u + m - 1).
+A row of split=base without recomputation says what a step takes on one device; its
+layers share it as the device's roofline has them. Rows of split=hold are priced as
+`predict` prices a pipeline with the stated balance, micro-batches and recomputation.
+Beside them stands the textbook's bubble: the throughput of one device, with
+recomputation where a row has that, times m u / (u + m - 1).
 
-Plans have replicated stages. Workers divide among stages of consecutive layers; r workers of a stage train replicas of
-it. A stage with T seconds of both passes, P bytes of parameters, and X bytes of the larger activation at its ends
-takes, over links of B bytes/s,
+Plans have replicated stages. Workers divide among stages of consecutive layers; r
+workers of a stage train replicas of it. A stage with T seconds of both passes, P bytes
+of parameters, and X bytes of the larger activation at its ends takes, over links of B
+bytes/s,
 
     max(T + 4 (r - 1) / r P / B,  2 X / B) / r
 
-seconds a batch: compute and the average of gradients, or activations with their gradients. The plan is that with the
-fastest slowest stage; it uses all workers, and of equal plans that with the fewest workers on its last stage is taken.
-Source: Narayanan et al., SOSP 2019 (PipeDream); the optimizer of its artifact as the README there runs it, with the
-bandwidth that it takes by default.
+seconds a batch: compute and the average of gradients, or activations with their
+gradients. The plan is that with the fastest slowest stage; it uses all workers, and of
+equal plans that with the fewest workers on its last stage is taken. Source: Narayanan
+et al., SOSP 2019 (PipeDream); the optimizer of its artifact as the README there runs
+it, with the bandwidth that it takes by default.
 """
 
 from __future__ import annotations
@@ -34,9 +37,20 @@ from scalebench.models.layer_files import load_layers
 from scalebench.pricing.devices import Roofline, Scaled, Stated
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
-from scalebench.pricing.uncertainty import cases_at_ends, interval, seconds_at_ends, uncertainty_of
+from scalebench.pricing.uncertainty import (
+    cases_at_ends,
+    interval,
+    seconds_at_ends,
+    uncertainty_of,
+)
 from scalebench.study.spec import Component
-from scalebench.validation.measurements import has_columns, linked, read_csv, records, require_positive
+from scalebench.validation.measurements import (
+    has_columns,
+    linked,
+    read_csv,
+    records,
+    require_positive,
+)
 from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
@@ -85,7 +99,9 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of the held rows, by the base row of their series."""
     rows: list[dict[str, Any]] = []
     for _, group in table.groupby("series"):
-        of_one = {str(row.recompute): row for row in records(group[group["split"] == "base"])}
+        of_one = {
+            str(row.recompute): row for row in records(group[group["split"] == "base"])
+        }
         for row in records(group[group["split"] == "hold"]):
             alike = of_one.get(str(row.recompute), of_one["none"])
             rows.append(_prediction(of_one["none"], alike, row))
@@ -99,15 +115,27 @@ def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
     batch = int(row.batch)
     roofline = Roofline(load_device(str(row.device)))
     alone = Stated(float(base.batch / base.samples_per_s), int(base.batch))
-    platform = Platform(linked(str(row.links), stages), Scaled(alone, roofline, roofline))
+    platform = Platform(
+        linked(str(row.links), stages), Scaled(alone, roofline, roofline)
+    )
     piece = -(-batch // pieces)  # all but the last are as large
-    workload = Workload(load_layers(str(row.model)), _STEPS * piece * pieces, 1, piece * pieces)
+    workload = Workload(
+        load_layers(str(row.model)), _STEPS * piece * pieces, 1, piece * pieces
+    )
     predictor = Predictor(workload, platform)
     sizes = [int(size) for size in str(row.balance).split("-")]
-    options = {"stages": stages, "micro_batches": pieces, "schedule": row.schedule, "recompute": row.recompute}
+    options = {
+        "stages": stages,
+        "micro_batches": pieces,
+        "schedule": row.schedule,
+        "recompute": row.recompute,
+    }
     strategy = Component(name="pipeline", options={**options, "balance": sizes})
     known = uncertainty_of(predictor, strategy, stages)
-    cases = [Case(platform, workload.batch), *cases_at_ends(platform, known, workload.batch)]
+    cases = [
+        Case(platform, workload.batch),
+        *cases_at_ends(platform, known, workload.batch),
+    ]
     times = predictor.times(strategy, stages, cases)
     scale = batch / (piece * pieces) / _STEPS
     predicted = float(times.time[0]) * scale
@@ -160,7 +188,9 @@ def read_plans(path: Path) -> pd.DataFrame:
     require_positive(table, ("workers", "bandwidth_bytes_per_s"), path)
     for row in records(table):
         if sum(_stages(row.stages)) != row.workers:
-            raise ResultsError(f"{path}: {row.model}: stages {row.stages} do not add up to {row.workers} workers")
+            raise ResultsError(
+                f"{path}: {row.model}: stages {row.stages} do not add up to {row.workers} workers"
+            )
     return table
 
 
@@ -172,7 +202,9 @@ def read_profile(path: Path) -> pd.DataFrame:
     """
     table = read_csv(path)
     if missing := [name for name in PROFILE if name not in table]:
-        raise ResultsError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(PROFILE)}")
+        raise ResultsError(
+            f"{path}: column {missing[0]!r} is missing; expected {', '.join(PROFILE)}"
+        )
     return table
 
 
@@ -188,7 +220,17 @@ def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
         begins = [str(profile["layer"].iloc[first]) for first, _ in stages]
         replicas = [number for _, number in stages]
         published_s = _slowest_stage(costs, published)
-        found.append(FoundPlan(str(row.model), workers, published, replicas, begins, published_s, found_s))
+        found.append(
+            FoundPlan(
+                str(row.model),
+                workers,
+                published,
+                replicas,
+                begins,
+                published_s,
+                found_s,
+            )
+        )
     return found
 
 
@@ -196,10 +238,15 @@ def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
     """Return seconds (workers, layers + 1, layers + 1) of a stage of layers i to j (exclusive) on 1, 2, ... workers."""
     seconds, parameters = (
         np.concatenate([[0.0], np.cumsum(values.to_numpy(dtype=float))])
-        for values in ((profile["forward_ms"] + profile["backward_ms"]) / 1e3, profile["parameter_bytes"])
+        for values in (
+            (profile["forward_ms"] + profile["backward_ms"]) / 1e3,
+            profile["parameter_bytes"],
+        )
     )
     outputs = profile["activation_bytes"].to_numpy(dtype=float)
-    crossing = 2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth  # at a border before layer 0, 1, ...
+    crossing = (
+        2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth
+    )  # at a border before layer 0, 1, ...
     compute = seconds[None] - seconds[:, None]
     owned = parameters[None] - parameters[:, None]
     ends = np.maximum(crossing[:, None], crossing[None])
@@ -215,13 +262,15 @@ def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
 def _fastest_stages(costs: Floats) -> tuple[list[tuple[int, int]], float]:
     """Return (first layer, workers) of each stage of the plan with the fastest slowest stage, and its seconds.
 
-    Dynamic programming over the first j layers on w workers:
-    L(j, w) = min over i < j and r <= w of max(L(i, w - r), stage of layers i to j on r workers).
+    Dynamic programming over the first j layers on w workers: L(j, w) = min over i < j
+    and r <= w of max(L(i, w - r), stage of layers i to j on r workers).
     """
     workers, borders, _ = costs.shape
     least = np.full((workers + 1, borders), math.inf)
     least[0, 0] = 0.0
-    cut = np.zeros((workers + 1, borders, 2), dtype=int)  # layers before the last stage, and its workers
+    cut = np.zeros(
+        (workers + 1, borders, 2), dtype=int
+    )  # layers before the last stage, and its workers
     for used in range(1, workers + 1):
         for replicas in range(1, used + 1):
             slowest = np.maximum(least[used - replicas][:, None], costs[replicas - 1])
@@ -229,7 +278,9 @@ def _fastest_stages(costs: Floats) -> tuple[list[tuple[int, int]], float]:
             value = slowest[first, np.arange(borders)]
             better = value < least[used]
             least[used][better] = value[better]
-            cut[used][better] = np.stack([first, np.full(borders, replicas)], axis=1)[better]
+            cut[used][better] = np.stack([first, np.full(borders, replicas)], axis=1)[
+                better
+            ]
     stages: list[tuple[int, int]] = []
     last, left = borders - 1, workers
     while last:

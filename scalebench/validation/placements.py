@@ -2,10 +2,11 @@
 
 T = c(b) (1 + s sqrt(2 ln p)) + e sync(p, m)
 
-c(b) seconds of a step of b samples on one worker, linear between the measured batches; sync from `cluster.fitting`,
-fitted to the measured synchronisations of one node and of several; s (jitter) and e (share of a synchronisation that
-delays the step) fitted to the steps. Held rows are those of split=hold, else those of the largest node count; none of
-them takes part. Bytes are not stated: one size stands for all.
+c(b) seconds of a step of b samples on one worker, linear between the measured batches;
+sync from `cluster.fitting`, fitted to the measured synchronisations of one node and of
+several; s (jitter) and e (share of a synchronisation that delays the step) fitted to
+the steps. Held rows are those of split=hold, else those of the largest node count; none
+of them takes part. Bytes are not stated: one size stands for all.
 """
 
 from __future__ import annotations
@@ -20,10 +21,23 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.link_fit import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
-from scalebench.validation.measurements import has_columns, read_csv, records, require_positive
+from scalebench.validation.measurements import (
+    has_columns,
+    read_csv,
+    records,
+    require_positive,
+)
 from scalebench.validation.prediction_errors import predictions_of
 
-COLUMNS = ("model", "placement", "nodes", "replicas", "local_batch", "step_time_s", "sync_time_s")
+COLUMNS = (
+    "model",
+    "placement",
+    "nodes",
+    "replicas",
+    "local_batch",
+    "step_time_s",
+    "sync_time_s",
+)
 _LEAST_PLACEMENTS = 3  # of which latency and bandwidth are fitted
 _NBYTES = 1e8  # nominal; the fitted bandwidth is relative to it
 
@@ -57,9 +71,13 @@ def read_placements(path: Path) -> pd.DataFrame:
     held = split == "hold" if (split == "hold").any() else table["nodes"] == most
     for model, group in table[~held].groupby("model"):
         several = group[group["replicas"] > 1]
-        kinds = several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
+        kinds = (
+            several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
+        )
         alone = (group["replicas"] == 1).any()
-        fewest = min(kinds.get(1, 0), kinds.get(2, 0))  # placements on one node, on several
+        fewest = min(
+            kinds.get(1, 0), kinds.get(2, 0)
+        )  # placements on one node, on several
         if not alone or fewest < _LEAST_PLACEMENTS:
             raise ResultsError(
                 f"{path}: model {model}: to calibrate on, rows of one replica and {_LEAST_PLACEMENTS} placements each "
@@ -83,8 +101,12 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
         linear = _compute(model, held)
         replicas = base["replicas"].max()
         for row, seconds, alone in zip(records(held), predicted, linear, strict=True):
-            distance = model.between.distance(int(row.replicas), int(row.nodes), _NBYTES)
-            margin = math.exp(1.96 * math.hypot(model.deviation, PER_DOUBLING * distance))
+            distance = model.between.distance(
+                int(row.replicas), int(row.nodes), _NBYTES
+            )
+            margin = math.exp(
+                1.96 * math.hypot(model.deviation, PER_DOUBLING * distance)
+            )
             rows.append(
                 {
                     "source": f"placements: {name}",
@@ -101,7 +123,11 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "low": seconds / margin,
                     "high": seconds * margin,
                     "linear": alone,
-                    "doublings": max(0.0, math.log2(row.nodes / nodes), math.log2(row.replicas / replicas)),
+                    "doublings": max(
+                        0.0,
+                        math.log2(row.nodes / nodes),
+                        math.log2(row.replicas / replicas),
+                    ),
                     "configuration": f"{name} | {row.local_batch} | {row.placement}",
                 }
             )
@@ -114,21 +140,30 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
     single = rows[(rows["nodes"] == 1) & (rows["replicas"] == 1)]
     one_worker = single.groupby("local_batch")["step_time_s"].median()
     several = rows[rows["replicas"] > 1]
-    middle = several.groupby(["placement", "nodes", "replicas"], as_index=False)["sync_time_s"].median()
+    middle = several.groupby(["placement", "nodes", "replicas"], as_index=False)[
+        "sync_time_s"
+    ].median()
     inside = _links_of(middle[middle["nodes"] == 1])
     between = _links_of(middle[middle["nodes"] > 1])
     plain = _Model(one_worker, inside, between, 0.0, 0.0, 0.0)
     compute = _compute(plain, several)
     measured = several["step_time_s"].to_numpy()
-    parts = np.stack([_synchronisation(plain, several), compute * _wait(several)], axis=1)
-    (unhidden, jitter), _ = nnls(parts / measured[:, None], (measured - compute) / measured)
+    parts = np.stack(
+        [_synchronisation(plain, several), compute * _wait(several)], axis=1
+    )
+    (unhidden, jitter), _ = nnls(
+        parts / measured[:, None], (measured - compute) / measured
+    )
     fitted = plain._replace(unhidden=float(unhidden), jitter=float(jitter))
     residuals = np.log(_seconds(fitted, several) / measured)
     return fitted._replace(deviation=float(np.sqrt(np.mean(residuals**2))))
 
 
 def _links_of(rows: pd.DataFrame) -> LinkFit:
-    transfers = [Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s) for row in records(rows)]
+    transfers = [
+        Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s)
+        for row in records(rows)
+    ]
     return fit_links(transfers)
 
 
@@ -138,8 +173,13 @@ def _seconds(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
 
 
 def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
-    batches, seconds = (part.to_numpy(dtype=float) for part in (model.one_worker.index, model.one_worker))
-    return np.asarray(np.interp(rows["local_batch"].to_numpy(dtype=float), batches, seconds))
+    batches, seconds = (
+        part.to_numpy(dtype=float)
+        for part in (model.one_worker.index, model.one_worker)
+    )
+    return np.asarray(
+        np.interp(rows["local_batch"].to_numpy(dtype=float), batches, seconds)
+    )
 
 
 def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:

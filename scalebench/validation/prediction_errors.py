@@ -1,7 +1,7 @@
 """Errors of predictions against measurements: signed error, skill over linear scaling, coverage, order.
 
-A row is a measurement, published or of a study (`execution`), beside its prediction, which is modelled. Linear scaling
-is empty where the measurement itself is its base.
+A row is a measurement, published or of a study (`execution`), beside its prediction,
+which is modelled. Linear scaling is empty where the measurement itself is its base.
 """
 
 from __future__ import annotations
@@ -14,8 +14,27 @@ import numpy as np
 import pandas as pd
 
 _COLUMNS = (
-    *("source", "series", "system", "execution", "strategy", "model", "workers", "nodes"),
-    *("quantity", "unit", "measured", "predicted", "low", "high", "linear", "doublings", "configuration"),
+    *(
+        "source",
+        "series",
+        "system",
+        "execution",
+        "strategy",
+        "model",
+        "workers",
+        "nodes",
+    ),
+    *(
+        "quantity",
+        "unit",
+        "measured",
+        "predicted",
+        "low",
+        "high",
+        "linear",
+        "doublings",
+        "configuration",
+    ),
     *("seconds", "predicted_s", "linear_s"),
 )
 CLEARLY = 0.10  # strategies that differ by more are compared in their order
@@ -23,7 +42,11 @@ CLEARLY = 0.10  # strategies that differ by more are compared in their order
 
 def predictions_of(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return the table of predictions; rows whose quantity is in seconds leave out what follows from that."""
-    in_seconds = {"seconds": "measured", "predicted_s": "predicted", "linear_s": "linear"}
+    in_seconds = {
+        "seconds": "measured",
+        "predicted_s": "predicted",
+        "linear_s": "linear",
+    }
     complete = []
     for row in rows:
         usual = {name: row[of] for name, of in in_seconds.items()}
@@ -51,7 +74,9 @@ def skill(errors: pd.DataFrame) -> float:
     """Return 1 - MAPE / MAPE of linear scaling: 1 is perfect, 0 as good as linear scaling, below 0 worse."""
     scaled = errors[errors["linear_error"].notna()]
     linear = scaled["linear_error"].abs().mean()
-    return float(1 - scaled["error"].abs().mean() / linear) if linear > 0 else float("nan")
+    return (
+        float(1 - scaled["error"].abs().mean() / linear) if linear > 0 else float("nan")
+    )
 
 
 def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
@@ -81,9 +106,14 @@ def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
 def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
     """Return points, MAPE, MAPE of linear scaling and coverage by whole doublings from the calibration."""
     doublings = np.ceil(errors["doublings"].round(1)).astype(int).rename("doublings")
-    sizes = errors.assign(size=errors["error"].abs(), linear_size=errors["linear_error"].abs())
+    sizes = errors.assign(
+        size=errors["error"].abs(), linear_size=errors["linear_error"].abs()
+    )
     found = sizes.groupby(doublings).agg(
-        points=("size", "size"), mape=("size", "mean"), linear_mape=("linear_size", "mean"), held=("held", "mean")
+        points=("size", "size"),
+        mape=("size", "mean"),
+        linear_mape=("linear_size", "mean"),
+        held=("held", "mean"),
     )
     return found.reset_index()
 
@@ -91,7 +121,9 @@ def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
 def pairs_in_order(errors: pd.DataFrame, clearly: float = CLEARLY) -> tuple[int, int]:
     """Return (pairs in the right order, pairs): two strategies for one configuration whose times differ clearly."""
     right, pairs = 0, 0
-    for _, group in errors[errors["seconds"].notna()].groupby(["configuration", "workers"]):
+    for _, group in errors[errors["seconds"].notna()].groupby(
+        ["configuration", "workers"]
+    ):
         rows: list[Any] = list(group.itertuples())
         for a, b in combinations(rows, 2):
             apart = max(a.seconds, b.seconds) / min(a.seconds, b.seconds)

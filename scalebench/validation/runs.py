@@ -1,13 +1,15 @@
 """Predictions of a study's native and paced runs: the schedules of its strategies, priced by its calibration.
 
-Each point is the median time of the repetitions of a strategy on an engine at a worker count, beside the price of the
-same program on the placement that the runs had. Nothing of the runs enters the prediction but the reference step beside
-native ones, the speed that the machine had. Oversubscribed runs are left out.
+Each point is the median time of the repetitions of a strategy on an engine at a worker
+count, beside the price of the same program on the placement that the runs had. Nothing
+of the runs enters the prediction but the reference step beside native ones, the speed
+that the machine had. Oversubscribed runs are left out.
 
-The 95 % interval of a prediction contains the draws of the calibration, communication that is slower or faster as the
-interval of latency and bandwidth allows that are fitted to the measured collectives (`cluster.fitting`, wider beyond
-their sizes and node counts), and the scatter of the median of so many runs: their standard deviation, pooled over all
-points of an execution, but at least 1 %.
+The 95 % interval of a prediction contains the draws of the calibration, communication
+that is slower or faster as the interval of latency and bandwidth allows that are fitted
+to the measured collectives (`cluster.fitting`, wider beyond their sizes and node
+counts), and the scatter of the median of so many runs: their standard deviation, pooled
+over all points of an execution, but at least 1 %.
 """
 
 from __future__ import annotations
@@ -55,37 +57,57 @@ class _Point(NamedTuple):
     nbytes: float  # of a worker in one synchronisation
 
 
-def predict_runs(folder: Path, calibration: Path | None = None, note: Note = lambda _: None) -> pd.DataFrame:
+def predict_runs(
+    folder: Path, calibration: Path | None = None, note: Note = lambda _: None
+) -> pd.DataFrame:
     """Return the prediction of each measured point of the study in `folder`.
 
-    It is priced by `calibration`, else by the one in `folder`, else by the one that the study names.
+    It is priced by `calibration`, else by the one in `folder`, else by the one that the
+    study names.
 
     Raises:
         ResultsError: no measured run, or no calibration.
         ClusterError: the calibration is none of this version, or of another model, dtype or processor.
     """
     results = load(folder)
-    plan = plan_study(load_study(folder / STUDY, {"execution": "modelled"}, []), timed=False)
+    plan = plan_study(
+        load_study(folder / STUDY, {"execution": "modelled"}, []), timed=False
+    )
     runs = _comparable(results, plan, note)
-    path = calibration or (folder / CALIBRATION if (folder / CALIBRATION).exists() else plan.study.calibration)
+    path = calibration or (
+        folder / CALIBRATION
+        if (folder / CALIBRATION).exists()
+        else plan.study.calibration
+    )
     if path is None:
         raise ResultsError(
             f"{folder} has no {CALIBRATION} to predict by; measure one with: scalebench calibrate {folder / STUDY}, "
             "and name it with --calibration"
         )
-    templates = {(str(run.strategy), run.workers, run.repetition): run for run in plan.sweep.simulated}
+    templates = {
+        (str(run.strategy), run.workers, run.repetition): run
+        for run in plan.sweep.simulated
+    }
     machine = _machine(plan, path, runs)
     rows, scatter = [], _scatter(runs)
     for point in _points(runs):
         first = point.first
-        if not machine.engines.has(first["engine"], int(first["nodes"])) and first["workers"] > 1:
+        if (
+            not machine.engines.has(first["engine"], int(first["nodes"]))
+            and first["workers"] > 1
+        ):
             where = "between nodes" if first["nodes"] > 1 else "on one node"
-            note(f"{first['label']} at {first['workers']} workers: {path} has no cost of {first['engine']} {where}")
+            note(
+                f"{first['label']} at {first['workers']} workers: {path} has no cost of {first['engine']} {where}"
+            )
             continue
         place = str(first["label"]), int(first["workers"])
         keys = [(*place, int(number)) for number in point.runs["repetition"]]
         draws = [templates[key] for key in keys if key in templates]
-        median = max(_UNEXPLAINED, scatter[first["execution"]] * _scatter_of_median(len(point.runs)))
+        median = max(
+            _UNEXPLAINED,
+            scatter[first["execution"]] * _scatter_of_median(len(point.runs)),
+        )
         seconds = _predicted(plan, machine, draws, point, median)
         if seconds is not None:
             rows.append(_row(results, machine, point, seconds))
@@ -96,14 +118,21 @@ def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
     runs = timed(results)
     runs = runs[runs["execution"].isin(MEASURED)]
     if runs.empty:
-        raise ResultsError(f"{results.folder} holds no completed native or paced run to compare a prediction with")
+        raise ResultsError(
+            f"{results.folder} holds no completed native or paced run to compare a prediction with"
+        )
     for what in ("oversubscribed", "disturbed"):
         marked = runs[what].astype(bool)
         if marked.any():
             note(f"{counted(int(marked.sum()), f'{what} run')} left out")
         runs = runs[~marked]
-    if plan.study.device_step_time is not None and (native := runs["execution"] == "native").any():
-        note(f"{counted(int(native.sum()), 'native run')} left out: the study states the step time of another device")
+    if (
+        plan.study.device_step_time is not None
+        and (native := runs["execution"] == "native").any()
+    ):
+        note(
+            f"{counted(int(native.sum()), 'native run')} left out: the study states the step time of another device"
+        )
         runs = runs[~native]
     return runs
 
@@ -116,12 +145,18 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
         if plan.study.device_step_time is None and of.device == "cpu":
             here["cpu"] = str(runs["device"].iloc[0])
         if other := of.differences(of.model_copy(update=here), list(here)):
-            raise ClusterError(f"calibration: {path} is not of these runs ({'; '.join(other)}); name another")
+            raise ClusterError(
+                f"calibration: {path} is not of these runs ({'; '.join(other)}); name another"
+            )
     references = runs["reference_step_s"].dropna().tolist()
     if plan.study.device_step_time is None and references:
         calibration = calibration.at(fmean(references))
     machine = machine_of(calibration, request_of(plan, plan.sweep.simulated))
-    return machine if plan.cluster.compute == "this-machine" else replace(machine, cluster=load_cluster(THIS_MACHINE))
+    return (
+        machine
+        if plan.cluster.compute == "this-machine"
+        else replace(machine, cluster=load_cluster(THIS_MACHINE))
+    )
 
 
 def _points(runs: pd.DataFrame) -> Iterator[_Point]:
@@ -132,7 +167,9 @@ def _points(runs: pd.DataFrame) -> Iterator[_Point]:
             shorter = base / workers if own["scaling"].iloc[0] == "strong" else 1.0
             first = own.iloc[0]
             nbytes = float(first["bytes_sent_per_worker"]) / max(1, int(first["syncs"]))
-            yield _Point(own, math.nan if workers == base else base_s * shorter, first, nbytes)
+            yield _Point(
+                own, math.nan if workers == base else base_s * shorter, first, nbytes
+            )
 
 
 def _scatter(runs: pd.DataFrame) -> dict[str, float]:
@@ -148,22 +185,33 @@ def _scatter(runs: pd.DataFrame) -> dict[str, float]:
 
 def _scatter_of_median(runs: int) -> float:
     """Return the standard deviation of the median of so many normal values relative to that of one."""
-    # The variance of a median tends to pi/2 of that of the mean; of one or two values it is the mean.
+    # The variance of a median tends to pi/2 of that of the mean; of one or two values
+    # it is the mean.
     over_mean = math.pi / 2 if runs > 2 else 1.0
     return math.sqrt(over_mean / runs)
 
 
 def _predicted(
-    plan: StudyPlan, machine: Machine, draws: Sequence[Run], point: _Point, scatter: float
+    plan: StudyPlan,
+    machine: Machine,
+    draws: Sequence[Run],
+    point: _Point,
+    scatter: float,
 ) -> tuple[float, float, float] | None:
     """Return seconds with their bounds; None where the program cannot be priced."""
     first = point.first
-    node = machine.cluster.node.model_copy(update={"workers_per_node": int(first["workers_per_node"])})
+    node = machine.cluster.node.model_copy(
+        update={"workers_per_node": int(first["workers_per_node"])}
+    )
     placed = replace(machine, cluster=machine.cluster.model_copy(update={"node": node}))
     half = _half_of_communication(machine, point)
     execution, engine = str(first["execution"]), str(first["engine"])
     times = []
-    for factor in (math.exp(-half), 1.0, math.exp(half)):  # with communication at either end of its interval
+    for factor in (
+        math.exp(-half),
+        1.0,
+        math.exp(half),
+    ):  # with communication at either end of its interval
         priced = replace(placed, engines=scaled_engines(placed.engines, factor))
         times.append([_seconds(plan, priced, run, execution, engine) for run in draws])
     logs = np.log(times)
@@ -171,8 +219,13 @@ def _predicted(
         return None
     low, centre, high = logs.mean(axis=1).tolist()
     drawn = calibration_interval(logs[1])
-    own = math.hypot(1.96 * scatter, drawn.high - drawn.value if len(draws) > 1 else 0.0)
-    bounds = centre - math.hypot(own, centre - low), centre + math.hypot(own, high - centre)
+    own = math.hypot(
+        1.96 * scatter, drawn.high - drawn.value if len(draws) > 1 else 0.0
+    )
+    bounds = (
+        centre - math.hypot(own, centre - low),
+        centre + math.hypot(own, high - centre),
+    )
     return math.exp(centre), math.exp(bounds[0]), math.exp(bounds[1])
 
 
@@ -180,27 +233,52 @@ def _half_of_communication(machine: Machine, point: _Point) -> float:
     """Return half the width, on logs, of the interval of a collective at the point."""
     workers = int(point.first["workers"])
     nodes = int(point.first["nodes"])
-    fit = fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1) if workers > 1 else None
+    fit = (
+        fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1)
+        if workers > 1
+        else None
+    )
     if fit is None:
         return 0.0
     found = fit.seconds(workers, nodes, point.nbytes)
     return math.log(found.high / found.value)
 
 
-def _seconds(plan: StudyPlan, machine: Machine, run: Run, execution: str, engine: str) -> float:
+def _seconds(
+    plan: StudyPlan, machine: Machine, run: Run, execution: str, engine: str
+) -> float:
     """Return seconds of the training of `run` on `engine`; NaN if its program fails."""
     options = run.virtual.model_copy(update={"engine": engine})
     if execution == "native":  # nothing is injected
-        options = options.model_copy(update={"slowdown": {}, "slow_windows": [], "slow_links": {}})
+        options = options.model_copy(
+            update={"slowdown": {}, "slow_windows": [], "slow_links": {}}
+        )
     asked = run.model_copy(update={"virtual": options})
-    outcome = model_time(asked, open_dataset(plan.prepared.folders[run.workers]), machine)
+    outcome = model_time(
+        asked, open_dataset(plan.prepared.folders[run.workers]), machine
+    )
     return outcome.train_s if outcome.status == "completed" else math.nan
 
 
-def _row(results: Results, machine: Machine, point: _Point, predicted: tuple[float, float, float]) -> dict[str, Any]:
+def _row(
+    results: Results,
+    machine: Machine,
+    point: _Point,
+    predicted: tuple[float, float, float],
+) -> dict[str, Any]:
     first, (seconds, low, high) = point.first, predicted
-    batch = first["batch_per_worker"] if first["batch_policy"] == "per_worker" else first["batch_global"]
-    where = (results.folder.name, results.study.get("device_step_time"), first["execution"], first["model"], batch)
+    batch = (
+        first["batch_per_worker"]
+        if first["batch_policy"] == "per_worker"
+        else first["batch_global"]
+    )
+    where = (
+        results.folder.name,
+        results.study.get("device_step_time"),
+        first["execution"],
+        first["model"],
+        batch,
+    )
     return {
         "source": f"{first['study']}: {first['execution']}, {first['engine']}",
         "series": f"{first['label']} on {first['engine']}",
@@ -229,5 +307,9 @@ def _doublings(machine: Machine, point: _Point) -> float:
         return 0.0
     nearest = machine.engines.of(str(point.first["engine"]), workers, nodes)
     largest = max((nbytes for nbytes, _ in nearest.points), default=1.0)
-    beyond = workers / nearest.ranks, nodes / nearest.nodes, max(1.0, point.nbytes) / max(1.0, largest)
+    beyond = (
+        workers / nearest.ranks,
+        nodes / nearest.nodes,
+        max(1.0, point.nbytes) / max(1.0, largest),
+    )
     return max(0.0, *map(math.log2, beyond))

@@ -1,9 +1,10 @@
 """How the gradients of virtual workers are computed: each by itself, batched, or one for all.
 
-Where all replicas are equal and their gradients are averaged, one replica computes the gradient of the mean loss over
-the batches of all. This and batched gradients are faster for small models only, and need a model without statistics,
-random numbers and hooks: `choose` tries and measures both once for each model, batch size and machine, and keeps the
-choice in the cache.
+Where all replicas are equal and their gradients are averaged, one replica computes the
+gradient of the mean loss over the batches of all. This and batched gradients are faster
+for small models only, and need a model without statistics, random numbers and hooks:
+`choose` tries and measures both once for each model, batch size and machine, and keeps
+the choice in the cache.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ from scalebench.virtual.recorded import RecordedReplica
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
 _STEPS, _ROUNDS = 3, 5  # of a measurement
-_FASTER = 0.8  # of the processor time of single replicas, from which gradients are batched
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}  # relative difference of equal gradients
+_FASTER = (
+    0.8  # of the processor time of single replicas, from which gradients are batched
+)
+_CLOSE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+}  # relative difference of equal gradients
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ class Choice:
     batched: bool = False
     fills: bool = False  # batches of different size, to be computed in one call
     one_batch: bool = False
-    records: bool = False  # operations, which do not depend on values: repeated, they give the same bits
+    # operations, which do not depend on values: repeated, they give the same bits
+    records: bool = False
     reason: str = ""
 
 
@@ -72,7 +79,11 @@ class _GlobalReplica(Replica):
 
     def use(self, dataset: Dataset, *, records: bool) -> None:
         self._dataset, self._records = dataset, records
-        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._trained = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
         self._targets = views(self._trained, self.gradients)
         self._by_shape: dict[tuple[int, ...], Gradients] = {}
         self._of_samples: list[Tensor] = []  # losses of the current epoch, by step
@@ -83,18 +94,26 @@ class _GlobalReplica(Replica):
         plan = self.plan
         sizes = plan.batch_sizes(epoch)
         workers, steps = sizes.shape
-        step_of = np.concatenate([np.repeat(np.arange(steps), of_worker) for of_worker in sizes])
+        step_of = np.concatenate(
+            [np.repeat(np.arange(steps), of_worker) for of_worker in sizes]
+        )
         side_by_side = np.argsort(step_of, kind="stable")
-        rows = np.concatenate([plan.indices(epoch, rank) for rank in range(workers)])[side_by_side]
+        rows = np.concatenate([plan.indices(epoch, rank) for rank in range(workers)])[
+            side_by_side
+        ]
         x = torch.from_numpy(self._dataset.x_train[rows]).to(self.dtype)
         y = torch.from_numpy(self._dataset.y_train[rows])
         y = y.to(torch.int64 if self.task == "classification" else self.dtype)
         of_all = sizes.sum(axis=0).tolist()
-        for step, (x_here, y_here) in enumerate(zip(torch.split(x, of_all), torch.split(y, of_all), strict=True)):
+        for step, (x_here, y_here) in enumerate(
+            zip(torch.split(x, of_all), torch.split(y, of_all), strict=True)
+        ):
             yield self.delivered(Batch(x_here, y_here, 1.0, step, step == 0), steps)
         samples = sizes.sum(axis=1)
         owners = torch.from_numpy(np.repeat(np.arange(workers), samples)[side_by_side])
-        sums = torch.zeros(workers, dtype=torch.float64).index_add_(0, owners, torch.cat(self._of_samples).double())
+        sums = torch.zeros(workers, dtype=torch.float64).index_add_(
+            0, owners, torch.cat(self._of_samples).double()
+        )
         self.losses.append((sums / torch.from_numpy(samples)).tolist())
         self._of_samples.clear()
 
@@ -102,12 +121,18 @@ class _GlobalReplica(Replica):
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         x, y, *_ = batch
         if x.shape not in self._by_shape:
-            self._by_shape[x.shape] = Gradients(self._losses_of_one, self._trained, x, y, len(x), records=self._records)
-        of_samples, means = self._by_shape[x.shape].into(self._targets, [x], [y], [len(x)], [weight], add=add)
+            self._by_shape[x.shape] = Gradients(
+                self._losses_of_one, self._trained, x, y, len(x), records=self._records
+            )
+        of_samples, means = self._by_shape[x.shape].into(
+            self._targets, [x], [y], [len(x)], [weight], add=add
+        )
         self._of_samples.append(of_samples[0])
         self.computed(means[0], len(x))
 
-    def _losses_of_one(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _losses_of_one(
+        self, parameters: Sequence[Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
         return losses_of_samples(self.task, self.model(x[0]), y[0])[None]
 
 
@@ -122,13 +147,15 @@ def train_one_for_all(
 ) -> Trace:
     """Train one whole model on the batches of all replicas of `run`, whose strategy takes the mean of their gradients.
 
-    `mesh` says which workers know the loss of a replica: those with its last layers. `records`: the model's operations
-    do not depend on values, and are repeated.
+    `mesh` says which workers know the loss of a replica: those with its last layers.
+    `records`: the model's operations do not depend on values, and are repeated.
 
     Raises:
         DivergedError: the loss or the weights are not finite.
     """
-    replica = _GlobalReplica(run, dataset, plan, lone_communicator(plan.workers), WallClock())
+    replica = _GlobalReplica(
+        run, dataset, plan, lone_communicator(plan.workers), WallClock()
+    )
     replica.use(dataset, records=records)
     strategy = _MeanOfGradients()
     train(replica, strategy, on_epoch=on_epoch)
@@ -138,13 +165,21 @@ def train_one_for_all(
     of_replicas = [list(losses) for losses in zip(*replica.losses, strict=True)]
     unknown: list[float | None] = [None] * run.epochs
     by_worker = [
-        [*of_replica] if mesh.stage_of(part) == mesh.stage_of(mesh.last_part) else unknown
+        [*of_replica]
+        if mesh.stage_of(part) == mesh.stage_of(mesh.last_part)
+        else unknown
         for of_replica in of_replicas
         for part in range(mesh.parts)
     ]
     weights = {"initial": replica.initial, "final": found.final}
     eval_s = time.perf_counter() - began
-    return Trace(by_worker, found.evaluations, arithmetic=ONE_BATCH, weights=weights, eval_s=eval_s)
+    return Trace(
+        by_worker,
+        found.evaluations,
+        arithmetic=ONE_BATCH,
+        weights=weights,
+        eval_s=eval_s,
+    )
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -153,13 +188,30 @@ def train_one_for_all(
 def choose(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     """Return how the gradients of `run` are computed, as measured once on this machine and kept in its cache."""
     choice = _kept_or_measured(run, dataset, plan)
-    return choice if run.workers > 1 else replace(choice, batched=False, reason="a lone worker")
+    return (
+        choice
+        if run.workers > 1
+        else replace(choice, batched=False, reason="a lone worker")
+    )
 
 
 def _kept_or_measured(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     facts = (
-        *(torch.__version__, cpu_model(), run.threads_per_worker, str(run.model), run.model_sha256, run.dtype),
-        *(str(run.optimizer), dataset.input_shape, dataset.outputs, dataset.task, plan.batch_size),
+        *(
+            torch.__version__,
+            cpu_model(),
+            run.threads_per_worker,
+            str(run.model),
+            run.model_sha256,
+            run.dtype,
+        ),
+        *(
+            str(run.optimizer),
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            plan.batch_size,
+        ),
         *(_workers_tried(run), *(field.name for field in fields(Choice))),
     )
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -189,7 +241,12 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     rows = workers * size
     part = BatchPlan(rows, workers, seed=run.seed, batch_per_worker=size)
     few = run.model_copy(update={"workers": workers, "init_weights": None, "lr": 0.0})
-    some = Dataset(**(vars(dataset) | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}))
+    some = Dataset(
+        **(
+            vars(dataset)
+            | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}
+        )
+    )
 
     def replica(rank: int, memory: Memory | None = None) -> RecordedReplica:
         comm = lone_communicator(workers, rank)
@@ -201,24 +258,35 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     pool = Batched(first, workers, fills=False)
     replicas = [replica(rank, pool.memory(rank)) for rank in range(workers)]
     batches = [next(each.batches(0)) for each in replicas]
-    twice = batches, [*batches[1:], batches[0]]  # the second call repeats what the first has recorded
+    twice = (
+        batches,
+        [*batches[1:], batches[0]],
+    )  # the second call repeats what the first has recorded
     single = _single_gradients(replicas, batches)
     close = _CLOSE[first.dtype]
     one_batch = _is_close(_of_one_batch(first, batches), single.mean(dim=0), close)
     try:
         equal = all(_agrees(pool, replicas, some, close) for some in twice)
-        records = all(_repeats(replicas, some) for some in twice)  # of a model that vmap takes, so without branches
-    except Exception as error:  # of any kind: what a model does may have no batched form
+        records = all(
+            _repeats(replicas, some) for some in twice
+        )  # of a model that vmap takes, so without branches
+    except (
+        Exception
+    ) as error:  # of any kind: what a model does may have no batched form
         return Choice(one_batch=one_batch, reason=in_one_line(error))
     if not equal:
         reason = "its gradients differ when they are batched"
         return Choice(one_batch=one_batch, records=records, reason=reason)
-    share = _share_of_time(lambda: _ask_all(pool, replicas, batches, _STEPS), replicas, batches)
+    share = _share_of_time(
+        lambda: _ask_all(pool, replicas, batches, _STEPS), replicas, batches
+    )
     if share >= _FASTER:
         reason = f"batched gradients take {share:.2f} of the time of single ones"
         return Choice(one_batch=one_batch, records=records, reason=reason)
     pool.fills = True
-    fills = size > 1 and _agrees(pool, replicas, [_without_last(batches[0]), *batches[1:]], close)
+    fills = size > 1 and _agrees(
+        pool, replicas, [_without_last(batches[0]), *batches[1:]], close
+    )
     return Choice(batched=True, fills=fills, one_batch=one_batch, records=records)
 
 
@@ -230,8 +298,17 @@ def _why_single(replica: Replica, run: Run) -> str:
         return f"optimizer {run.optimizer.name} steps layer by layer"
     if next(replica.model.buffers(), None) is not None:
         return "the model has buffers"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, name, None) for module in replica.model.modules() for name in hooks):
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
+    if any(
+        getattr(module, name, None)
+        for module in replica.model.modules()
+        for name in hooks
+    ):
         return "the model has hooks"
     if replica.gives_labels or not _gives_tensor(replica):
         return "the model gives a loss, or logits, of its own"
@@ -264,7 +341,9 @@ def changes_attributes(replica: Replica) -> bool:
 
 
 def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:
-    x, y = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y"))
+    x, y = (
+        torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y")
+    )
     replica.gradients.zero_()
     losses_of_samples(replica.task, replica.model(x), y).mean().backward()
     return replica.gradients.clone()
@@ -281,10 +360,15 @@ def _repeats(replicas: Sequence[RecordedReplica], batches: Sequence[Batch]) -> b
     computed = _single_gradients(replicas, batches)
     for each, batch in zip(replicas, batches, strict=True):
         each.gradient(batch)
-    return all(torch.equal(each.gradients, row) for each, row in zip(replicas, computed, strict=True))
+    return all(
+        torch.equal(each.gradients, row)
+        for each, row in zip(replicas, computed, strict=True)
+    )
 
 
-def _agrees(pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], close: float) -> bool:
+def _agrees(
+    pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], close: float
+) -> bool:
     """Return True if batched gradients are the single ones."""
     single = _single_gradients(replicas, batches)
     _ask_all(pool, replicas, batches)
@@ -295,7 +379,9 @@ def _without_last(batch: Batch) -> Batch:
     return batch._replace(x=batch.x[:-1], y=batch.y[:-1])
 
 
-def _ask_all(pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], steps: int = 1) -> None:
+def _ask_all(
+    pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], steps: int = 1
+) -> None:
     asked = [
         pool.ask(replica, [batch.x] * steps, [batch.y] * steps, rates=[0.0] * steps)
         for replica, batch in zip(replicas, batches, strict=True)
@@ -307,7 +393,11 @@ def _is_close(found: Tensor, expected: Tensor, close: float) -> bool:
     return bool((found - expected).norm() <= close * expected.norm())
 
 
-def _share_of_time(batched: Callable[[], None], replicas: Sequence[RecordedReplica], batches: Sequence[Batch]) -> float:
+def _share_of_time(
+    batched: Callable[[], None],
+    replicas: Sequence[RecordedReplica],
+    batches: Sequence[Batch],
+) -> float:
     """Return the processor time of batched steps relative to single ones, the median over rounds in turn."""
     shares = []
     for _ in range(_ROUNDS):

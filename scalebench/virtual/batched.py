@@ -1,8 +1,9 @@
 """The gradients of all virtual workers that wait for one, in one call over the rows of matrices.
 
-A gradient depends on the weights of its own worker only. A worker that computes therefore sleeps, in virtual time,
-until the end of its step, or of all steps that it takes alone, and the first that wakes computes what all sleepers have
-asked for: `torch.func.vmap` over matrices that hold the weights of worker i in row i.
+A gradient depends on the weights of its own worker only. A worker that computes
+therefore sleeps, in virtual time, until the end of its step, or of all steps that it
+takes alone, and the first that wakes computes what all sleepers have asked for:
+`torch.func.vmap` over matrices that hold the weights of worker i in row i.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ class _Asked:
     def kind(self, *, fills: bool) -> tuple[Any, ...]:
         """What has to be equal for gradients to be computed in one call; batches of any size if that `fills` them."""
         sizes = None if fills else tuple(self.sizes)
-        return self.x[0].shape[1:], self.y[0].shape[1:], sizes, self.add, self.rates is None
+        return (
+            self.x[0].shape[1:],
+            self.y[0].shape[1:],
+            sizes,
+            self.add,
+            self.rates is None,
+        )
 
 
 class _Rows(NamedTuple):
@@ -67,25 +74,39 @@ class _Rows(NamedTuple):
 class Batched:
     """Weights, gradients and momenta of K replicas as rows of matrices, and the gradients that are asked for.
 
-    `fills`: smaller batches are filled up with samples of weight 0, so that one call computes gradients of batches of
-    different size. A model that couples the samples of a batch does not allow that.
+    `fills`: smaller batches are filled up with samples of weight 0, so that one call
+    computes gradients of batches of different size. A model that couples the samples of
+    a batch does not allow that.
     """
 
     def __init__(self, first: Replica, workers: int, *, fills: bool) -> None:
         n = first.parameters.numel()
-        each = first.parameters.untyped_storage().nbytes() // first.parameters.element_size()
-        has_momenta = isinstance(first.optimizer, FlatSgd) and first.optimizer.room is not None
+        each = (
+            first.parameters.untyped_storage().nbytes()
+            // first.parameters.element_size()
+        )
+        has_momenta = (
+            isinstance(first.optimizer, FlatSgd) and first.optimizer.room is not None
+        )
         self._whole = first.parameters.new_empty(workers, each)
         gradients = first.parameters.new_zeros(workers, n)
-        self._rows = _Rows(self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :])
+        self._rows = _Rows(
+            self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :]
+        )
         at_once = max(_LEAST, min(workers, _CACHED // gradients[0].nbytes))
         # Rows that no worker fills are computed with too: they are finite.
-        self._copies = _Rows(*(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows))
+        self._copies = _Rows(
+            *(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows)
+        )
         self._initial = first.parameters.clone()
         self.fills = fills
         self._model = copy.deepcopy(first.model)
         self._task = first.task
-        self._trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._trained = [
+            parameter
+            for parameter in self._model.parameters()
+            if parameter.requires_grad
+        ]
         self._places = _places(self._model, self._trained)
         self._recorded: dict[tuple[Any, ...], Gradients] = {}
         self._asked: list[_Asked] = []
@@ -96,7 +117,9 @@ class Batched:
         self._rows.weights[rank].copy_(self._initial)
         return Memory(self._whole[rank], self._rows.gradients[rank])
 
-    def ask(self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any) -> _Asked:
+    def ask(
+        self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any
+    ) -> _Asked:
         """Ask for gradients of batches (x, y), and with `rates` for the steps that follow them."""
         asked = _Asked(replica, x, y, self._calls, **options)
         self._asked.append(asked)
@@ -108,7 +131,9 @@ class Batched:
             return
         self._calls += 1
         alike: dict[Any, list[_Asked]] = {}
-        for each in sorted(self._asked, key=lambda each: (-len(each.x), each.replica.rank)):
+        for each in sorted(
+            self._asked, key=lambda each: (-len(each.x), each.replica.rank)
+        ):
             alike.setdefault(each.kind(fills=self.fills), []).append(each)
         self._asked = []
         for same in alike.values():
@@ -143,11 +168,17 @@ class Batched:
     def _fetch(self, places: Tensor, *, gradients: bool, momenta: bool) -> None:
         """Copy the rows in `places`: the weights, and what is asked for."""
         count = len(places)
-        torch.index_select(self._rows.weights, 0, places, out=self._copies.weights[:count])
+        torch.index_select(
+            self._rows.weights, 0, places, out=self._copies.weights[:count]
+        )
         if gradients:
-            torch.index_select(self._rows.gradients, 0, places, out=self._copies.gradients[:count])
+            torch.index_select(
+                self._rows.gradients, 0, places, out=self._copies.gradients[:count]
+            )
         if momenta:
-            torch.index_select(self._rows.momenta, 0, places, out=self._copies.momenta[:count])
+            torch.index_select(
+                self._rows.momenta, 0, places, out=self._copies.momenta[:count]
+            )
 
     def _put_back(self, places: Tensor, *, momenta: bool) -> None:
         count = len(places)
@@ -174,20 +205,33 @@ class Batched:
         key = (rows, max(sizes), x[0].shape[1:], y[0].shape[1:])
         if key not in self._recorded:
             leaves = [
-                leaf.detach().requires_grad_() for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
+                leaf.detach().requires_grad_()
+                for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
             ]
-            self._recorded[key] = Gradients(self._losses, leaves, x[0], y[0], max(sizes), rows, records=True)
+            self._recorded[key] = Gradients(
+                self._losses, leaves, x[0], y[0], max(sizes), rows, records=True
+            )
         weights_of_all = [each.weight for each in asked]
         into = _matrix_views(self._trained, self._copies.gradients[:rows])
-        return self._recorded[key].into(into, x, y, sizes, weights_of_all, add=asked[0].add)[1][: len(asked)]
+        return self._recorded[key].into(
+            into, x, y, sizes, weights_of_all, add=asked[0].add
+        )[1][: len(asked)]
 
     def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
-        with warnings.catch_warnings():  # an operation that is batched by a loop is no matter of the model's author:
-            warnings.filterwarnings("ignore", message="There is a performance drop")  # which form is faster is measured
-            made = torch.func.vmap(self._forward_with, randomness="error")(tuple(leaves), x)
+        with (
+            warnings.catch_warnings()
+        ):  # an operation that is batched by a loop is no matter of the model's author:
+            warnings.filterwarnings(
+                "ignore", message="There is a performance drop"
+            )  # which form is faster is measured
+            made = torch.func.vmap(self._forward_with, randomness="error")(
+                tuple(leaves), x
+            )
         # outside vmap, where it is one operation
-        return losses_of_samples(self._task, made.flatten(0, 1), y.flatten(0, 1)).view(len(x), -1)
+        return losses_of_samples(self._task, made.flatten(0, 1), y.flatten(0, 1)).view(
+            len(x), -1
+        )
 
     def _forward_with(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
         for value, places in zip(parameters, self._places, strict=True):
@@ -200,7 +244,8 @@ class Batched:
 class Gradients:
     """The gradients of k models by batches of at most b samples each; with `records` recorded at first, then repeated.
 
-    `losses` gives the losses (k, b) of samples, from the parameters `leaves` of all models, x and y (k, b, ...).
+    `losses` gives the losses (k, b) of samples, from the parameters `leaves` of all
+    models, x and y (k, b, ...).
     """
 
     def __init__(
@@ -215,9 +260,16 @@ class Gradients:
         records: bool,
     ) -> None:
         self._losses, self._leaves, self._records = losses, leaves, records
-        self._x, self._y = (like.new_zeros(models, size, *like.shape[1:]) for like in (x, y))
-        self._shares = leaves[0].new_zeros(2, models, size)  # of each sample in what is differentiated, and in the mean
-        self._shared: tuple[list[int], list[float]] = [], []  # sizes and weights of these shares
+        self._x, self._y = (
+            like.new_zeros(models, size, *like.shape[1:]) for like in (x, y)
+        )
+        self._shares = leaves[0].new_zeros(
+            2, models, size
+        )  # of each sample in what is differentiated, and in the mean
+        self._shared: tuple[list[int], list[float]] = (
+            [],
+            [],
+        )  # sizes and weights of these shares
         self._repeat: Callable[[], Results] | None = None
 
     def into(
@@ -232,8 +284,8 @@ class Gradients:
     ) -> tuple[Tensor, Tensor]:
         """Write (`add`: add) the gradients of weight * mean loss of each batch to `targets`, one for each parameter.
 
-        Of fewer batches than models those of the others are zero. Returns the losses of samples (k, b) and of batches
-        (k,).
+        Of fewer batches than models those of the others are zero. Returns the losses of
+        samples (k, b) and of batches (k,).
         """
         if self._shared != (sizes, weights):
             self._share(sizes, weights)
@@ -242,7 +294,9 @@ class Gradients:
         if self._repeat is not None:
             results = self._repeat()
         elif self._records:
-            results, self._repeat = record(self._compute, [self._x, self._y, self._shares, *self._leaves])
+            results, self._repeat = record(
+                self._compute, [self._x, self._y, self._shares, *self._leaves]
+            )
         else:
             results = self._compute()
         of_samples, means, *gradients = results
@@ -281,7 +335,8 @@ class BatchedReplica(StretchingReplica):
         self.gradients = memory.gradients
         self.parameters, velocity = memory.whole.tensor_split([len(self.gradients)])
         self._initial_buffers = []
-        self.state.buffers_of_modules = []  # there are none, and to look for them would build the model
+        # there are none, and to look for them would build the model
+        self.state.buffers_of_modules = []
         self._optimise(velocity if len(velocity) else None)
 
     def _own_model(self) -> nn.Module:
@@ -289,7 +344,8 @@ class BatchedReplica(StretchingReplica):
         lie_in(self._memory, model)
         return model
 
-    # Built when they are asked for: by few strategies, and to evaluate the model of one worker.
+    # Built when they are asked for: by few strategies, and to evaluate the model of one
+    # worker.
     model: Any = cached_property(_own_model)
     forward: Any = cached_property(lambda self: self.model)
 
@@ -304,7 +360,9 @@ class BatchedReplica(StretchingReplica):
         self.steps += 1
         self._sleep(self.pool.ask(self, [batch.x], [batch.y], rates=[rate]))
 
-    def take_steps(self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]) -> None:
+    def take_steps(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]
+    ) -> None:
         self._sleep(self.pool.ask(self, x, y, rates=rates))
 
     def _charge(self, batch: Batch) -> None:
@@ -319,8 +377,14 @@ class BatchedReplica(StretchingReplica):
 
 def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each sample, (n,), whose mean is the `loss_for` the task."""
-    loss = nn.functional.cross_entropy if task == "classification" else nn.functional.mse_loss
-    return loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
+    loss = (
+        nn.functional.cross_entropy
+        if task == "classification"
+        else nn.functional.mse_loss
+    )
+    return (
+        loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
+    )
 
 
 def _rounded_up(rows: int) -> int:
@@ -352,7 +416,11 @@ def _step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: _Rows) -> None:
         change = change.add(rows.weights, alpha=options["weight_decay"])
     if options["momentum"]:
         rows.momenta.mul_(options["momentum"]).add_(change)
-        change = change.add(rows.momenta, alpha=options["momentum"]) if options["nesterov"] else rows.momenta
+        change = (
+            change.add(rows.momenta, alpha=options["momentum"])
+            if options["nesterov"]
+            else rows.momenta
+        )
     if len(set(rates)) == 1:
         rows.weights.add_(change, alpha=-rates[0])
     else:
@@ -366,7 +434,9 @@ def _begin(optimizer: Any) -> None:
         optimizer.begin()
 
 
-def _places(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[list[tuple[nn.Module, str]]]:
+def _places(
+    model: nn.Module, parameters: Sequence[nn.Parameter]
+) -> list[list[tuple[nn.Module, str]]]:
     """Return where each parameter is bound; a shared one is bound in several places."""
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():

@@ -1,6 +1,7 @@
 """Communicator of virtual workers: real arithmetic, modelled time.
 
-A collective completes at max(arrival) + cost. A non-blocking one overlaps with compute and is charged at its wait.
+A collective completes at max(arrival) + cost. A non-blocking one overlaps with compute
+and is charged at its wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from scalebench.virtual.scheduler import Group, Rendezvous, Scheduler
 from scalebench.virtual.virtual_clock import VirtualClock
 
 _T = TypeVar("_T")
-ExchangeLap = tuple[float, float, float]  # (end, seconds of waiting, those of the message) of an exchange
+ExchangeLap = tuple[
+    float, float, float
+]  # (end, seconds of waiting, those of the message) of an exchange
 
 
 class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
@@ -53,12 +56,20 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
     # --- rendezvous -------------------------------------------------------------------------------------------
 
     def begin(
-        self, operation: Operation, what: str, payload: Any, effect: Effect = lambda _: None, *, blocking: bool = True
+        self,
+        operation: Operation,
+        what: str,
+        payload: Any,
+        effect: Effect = lambda _: None,
+        *,
+        blocking: bool = True,
     ) -> Rendezvous:
         rendezvous = self._meet(what, payload, effect)
         if rendezvous.end is not None and self.clock.running and self.size > 1:
             if operation.kind == Kind.ALLTOALL:
-                sizes = [[tensor.nbytes for tensor in row] for row in rendezvous.payloads]
+                sizes = [
+                    [tensor.nbytes for tensor in row] for row in rendezvous.payloads
+                ]
                 operation = operation._replace(nbytes=busiest(sizes))
             rendezvous.cost = self.costs.time(operation)
             rendezvous.end += rendezvous.cost
@@ -71,7 +82,9 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         if rendezvous is None:
             rendezvous = self._group.pending[call] = Rendezvous(what, self.size)
         if rendezvous.what != what:
-            raise RunError(f"worker {self.rank} calls {what} while others call {rendezvous.what}")
+            raise RunError(
+                f"worker {self.rank} calls {what} while others call {rendezvous.what}"
+            )
         rendezvous.join(self.rank, self.clock.now, payload)
         if not rendezvous.missing:
             del self._group.pending[call]
@@ -99,7 +112,9 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             self.scheduler.block(self.world_rank, rendezvous.what)
             return
         for rank, since in rendezvous.sleepers:
-            self.scheduler.wake(rank, max(since, rendezvous.end) if self.clock.running else since)
+            self.scheduler.wake(
+                rank, max(since, rendezvous.end) if self.clock.running else since
+            )
         rendezvous.sleepers.clear()
 
     # --- other exchanges of all members -----------------------------------------------------------------------
@@ -124,7 +139,9 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
 
         def effect(payloads: list[Any]) -> None:
             tensors = [payload[0] for payload in payloads]
-            result = reduce_tensors(tensors, "mean", [None] * len(tensors), overlap.wire)
+            result = reduce_tensors(
+                tensors, "mean", [None] * len(tensors), overlap.wire
+            )
             torch._foreach_copy_(tensors, [result] * len(tensors))
 
         if self.size == 1:
@@ -135,11 +152,18 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         payload = (tensor, start, self.clock.backward_s)
         rendezvous = self._meet(f"overlapped mean ({overlap.engine})", payload, effect)
         if rendezvous.end is not None and self.clock.running:
-            passes = np.array([(start, seconds) for _, start, seconds in rendezvous.payloads]).T
+            passes = np.array(
+                [(start, seconds) for _, start, seconds in rendezvous.payloads]
+            ).T
             stream = self._group.stream
             before = stream.transferred_s
-            end = stream.end((passes[0], passes[1]), overlap, self.costs, self._group.ranks)
-            rendezvous.end, rendezvous.cost = max(rendezvous.end, end), stream.transferred_s - before
+            end = stream.end(
+                (passes[0], passes[1]), overlap, self.costs, self._group.ranks
+            )
+            rendezvous.end, rendezvous.cost = (
+                max(rendezvous.end, end),
+                stream.transferred_s - before,
+            )
         self.end(rendezvous)
 
     def _charge_engine(self, overlap: Overlap) -> None:
@@ -158,14 +182,21 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             merge_pairs_([payload[0] for payload in payloads], cached)
 
         def seconds(source: int, to: int) -> float:
-            return self.costs.time(Operation(Kind.SEND, tensor.nbytes, (self.members[source], self.members[to])))
+            return self.costs.time(
+                Operation(
+                    Kind.SEND, tensor.nbytes, (self.members[source], self.members[to])
+                )
+            )
 
         if self.size == 1:
             return
         laps: list[ExchangeLap] = []
         rendezvous = self._meet("merge", (tensor, self.clock.now, laps), effect)
         if rendezvous.end is not None and self.clock.running:
-            came, merging = [payload[1] for payload in rendezvous.payloads], self.clock.price(merge)
+            came, merging = (
+                [payload[1] for payload in rendezvous.payloads],
+                self.clock.price(merge),
+            )
             of_ranks = exchange_laps(came, seconds, merging)
             for payload, of_rank in zip(rendezvous.payloads, of_ranks, strict=True):
                 payload[2].extend(of_rank)
@@ -184,7 +215,9 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
 
-    def recv_(self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False) -> None:
+    def recv_(
+        self, tensor: Tensor, source: int, tag: int = 0, *, add: bool = False
+    ) -> None:
         message = self._receive(source, tag, add=add)
         if add:
             tensor.add_(message)
@@ -214,10 +247,14 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         group = self._group.part(self._splits, color, self.rank)
         self._splits += 1
         place = group.ranks.index(self.world_rank)
-        return VirtualCommunicator(self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self)
+        return VirtualCommunicator(
+            self.scheduler, group, place, self.clock, self.costs, self._arithmetic, self
+        )
 
 
-def merge_pairs_(vectors: Sequence[Tensor], merge: Callable[[Tensor, Tensor], None]) -> None:
+def merge_pairs_(
+    vectors: Sequence[Tensor], merge: Callable[[Tensor, Tensor], None]
+) -> None:
     """Replace each vector by the merge of all; each different merge is computed once."""
     stride = 1
     while stride < len(vectors):
@@ -232,15 +269,20 @@ def exchange_laps(
 ) -> list[list[ExchangeLap]]:
     """Return the exchanges of each rank arriving at `starts`: a message to the higher rank and its answer.
 
-    `seconds(a, b)` is the time of a message from rank a to b, `merging` that of the merge before the answer.
+    `seconds(a, b)` is the time of a message from rank a to b, `merging` that of the
+    merge before the answer.
     """
     now = list(starts)
     laps: list[list[ExchangeLap]] = [[] for _ in now]
     for low, high in _partners(len(now)):
         for source, rank in ((low, high), (high, low)):
             message = seconds(source, rank)
-            until = max(now[rank], now[source] + message) + (merging if rank == high else 0.0)
-            laps[rank].append((until, max(0.0, now[source] - now[rank]), message))  # transfer is not waiting
+            until = max(now[rank], now[source] + message) + (
+                merging if rank == high else 0.0
+            )
+            laps[rank].append(
+                (until, max(0.0, now[source] - now[rank]), message)
+            )  # transfer is not waiting
             now[rank] = until
     return laps
 

@@ -1,8 +1,8 @@
 """Event engine of virtual runs: every worker a coroutine with its own clock, real arithmetic, modelled time.
 
-It computes the arithmetic of all runs, and times those whose arithmetic, or order of operations, depends on time.
-Those that share their arithmetic, or are computed by one replica for all, are timed by their schedules (`lock_step.py`)
-where these allow it.
+It computes the arithmetic of all runs, and times those whose arithmetic, or order of
+operations, depends on time. Those that share their arithmetic, or are computed by one
+replica for all, are timed by their schedules (`lock_step.py`) where these allow it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,34 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import RecordingWorker, trainable_numbers
 from scalebench.study.spec import Run
-from scalebench.system.random_state import drawn_since, put_back, random_state, seed_generators, worker_seed
+from scalebench.system.random_state import (
+    drawn_since,
+    put_back,
+    random_state,
+    seed_generators,
+    worker_seed,
+)
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Outcome, WorkerReport
 from scalebench.training.replica import Replica
 from scalebench.virtual import lock_step
-from scalebench.virtual.arithmetic import Choice, choose, drawn_in_a_step, train_one_for_all
+from scalebench.virtual.arithmetic import (
+    Choice,
+    choose,
+    drawn_in_a_step,
+    train_one_for_all,
+)
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.lock_step import Prepared, Trace, Weights, rows_stay
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, Hosts
-from scalebench.virtual.virtual_clock import ModelledClock, RecordingVirtualClock, VirtualClock
+from scalebench.virtual.virtual_clock import (
+    ModelledClock,
+    RecordingVirtualClock,
+    VirtualClock,
+)
 
 _T = TypeVar("_T")
 _WORTH_RECORDING = 100  # steps, from which recording a gradient saves time
@@ -48,13 +63,18 @@ def compute(run: Run, dataset: Dataset, machine: Machine) -> Trace:
     """
     simulation = Simulation(run, dataset, machine)
     choice = simulation.choice_of_one_batch()
-    return Trace.of(*simulation.play()) if choice is None else simulation.train_one(records=choice.records)
+    return (
+        Trace.of(*simulation.play())
+        if choice is None
+        else simulation.train_one(records=choice.records)
+    )
 
 
 def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
     """Do as `simulate`, by one replica for all where they stay equal: the program is then walked through for its time.
 
-    A program that reads losses or values of tensors depends on its arithmetic, and is left to `simulate`.
+    A program that reads losses or values of tensors depends on its arithmetic, and is
+    left to `simulate`.
     """
 
     def played() -> Played:
@@ -83,8 +103,8 @@ def _timed(run: Run, dataset: Dataset, machine: Machine, trace: Trace) -> Outcom
 def simulate(run: Run, dataset: Dataset, machine: Machine) -> Played:
     """Compute and time `run` on the event engine, of whatever kind it is.
 
-    What goes wrong in training becomes the outcome's status, not an exception. The weights are empty unless the run
-    completed.
+    What goes wrong in training becomes the outcome's status, not an exception. The
+    weights are empty unless the run completed.
     """
     return _judged(run, lambda: Simulation(run, dataset, machine).play())
 
@@ -112,7 +132,11 @@ class Simulation(Prepared):
     """The workers of one run on the scheduler."""
 
     def __init__(
-        self, run: Run, dataset: Dataset, machine: Machine, clock_kind: type[VirtualClock] | None = None
+        self,
+        run: Run,
+        dataset: Dataset,
+        machine: Machine,
+        clock_kind: type[VirtualClock] | None = None,
     ) -> None:
         """Prepare the run; by default its clocks keep their laps if it is traced."""
         self._deadline = perf_counter() + run.time_limit_s
@@ -120,14 +144,18 @@ class Simulation(Prepared):
         self.group = Group(tuple(range(run.workers)))
         self.hosts = Hosts(traced=run.trace)
         self.scheduler = Scheduler(seed=run.seed, ties=run.virtual.ties)
-        self._clock_kind = clock_kind or (RecordingVirtualClock if run.trace else VirtualClock)
+        self._clock_kind = clock_kind or (
+            RecordingVirtualClock if run.trace else VirtualClock
+        )
         self._pool: Batched | None = None
         self._records = False  # gradients of each replica
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
         traits = self.strategy.traits
-        whole = self.mesh.parts == 1 and not traits.sharded and not traits.mixed  # models
+        whole = (
+            self.mesh.parts == 1 and not traits.sharded and not traits.mixed
+        )  # models
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
         if traits.takes_signs:  # batched gradients are rounded differently
             choice = replace(choice, batched=False, reason="")
@@ -140,15 +168,21 @@ class Simulation(Prepared):
         self.charge_gradients_of(replicas[0].model)
         if not batched:
             drawn |= drawn_in_a_step(replicas[0])
-        return self._with_generators(drawn, lambda: self._played(replicas, why_single), Simulation.play)
+        return self._with_generators(
+            drawn, lambda: self._played(replicas, why_single), Simulation.play
+        )
 
     def _with_generators(
-        self, drawn: Generators, attempt: Callable[[], _T], again: Callable[[Simulation, Generators], _T]
+        self,
+        drawn: Generators,
+        attempt: Callable[[], _T],
+        again: Callable[[Simulation, Generators], _T],
     ) -> _T:
         """Make `attempt` with states of the generators `drawn` for each worker.
 
-        If it draws from others (a model that draws now and then, a user's strategy), workers have shared these, in the
-        order of events: the run is then made `again`, anew, with them.
+        If it draws from others (a model that draws now and then, a user's strategy),
+        workers have shared these, in the order of events: the run is then made `again`,
+        anew, with them.
         """
         self.scheduler.drawn = drawn
         before, failure = random_state(), None
@@ -158,27 +192,46 @@ class Simulation(Prepared):
             failure = error
         if missed := drawn_since(before) - drawn:
             put_back(before)
-            return again(Simulation(self.run, self.dataset, self.machine), drawn | missed)
+            return again(
+                Simulation(self.run, self.dataset, self.machine), drawn | missed
+            )
         if failure is not None:
             raise failure
         return made
 
     def _played(self, replicas: Sequence[Replica], why_single: str) -> Played:
-        initial = replicas[0].initial  # of a whole model, from which a worker may take a part
-        reports = self.scheduler.run({rank: self._training(replica) for rank, replica in enumerate(replicas)})
+        initial = replicas[
+            0
+        ].initial  # of a whole model, from which a worker may take a part
+        reports = self.scheduler.run(
+            {rank: self._training(replica) for rank, replica in enumerate(replicas)}
+        )
         began = perf_counter()
-        verdicts = self.scheduler.run({rank: self._evaluation(replica) for rank, replica in enumerate(replicas)})
+        verdicts = self.scheduler.run(
+            {rank: self._evaluation(replica) for rank, replica in enumerate(replicas)}
+        )
         eval_s = perf_counter() - began
-        found = [item for rank in sorted(verdicts) for item in verdicts[rank].evaluations]
+        found = [
+            item for rank in sorted(verdicts) for item in verdicts[rank].evaluations
+        ]
         final = verdicts[0].final
         weights = {"initial": initial, "final": final} if final is not None else {}
-        arithmetic = {"arithmetic": "per_replica" if self._pool is None else "batched", "why_single": why_single}
+        arithmetic = {
+            "arithmetic": "per_replica" if self._pool is None else "batched",
+            "why_single": why_single,
+        }
         facts = arithmetic | self._served()
-        return self.outcome(self.run, reports, found, eval_s, initial.numel(), **facts), weights
+        return self.outcome(
+            self.run, reports, found, eval_s, initial.numel(), **facts
+        ), weights
 
     def choice_of_one_batch(self) -> Choice | None:
         """Return how one replica computes in place of all; None if each has to, or if there is only one."""
-        if self.run.workers == 1 or not self.strategy.traits.equals_one_batch or not rows_stay(self.run):
+        if (
+            self.run.workers == 1
+            or not self.strategy.traits.equals_one_batch
+            or not rows_stay(self.run)
+        ):
             return None
         choice = choose(self.run, self.dataset, self.plan)
         return choice if choice.one_batch else None
@@ -190,7 +243,9 @@ class Simulation(Prepared):
             at = (self.run, self.dataset, self.plan, self.mesh, self._watch_time)
             return train_one_for_all(*at, records=records)
 
-        return self._with_generators(frozenset(), attempt, lambda other, drawn: Trace.of(*other.play(drawn)))
+        return self._with_generators(
+            frozenset(), attempt, lambda other, drawn: Trace.of(*other.play(drawn))
+        )
 
     def time(self, trace: Trace, drawn: Generators = frozenset()) -> Outcome:
         """Walk through the program of a run whose results are known, without its arithmetic.
@@ -199,7 +254,11 @@ class Simulation(Prepared):
             NotLockStepError: it depends on the training loss.
             RuntimeError: it reads values of tensors.
         """
-        return self._with_generators(drawn, lambda: self._timed(trace), lambda other, drawn: other.time(trace, drawn))
+        return self._with_generators(
+            drawn,
+            lambda: self._timed(trace),
+            lambda other, drawn: other.time(trace, drawn),
+        )
 
     def _timed(self, trace: Trace) -> Outcome:
         model = self.without_arithmetic()
@@ -208,28 +267,58 @@ class Simulation(Prepared):
         workers = []
         for rank in range(self.run.workers):
             clock = self._clock(rank)
-            comm = VirtualCommunicator(self.scheduler, self.group, rank, clock, self.costs, arithmetic=False)
+            comm = VirtualCommunicator(
+                self.scheduler, self.group, rank, clock, self.costs, arithmetic=False
+            )
             hosts, node = HostedState(self.hosts, comm), self.workers_per_node
-            at = (self.run, self.plan, comm, clock, node, model, self.mesh, self.dataset.input_shape)
-            workers.append(RecordingWorker(*at, shared=hosts.shared, server=hosts.server))
-        reports = self.scheduler.run({rank: self._training(worker) for rank, worker in enumerate(workers)})
+            at = (
+                self.run,
+                self.plan,
+                comm,
+                clock,
+                node,
+                model,
+                self.mesh,
+                self.dataset.input_shape,
+            )
+            workers.append(
+                RecordingWorker(*at, shared=hosts.shared, server=hosts.server)
+            )
+        reports = self.scheduler.run(
+            {rank: self._training(worker) for rank, worker in enumerate(workers)}
+        )
         if trace.is_trained and any(worker.has_read_loss for worker in workers):
             raise NotLockStepError("its schedule depends on the training loss")
         reports = {rank: trace.with_losses(report) for rank, report in reports.items()}
         moments: dict[int, float] = {}
-        for worker in reversed(workers):  # those of worker 0 count, where several have kept the model
+        for worker in reversed(
+            workers
+        ):  # those of worker 0 count, where several have kept the model
             moments.update(worker.moments)
         facts = {"arithmetic": trace.arithmetic} | self._served()
-        return self.outcome(self.run, reports, trace.evaluations(moments), 0.0, trainable_numbers(model), **facts)
+        return self.outcome(
+            self.run,
+            reports,
+            trace.evaluations(moments),
+            0.0,
+            trainable_numbers(model),
+            **facts,
+        )
 
     def _served(self) -> dict[str, Any]:
         """Return the facts of a traced run's servers."""
         server = self.hosts.server
-        return {} if server is None or server.laps is None else {"servers": server.shards, "server_laps": [server.laps]}
+        return (
+            {}
+            if server is None or server.laps is None
+            else {"servers": server.shards, "server_laps": [server.laps]}
+        )
 
     def _training(self, worker: Trainee) -> Callable[[], WorkerReport]:
         def program() -> WorkerReport:
-            seed_generators(worker_seed(self.run.seed, worker.world.rank), self.scheduler.drawn)
+            seed_generators(
+                worker_seed(self.run.seed, worker.world.rank), self.scheduler.drawn
+            )
             report = train(worker, self.strategy, on_epoch=self._watch_time)
             if isinstance(worker.clock, VirtualClock):
                 report.hidden_comm_s = worker.clock.hidden_comm_s
@@ -245,7 +334,9 @@ class Simulation(Prepared):
 
     def _watch_time(self, epoch: int) -> None:
         if perf_counter() > self._deadline:
-            raise TimeLimitError(f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}")
+            raise TimeLimitError(
+                f"the time limit of {self.run.time_limit_s:g} s was over in epoch {epoch + 1}"
+            )
 
     def _clock(self, rank: int) -> VirtualClock:
         charges = self.charges
@@ -264,7 +355,16 @@ class Simulation(Prepared):
         hosts = HostedState(self.hosts, comm)
         memory = None if self._pool is None else self._pool.memory(rank)
         replica = self._kind_of_replica()(
-            *(self.run, self.dataset, self.plan, comm, clock, None, hosts.shared, hosts.server),
+            *(
+                self.run,
+                self.dataset,
+                self.plan,
+                comm,
+                clock,
+                None,
+                hosts.shared,
+                hosts.server,
+            ),
             *(self.workers_per_node, memory),
             mesh=self.mesh,
         )
@@ -277,4 +377,6 @@ class Simulation(Prepared):
         if self._pool is not None:
             return BatchedReplica
         steps = self.plan.steps(0) * self.run.epochs
-        return RecordedReplica if self._records and steps >= _WORTH_RECORDING else Replica
+        return (
+            RecordedReplica if self._records and steps >= _WORTH_RECORDING else Replica
+        )

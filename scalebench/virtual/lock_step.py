@@ -1,6 +1,7 @@
 """Times of lock-step runs, whose arithmetic does not depend on time: train once, price always.
 
-The schedules of a run are recorded and priced on a machine; losses and metrics are those of its `Trace`.
+The schedules of a run are recorded and priced on a machine; losses and metrics are
+those of its `Trace`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ from scalebench.data.dataset import Dataset
 from scalebench.pricing.charges import Charges, carrier, gradients
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError, Priced, TimeArrays, price
-from scalebench.pricing.recording import batches_of, meta_model, record_each, trainable_numbers
+from scalebench.pricing.recording import (
+    batches_of,
+    meta_model,
+    record_each,
+    trainable_numbers,
+)
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
-from scalebench.training.outcome import EpochReport, Evaluation, Outcome, RunFacts, WorkerReport
+from scalebench.training.outcome import (
+    EpochReport,
+    Evaluation,
+    Outcome,
+    RunFacts,
+    WorkerReport,
+)
 
 Weights = Mapping[str, Tensor]
 
@@ -45,30 +57,45 @@ def rows_stay(run: Run) -> bool:
     return run.shuffle in ("none", "in_block")
 
 
-def time(runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]) -> list[Outcome]:
+def time(
+    runs: Sequence[Run], dataset: Dataset, machine: Machine, traces: Sequence[Trace]
+) -> list[Outcome]:
     """Return the outcomes of `runs`, equal up to seed and jitter, with the losses and metrics of `traces`.
 
-    Nothing is computed. Schedules that do not depend on the seed are recorded and walked through once, also for the
-    time without jitter of runs that ask for it.
+    Nothing is computed. Schedules that do not depend on the seed are recorded and
+    walked through once, also for the time without jitter of runs that ask for it.
 
     Raises:
         NotLockStepError: the schedules depend on time, or are not those of the trace.
         RuntimeError: the strategy reads values of tensors.
     """
-    steady = {place: without_jitter(run) for place, run in enumerate(runs) if run.also_without_jitter}
+    steady = {
+        place: without_jitter(run)
+        for place, run in enumerate(runs)
+        if run.also_without_jitter
+    }
     prepared = Prepared([*runs, *steady.values()], dataset, machine)
     schedules = prepared.schedules()
-    drawn = any(schedule.reads_seed for schedule in schedules) or not prepared.have_same_batches()
+    drawn = (
+        any(schedule.reads_seed for schedule in schedules)
+        or not prepared.have_same_batches()
+    )
     if drawn and len(runs) > 1:
         one_by_one = zip(runs, traces, strict=True)
-        return [outcome for run, trace in one_by_one for outcome in time([run], dataset, machine, [trace])]
+        return [
+            outcome
+            for run, trace in one_by_one
+            for outcome in time([run], dataset, machine, [trace])
+        ]
     for trace in traces:
         trace.require_same_arithmetic(schedules, machine.cluster.node.workers_per_node)
     parameters = trainable_numbers(meta_model(prepared.run, dataset))
     outcomes = []
     times = price(schedules, prepared.charges)
     for run, trace, priced in zip(runs, traces, times[: len(runs)], strict=True):
-        reports = {schedule.rank: trace.report(schedule, priced) for schedule in schedules}
+        reports = {
+            schedule.rank: trace.report(schedule, priced) for schedule in schedules
+        }
         evaluations = trace.evaluations(priced.moments())
         outcome = prepared.outcome(run, reports, evaluations, 0.0, parameters)
         outcome.add_facts(arithmetic=trace.arithmetic)
@@ -88,15 +115,19 @@ def without_jitter(run: Run) -> Run:
 class Trace:
     """Results of a computed run: the loss of each worker and epoch, its evaluations, and its weights.
 
-    `weights` are the vectors `initial` and `final` (n,), empty if they are not known. `eval_s` are the seconds that the
-    evaluations took.
+    `weights` are the vectors `initial` and `final` (n,), empty if they are not known.
+    `eval_s` are the seconds that the evaluations took.
     """
 
     losses: list[list[float | None]]
     evaluated: list[Evaluation]  # the moments are those of the computed run
-    workers_per_node: int | None = None  # where they were computed; None for the same as now
+    workers_per_node: int | None = (
+        None  # where they were computed; None for the same as now
+    )
     arithmetic: str | None = None  # that computed the gradients
-    sent: tuple[int, float] | None = None  # synchronisations of worker 0 and bytes per worker, if they are known
+    sent: tuple[int, float] | None = (
+        None  # synchronisations of worker 0 and bytes per worker, if they are known
+    )
     weights: Weights = field(default_factory=dict)
     eval_s: float | None = None
     is_trained: bool = True
@@ -104,7 +135,10 @@ class Trace:
     @classmethod
     def of(cls, outcome: Outcome, weights: Weights | None = None) -> Trace:
         return cls(
-            losses=[[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers],
+            losses=[
+                [epoch.train_loss for epoch in worker.epochs]
+                for worker in outcome.workers
+            ],
             evaluated=outcome.evaluations,
             arithmetic=outcome.facts.arithmetic,
             weights=weights or {},
@@ -116,7 +150,9 @@ class Trace:
         """Return the trace of a run that is not computed, of which only the time is asked for."""
         return cls([[None] * run.epochs] * run.workers, [], is_trained=False)
 
-    def require_same_arithmetic(self, schedules: Sequence[Schedule], workers_per_node: int) -> None:
+    def require_same_arithmetic(
+        self, schedules: Sequence[Schedule], workers_per_node: int
+    ) -> None:
         """Refuse schedules whose arithmetic may differ from that of the computed run.
 
         Raises:
@@ -127,17 +163,25 @@ class Trace:
             return
         if any(schedule.reads_loss for schedule in schedules):
             raise NotLockStepError("its schedule depends on the training loss")
-        moved = self.workers_per_node not in (None, min(workers_per_node, len(schedules)))
+        moved = self.workers_per_node not in (
+            None,
+            min(workers_per_node, len(schedules)),
+        )
         if moved and any(schedule.reads_placement for schedule in schedules):
             raise NotLockStepError("its groups depend on the workers of a node")
         sent = sum(schedule.bytes_sent for schedule in schedules) / len(schedules)
-        if self.sent is not None and not (schedules[0].syncs == self.sent[0] and math.isclose(sent, self.sent[1])):
+        if self.sent is not None and not (
+            schedules[0].syncs == self.sent[0] and math.isclose(sent, self.sent[1])
+        ):
             raise NotLockStepError("it sends other bytes than before")
 
     def with_losses(self, report: WorkerReport) -> WorkerReport:
         """Return the report of a worker with the loss of each epoch."""
         of_epochs = zip(report.epochs, self.losses[report.rank], strict=True)
-        return replace(report, epochs=[replace(epoch, train_loss=loss) for epoch, loss in of_epochs])
+        return replace(
+            report,
+            epochs=[replace(epoch, train_loss=loss) for epoch, loss in of_epochs],
+        )
 
     def report(self, schedule: Schedule, priced: Priced) -> WorkerReport:
         """Return the report of the worker of `schedule`: its counts, the priced times, and these losses."""
@@ -186,7 +230,8 @@ class Prepared:
             if run.seed != self.run.seed
         ]
         return all(
-            batches_of(plan, rank, self.run.epochs) == batches_of(self.plan, rank, self.run.epochs)
+            batches_of(plan, rank, self.run.epochs)
+            == batches_of(self.plan, rank, self.run.epochs)
             for plan in plans
             for rank in range(self.mesh.data)
         )
@@ -205,7 +250,14 @@ class Prepared:
 
     def _schedules(self) -> Iterator[Schedule]:
         model, shape = self.without_arithmetic(), self.dataset.input_shape
-        return record_each(self.run, self.strategy, self.plan, model, self.workers_per_node, input_shape=shape)
+        return record_each(
+            self.run,
+            self.strategy,
+            self.plan,
+            model,
+            self.workers_per_node,
+            input_shape=shape,
+        )
 
     def without_arithmetic(self) -> torch.nn.Module:
         """Return the model on the meta device, whose gradients are then those that are charged."""
@@ -215,7 +267,9 @@ class Prepared:
 
     def charge_gradients_of(self, model: torch.nn.Module) -> None:
         """Charge communication that overlaps a backward pass by the gradients of `model`."""
-        self.costs.gradients = gradients(model, self.table.release_at(self.plan.batch_size))
+        self.costs.gradients = gradients(
+            model, self.table.release_at(self.plan.batch_size)
+        )
 
     def outcome(
         self,
@@ -232,7 +286,11 @@ class Prepared:
         for report in ordered:
             report.peak_rss_mib = peak
         cluster = self.machine.cluster
-        loads = [load for load in (self.table.others_load, self.machine.engines.others_load) if load is not None]
+        loads = [
+            load
+            for load in (self.table.others_load, self.machine.engines.others_load)
+            if load is not None
+        ]
         known = RunFacts.of(
             self.dataset,
             self.plan,
@@ -255,4 +313,8 @@ class Prepared:
         if self.machine.cluster.compute != "this-machine":
             return None
         engine = carrier(self.run) if self.run.workers > 1 else ""
-        return "disturbed" if self.table.disturbed or engine in self.machine.engines.disturbed else "quiet"
+        return (
+            "disturbed"
+            if self.table.disturbed or engine in self.machine.engines.disturbed
+            else "quiet"
+        )

@@ -1,7 +1,7 @@
 """Virtual runs of a study, in a pool of long-lived processes.
 
-A piece of work are the runs whose arithmetic is the same: it is computed once, and each of them is timed. Others are
-pieces by themselves.
+A piece of work are the runs whose arithmetic is the same: it is computed once, and each
+of them is timed. Others are pieces by themselves.
 """
 
 from __future__ import annotations
@@ -22,15 +22,31 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import meta_model
 from scalebench.study.spec import Run
-from scalebench.system.parent_watch import exit_with_parent, preloaded_forkserver, signals_blocked
+from scalebench.system.parent_watch import (
+    exit_with_parent,
+    preloaded_forkserver,
+    signals_blocked,
+)
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import compute, compute_and_time, model_time, simulate
-from scalebench.virtual.lock_step import Trace, Weights, is_lock_step, rows_stay, strategy_of, time, without_jitter
+from scalebench.virtual.lock_step import (
+    Trace,
+    Weights,
+    is_lock_step,
+    rows_stay,
+    strategy_of,
+    time,
+    without_jitter,
+)
 
 OnOutcome = Callable[[Run, Outcome], None]
 _POLL_S = 0.2  # between two checks of `stopping`
-_NOT_TIMED = (NotLockStepError, RuntimeError, RunError)  # a schedule that is not recorded, or not that of a trace
+_NOT_TIMED = (
+    NotLockStepError,
+    RuntimeError,
+    RunError,
+)  # a schedule that is not recorded, or not that of a trace
 Simulated = tuple[Run, Outcome, Weights]
 
 
@@ -38,13 +54,20 @@ def alike(run: Run) -> str:
     """A key that runs of one study share whose arithmetic is the same, whatever their time."""
     arithmetic = strategy_of(run).arithmetic(run.workers)
     shares = arithmetic and rows_stay(run) and run.execution == "virtual"
-    return f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}" if shares else run.run_id
+    return (
+        f"{arithmetic} {run.workers} {run.seed} {sorted(run.tuned.items())}"
+        if shares
+        else run.run_id
+    )
 
 
-def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> Iterator[Simulated]:
+def simulate_alike(
+    runs: Sequence[Run], dataset: Dataset, machine: Machine
+) -> Iterator[Simulated]:
     """Simulate runs of one `alike` key: the arithmetic of the first one is that of all, each of which is timed.
 
-    Of a model with buffers, a strategy that sends them is computed for itself: workers would else have their own.
+    Of a model with buffers, a strategy that sends them is computed for itself: workers
+    would else have their own.
     """
     shared: Trace | None = None
     failed: Outcome | None = None
@@ -59,9 +82,17 @@ def simulate_alike(runs: Sequence[Run], dataset: Dataset, machine: Machine) -> I
         elif failed is not None:
             outcome = replace(failed, run_id=run.run_id)
         else:
-            own_buffers = run.workers > 1 and strategy_of(run).traits.sends_buffers and _has_buffers(run, dataset)
+            own_buffers = (
+                run.workers > 1
+                and strategy_of(run).traits.sends_buffers
+                and _has_buffers(run, dataset)
+            )
             try:
-                trace = compute(run, dataset, machine) if shared is None or own_buffers else shared
+                trace = (
+                    compute(run, dataset, machine)
+                    if shared is None or own_buffers
+                    else shared
+                )
                 (outcome,) = time([run], dataset, machine, [trace])
             except RunError as error:
                 outcome = failed = Outcome(run.run_id, error.status, in_one_line(error))
@@ -87,12 +118,16 @@ def time_or_simulate(
         yield run, outcome, {}
 
 
-def _also_without_jitter(run: Run, outcome: Outcome, dataset: Dataset, machine: Machine) -> Outcome:
+def _also_without_jitter(
+    run: Run, outcome: Outcome, dataset: Dataset, machine: Machine
+) -> Outcome:
     """Add the time without jitter, if the run asks for it and was timed on the event engine, which gives one time."""
     is_missing = run.also_without_jitter and outcome.facts.train_s_no_jitter is None
     if is_missing and outcome.status == "completed" and is_lock_step(run):
         with suppress(*_NOT_TIMED):
-            (steady,) = time([without_jitter(run)], dataset, machine, [Trace.of(outcome)])
+            (steady,) = time(
+                [without_jitter(run)], dataset, machine, [Trace.of(outcome)]
+            )
             outcome.add_facts(train_s_no_jitter=steady.train_s)
     return outcome
 
@@ -105,8 +140,9 @@ def _has_buffers(run: Run, dataset: Dataset) -> bool:
 class Simulator:
     """Simulates pieces of work; it is sent to each process of the pool.
 
-    `folders` are the data sets by worker count; `weights_folder` gets the weights of runs that keep them. Runs
-    that left `traces`, by run_id, are timed without arithmetic.
+    `folders` are the data sets by worker count; `weights_folder` gets the weights of
+    runs that keep them. Runs that left `traces`, by run_id, are timed without
+    arithmetic.
     """
 
     machine: Machine
@@ -117,16 +153,22 @@ class Simulator:
 
     def piece_of(self, run: Run) -> str:
         """Return a key that runs share which are simulated together: of equal arithmetic, or repetitions timed anew."""
-        return f"{run.strategy} {run.workers}" if run.run_id in self.traces else alike(run)
+        return (
+            f"{run.strategy} {run.workers}" if run.run_id in self.traces else alike(run)
+        )
 
     def simulated(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome, Weights]]:
         """Simulate the runs of a piece."""
         dataset = open_dataset(self.folders[runs[0].workers])
         if runs[0].run_id not in self.traces:
             return simulate_alike(runs, dataset, self.machine)
-        return time_or_simulate(runs, dataset, self.machine, [self.traces[run.run_id] for run in runs])
+        return time_or_simulate(
+            runs, dataset, self.machine, [self.traces[run.run_id] for run in runs]
+        )
 
-    def outcomes(self, runs: Sequence[Run], stopping: Callable[[], bool]) -> list[Outcome]:
+    def outcomes(
+        self, runs: Sequence[Run], stopping: Callable[[], bool]
+    ) -> list[Outcome]:
         """The outcomes of `runs` in order, as far as they were made before `stopping` or a failure."""
         found: list[Outcome] = []
         if stopping():
@@ -134,13 +176,24 @@ class Simulator:
         try:
             for run, outcome, weights in self.simulated(runs):
                 if run.save_weights and weights:
-                    save_weights(self.weights_folder, run.run_id, weights["initial"], weights["final"])
+                    save_weights(
+                        self.weights_folder,
+                        run.run_id,
+                        weights["initial"],
+                        weights["final"],
+                    )
                 found.append(outcome)
                 if stopping() or self.ends_with(run, [outcome]):
                     return found
-        except (Exception, SystemExit) as error:  # of any kind, raised by a user's strategy or model
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # of any kind, raised by a user's strategy or model
             begun = len(found)
-            found += [Outcome(run.run_id, "failed", in_one_line(error)) for run in runs[begun:]]
+            found += [
+                Outcome(run.run_id, "failed", in_one_line(error))
+                for run in runs[begun:]
+            ]
             return found[: begun + 1] if self.fail_fast else found
         return found
 
@@ -160,8 +213,8 @@ def run_virtual(
 ) -> None:
     """Simulate `runs` in `jobs` processes and report each as it ends; a run that kills its process fails alone.
 
-    One job is done in this process. Once `stopping` returns True, or a run has failed if the simulator fails fast, runs
-    under way are finished and no other begins.
+    One job is done in this process. Once `stopping` returns True, or a run has failed
+    if the simulator fails fast, runs under way are finished and no other begins.
     """
     pieces: dict[str, list[Run]] = {}
     for run in runs:
@@ -179,12 +232,16 @@ def run_virtual(
                 return
         return
     waiting = list(pieces.values())
-    suspects: list[list[Run]] = []  # under way when a process died: repeated, one at a time
+    suspects: list[
+        list[Run]
+    ] = []  # under way when a process died: repeated, one at a time
     while (waiting or suspects) and not stopping():
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting
         processes = 1 if alone else min(jobs, len(work))
-        left = _run_in_processes(work, simulator, processes, on_start, on_outcome, stopping)
+        left = _run_in_processes(
+            work, simulator, processes, on_start, on_outcome, stopping
+        )
         if stopping():
             return
         if not alone:
@@ -193,7 +250,14 @@ def run_virtual(
             suspects = [[run] for run in left[0]] + suspects
         else:
             for run in left[0] if left else []:
-                on_outcome(run, Outcome(run.run_id, "failed", "its process died (killed, or out of memory)"))
+                on_outcome(
+                    run,
+                    Outcome(
+                        run.run_id,
+                        "failed",
+                        "its process died (killed, or out of memory)",
+                    ),
+                )
 
 
 def _run_in_processes(
@@ -214,7 +278,9 @@ def _run_in_processes(
     queue = list(left)
     try:
         while under_way or (queue and not stopping()):
-            while queue and len(under_way) < 2 * processes and not stopping():  # per process: one in work, one waiting
+            while (
+                queue and len(under_way) < 2 * processes and not stopping()
+            ):  # per process: one in work, one waiting
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
@@ -223,7 +289,9 @@ def _run_in_processes(
             done, _ = wait(under_way, timeout=_POLL_S, return_when=FIRST_COMPLETED)
             for future in done:
                 outcomes = future.result()
-                for run, outcome in zip(left.pop(under_way.pop(future)), outcomes, strict=False):
+                for run, outcome in zip(
+                    left.pop(under_way.pop(future)), outcomes, strict=False
+                ):
                     on_outcome(run, outcome)
             if stopping():
                 stop.set()

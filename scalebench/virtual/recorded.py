@@ -18,7 +18,8 @@ from scalebench.virtual.tape import Results, gradients_of, record, write
 class RecordedReplica(StretchingReplica):
     """Computes the gradients of `Replica`, bit for bit, in half of a small model's time.
 
-    The model's operations must not depend on values, nor change anything but what they return.
+    The model's operations must not depend on values, nor change anything but what they
+    return.
     """
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
@@ -38,9 +39,13 @@ class RecordedReplica(StretchingReplica):
 
     @property
     def _is_recorded(self) -> bool:
-        return self.stage is None and self.forward is self.model  # no part of a model, no library's wrapper of it
+        return (
+            self.stage is None and self.forward is self.model
+        )  # no part of a model, no library's wrapper of it
 
-    def take_steps(self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]) -> None:
+    def take_steps(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]
+    ) -> None:
         for x_here, y_here, rate in zip(x, y, rates, strict=True):
             self._compute(x_here, y_here, 1.0, add=False)
             for group in self.optimizer.param_groups:
@@ -48,7 +53,9 @@ class RecordedReplica(StretchingReplica):
             self.optimizer.step()
 
     def _compute(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> None:
-        by_shape: dict[torch.Size, _Gradient] = vars(self).setdefault("_gradients_by_shape", {})
+        by_shape: dict[torch.Size, _Gradient] = vars(self).setdefault(
+            "_gradients_by_shape", {}
+        )
         if x.shape not in by_shape:
             by_shape[x.shape] = _Gradient(self, x, y)
         self.computed(by_shape[x.shape].of(x, y, weight, add=add), len(x))
@@ -59,9 +66,15 @@ class _Gradient:
 
     def __init__(self, replica: Replica, x: Tensor, y: Tensor) -> None:
         self._replica = replica
-        self._batch = Batch(torch.empty_like(x), torch.empty_like(y), 1.0, 0, first_of_block=True)
+        self._batch = Batch(
+            torch.empty_like(x), torch.empty_like(y), 1.0, 0, first_of_block=True
+        )
         self._weight = replica.parameters.new_ones(())
-        self._parameters = [parameter for parameter in replica.model.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter
+            for parameter in replica.model.parameters()
+            if parameter.requires_grad
+        ]
         self._targets = views(self._parameters, replica.gradients)
         self._repeat: Callable[[], Results] | None = None
 

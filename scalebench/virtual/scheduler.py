@@ -1,8 +1,9 @@
 """Discrete-event scheduler of workers written as blocking code.
 
-Each worker is a greenlet with its own virtual time. It switches to the scheduler only at communication; the scheduler
-resumes the earliest worker, so that operations take effect in the order of virtual time, independent of the order in
-which Python executes the arithmetic between them.
+Each worker is a greenlet with its own virtual time. It switches to the scheduler only
+at communication; the scheduler resumes the earliest worker, so that operations take
+effect in the order of virtual time, independent of the order in which Python executes
+the arithmetic between them.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ from scalebench.system.random_state import put_back, random_state
 class Scheduler:
     """Scheduler of one greenlet for each worker.
 
-    Ties in time are broken by a seeded draw (`ties="seeded"`), as a fixed order would always favour the same worker, or
-    by rank (`ties="rank"`), for comparisons with a reference. Of the random generators `drawn` (names of
-    `system.random_state`), which models or strategies draw from while training, each worker has a state of its own.
+    Ties in time are broken by a seeded draw (`ties="seeded"`), as a fixed order would
+    always favour the same worker, or by rank (`ties="rank"`), for comparisons with a
+    reference. Of the random generators `drawn` (names of `system.random_state`), which
+    models or strategies draw from while training, each worker has a state of its own.
     """
 
-    def __init__(self, *, seed: int, ties: str = "seeded", drawn: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, seed: int, ties: str = "seeded", drawn: Collection[str] = ()
+    ) -> None:
         self._heap: list[tuple[float, float, int, int]] = []
         self._greenlets: dict[int, greenlet] = {}
         self._waiting: dict[int, str] = {}
-        self._random = np.random.default_rng([seed, 0x7135]) if ties == "seeded" else None
+        self._random = (
+            np.random.default_rng([seed, 0x7135]) if ties == "seeded" else None
+        )
         self._events = 0
         self.drawn = drawn
         self._generators: dict[int, dict[str, Any]] = {}
@@ -51,14 +57,19 @@ class Scheduler:
         self._hub = greenlet.getcurrent()
         results: dict[int, Any] = {}
         for rank, program in programs.items():
-            self._greenlets[rank] = greenlet(self._body(rank, program, results), parent=self._hub)
+            self._greenlets[rank] = greenlet(
+                self._body(rank, program, results), parent=self._hub
+            )
             self.wake(rank, 0.0)
         try:
             while self._heap or self.awaited():
                 rank = heapq.heappop(self._heap)[3]
                 self._resume(rank)
             if len(results) < len(programs):
-                waiting = "; ".join(f"worker {rank} in {what}" for rank, what in sorted(self._waiting.items())[:4])
+                waiting = "; ".join(
+                    f"worker {rank} in {what}"
+                    for rank, what in sorted(self._waiting.items())[:4]
+                )
                 raise RunError(f"the workers wait for one another for ever: {waiting}")
         finally:
             for fiber in self._greenlets.values():
@@ -94,7 +105,8 @@ class Scheduler:
         heapq.heappush(self._heap, (time, tie, self._events, rank))
 
     def _resume(self, rank: int) -> None:
-        # Greenlets share one thread: its grad mode and generator states are swapped for each worker.
+        # Greenlets share one thread: its grad mode and generator states are swapped for
+        # each worker.
         outside_grad = torch.is_grad_enabled()
         outside_states = random_state(self.drawn) if self.drawn else {}
         if self.drawn and rank in self._generators:
@@ -109,7 +121,9 @@ class Scheduler:
                 self._generators[rank] = random_state(self.drawn)
                 put_back(outside_states)
 
-    def _body(self, rank: int, program: Callable[[], Any], results: dict[int, Any]) -> Callable[[], None]:
+    def _body(
+        self, rank: int, program: Callable[[], Any], results: dict[int, Any]
+    ) -> Callable[[], None]:
         def body() -> None:
             results[rank] = program()
 
@@ -124,7 +138,16 @@ def _set_grad(enabled: bool) -> None:
 class Rendezvous:
     """One collective operation of `size` workers: payloads by rank in the group, and end."""
 
-    __slots__ = ("cost", "end", "latest", "missing", "payloads", "result", "sleepers", "what")
+    __slots__ = (
+        "cost",
+        "end",
+        "latest",
+        "missing",
+        "payloads",
+        "result",
+        "sleepers",
+        "what",
+    )
 
     def __init__(self, what: str, size: int) -> None:
         self.what = what
@@ -150,11 +173,15 @@ class Group:
 
     ranks: tuple[int, ...]
     pending: dict[int, Rendezvous] = field(default_factory=dict)
-    mail: dict[tuple[int, int, int], list[tuple[float, float, Tensor]]] = field(default_factory=dict)  # sent, there
+    mail: dict[tuple[int, int, int], list[tuple[float, float, Tensor]]] = field(
+        default_factory=dict
+    )  # sent, there
     results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stream: Stream = field(default_factory=Stream)
-    parts: dict[int, dict[int, Group]] = field(default_factory=dict)  # by split and color
+    parts: dict[int, dict[int, Group]] = field(
+        default_factory=dict
+    )  # by split and color
 
     def part(self, split: int, color: Callable[[int], int], rank: int) -> Group:
         """Return the part with `rank` of the group's `split`, one object for all its members."""
@@ -162,5 +189,7 @@ class Group:
             members: dict[int, list[int]] = {}
             for place, world in enumerate(self.ranks):
                 members.setdefault(color(place), []).append(world)
-            self.parts[split] = {each: Group(tuple(ranks)) for each, ranks in members.items()}
+            self.parts[split] = {
+                each: Group(tuple(ranks)) for each, ranks in members.items()
+            }
         return self.parts[split][color(rank)]

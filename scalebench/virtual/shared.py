@@ -26,7 +26,9 @@ class VirtualStore:
         self.merges = 0
         self.free_at = 0.0
         self.held = False
-        self.queue: deque[int] = deque()  # workers that found it held by a worker waiting for another model
+        self.queue: deque[int] = (
+            deque()
+        )  # workers that found it held by a worker waiting for another model
 
 
 class VirtualShared:
@@ -48,7 +50,9 @@ class VirtualShared:
             comm.scheduler.block(comm.world_rank, "a shared model")
         store.held = True
         begin = max(clock.now, store.free_at)
-        seconds = comm.costs.time(Operation(Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host)))
+        seconds = comm.costs.time(
+            Operation(Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host))
+        )
         clock.communicated(begin + seconds, begin - clock.now)
         if counted:
             comm.count(store.model.nbytes)
@@ -84,19 +88,24 @@ class VirtualServer:
         if comm.world_rank not in state.replies:
             comm.scheduler.block(comm.world_rank, "the server's reply")
         until, tensor = state.replies.pop(comm.world_rank)
-        clock.communicated(max(asked, until), max(0.0, state.released.pop(comm.world_rank) - arrival))
+        clock.communicated(
+            max(asked, until), max(0.0, state.released.pop(comm.world_rank) - arrival)
+        )
         return tensor
 
 
 class ServerState:
     """State of the server: `rule` answers requests, `free_at` is the end of its current work.
 
-    A request travels, waits for its turn and occupies the server; replies occupy it and travel. A rule may have
-    `shards`, the number of parallel servers, and `updates`, a count of optimizer steps, each charged as a worker's.
-    `laps` are the intervals in which it was occupied, in a traced run.
+    A request travels, waits for its turn and occupies the server; replies occupy it and
+    travel. A rule may have `shards`, the number of parallel servers, and `updates`, a
+    count of optimizer steps, each charged as a worker's. `laps` are the intervals in
+    which it was occupied, in a traced run.
     """
 
-    def __init__(self, rule: ServerRule, host: int = 0, *, traced: bool = False) -> None:
+    def __init__(
+        self, rule: ServerRule, host: int = 0, *, traced: bool = False
+    ) -> None:
         self.rule = rule
         self.laps: list[Lap] | None = [] if traced else None
         self.host = host
@@ -112,7 +121,13 @@ class ServerState:
         assert worker == comm.world_rank
         return reply
 
-    def seconds(self, kind: Kind, nbytes: int, comm: VirtualCommunicator, worker: int | None = None) -> float:
+    def seconds(
+        self,
+        kind: Kind,
+        nbytes: int,
+        comm: VirtualCommunicator,
+        worker: int | None = None,
+    ) -> float:
         """Return the seconds of a part of an exchange of `nbytes` with `worker`, by default that of `comm`."""
         ends = (comm.world_rank if worker is None else worker, self.host)
         return comm.costs.time(Operation(kind, nbytes / self.shards, ends))
@@ -125,13 +140,20 @@ class ServerState:
         replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)
         steps = getattr(self.rule, "updates", 0) - updates
         self.free_at = begin + self.seconds(Kind.SERVE, nbytes, comm)
-        taken = max(steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule))
+        taken = max(
+            steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule)
+        )
         self.free_at += taken / self.shards
         for worker, tensor in replies:
             self.free_at += self.seconds(Kind.SERVE, tensor.nbytes, comm, worker)
-            self.replies[worker] = (self.free_at + self.seconds(Kind.TRAVEL, tensor.nbytes, comm, worker), tensor)
+            self.replies[worker] = (
+                self.free_at + self.seconds(Kind.TRAVEL, tensor.nbytes, comm, worker),
+                tensor,
+            )
             self.released[worker] = begin
-            if worker != comm.world_rank:  # what it does next takes no effect before the reply has come
+            if (
+                worker != comm.world_rank
+            ):  # what it does next takes no effect before the reply has come
                 comm.scheduler.wake(worker, arrival)
         if self.laps is not None and self.free_at > begin:
             self.laps.append(Lap("serving", begin, self.free_at))

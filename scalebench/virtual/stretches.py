@@ -22,7 +22,9 @@ class Epoch:
 
     @cached_property
     def _batches(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        x, y = self._replica.samples_of(self._epoch)  # not before they are asked for, as rows may move
+        x, y = self._replica.samples_of(
+            self._epoch
+        )  # not before they are asked for, as rows may move
         return torch.split(x, self._cut.sizes), torch.split(y, self._cut.sizes)
 
     def __iter__(self) -> Epoch:
@@ -37,13 +39,22 @@ class Epoch:
         batch = Batch(x[step], y[step], cut.weights[step], step, step in cut.firsts)
         return self._replica.delivered(batch, len(cut.sizes))
 
-    def take(self, steps: int | None) -> tuple[Sequence[Tensor], Sequence[Tensor], list[float]]:
+    def take(
+        self, steps: int | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], list[float]]:
         """Return x, y and the moments, in epochs, of the next `steps` batches, or of all that are left."""
         x, y = self._batches
         total = len(x)
-        begin, end = self._step, total if steps is None else min(self._step + steps, total)
+        begin, end = (
+            self._step,
+            total if steps is None else min(self._step + steps, total),
+        )
         self._step = end
-        return x[begin:end], y[begin:end], [self._epoch + step / total for step in range(begin, end)]
+        return (
+            x[begin:end],
+            y[begin:end],
+            [self._epoch + step / total for step in range(begin, end)],
+        )
 
 
 class StretchingReplica(Replica):
@@ -63,7 +74,9 @@ class StretchingReplica(Replica):
             self.clock.took_steps([each.shape[0] for each in x])
             self.take_steps(x, y, [self._rate_at(moment) for moment in moments])
 
-    def take_steps(self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]) -> None:
+    def take_steps(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]
+    ) -> None:
         """Compute a step of each of `rates` on the batches (x, y), in turn."""
         raise NotImplementedError
 

@@ -1,7 +1,8 @@
 """A computation as the list of its operations, taken down once and repeated without autograd and vmap.
 
-A small model's gradient takes longer to find its operations than to execute them: `torch.func.vmap` and autograd spend
-two thirds of a millisecond in Python, the thirty operations below them a fifth.
+A small model's gradient takes longer to find its operations than to execute them:
+`torch.func.vmap` and autograd spend two thirds of a millisecond in Python, the thirty
+operations below them a fifth.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ Results = Sequence[Tensor | None]
 _TIMES = torch.ops.aten.mul.Scalar
 
 
-def record(compute: Callable[[], Results], inputs: Sequence[Tensor]) -> tuple[Results, Callable[[], Results]]:
+def record(
+    compute: Callable[[], Results], inputs: Sequence[Tensor]
+) -> tuple[Results, Callable[[], Results]]:
     """Call `compute`, and return its results and a function that repeats its operations.
 
-    What `compute` reads must be `inputs`, whose contents may have changed when it is repeated but not their places, or
-    must never change.
+    What `compute` reads must be `inputs`, whose contents may have changed when it is
+    repeated but not their places, or must never change.
 
     Raises:
         RuntimeError: `compute` reads a value (a branch, `item`), or changes what two results share.
@@ -37,7 +40,9 @@ def record(compute: Callable[[], Results], inputs: Sequence[Tensor]) -> tuple[Re
 def gradients_of(made: Tensor, weights: Tensor, leaves: Sequence[Tensor]) -> Results:
     """Return the gradients of sum(weights * made) by `leaves`, None where a leaf takes no part."""
     engine = torch.autograd.Variable._execution_engine
-    found: Results = engine.run_backward((made,), (weights,), False, False, tuple(leaves), allow_unreachable=True)
+    found: Results = engine.run_backward(
+        (made,), (weights,), False, False, tuple(leaves), allow_unreachable=True
+    )
     return found
 
 
@@ -59,7 +64,9 @@ class _Tape(TorchDispatchMode):
         self._graph = fx.Graph()
         self._lasting: dict[str, Tensor] = {}  # by name in the graph
         self._nodes: dict[Tensor, fx.Node] = {}
-        self._once: set[Tensor] = set()  # of which one stands for two, equal as long as none is changed
+        self._once: set[Tensor] = (
+            set()
+        )  # of which one stands for two, equal as long as none is changed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,20 +74,30 @@ class _Tape(TorchDispatchMode):
 
     def repeat(self, results: Results) -> Callable[[], Results]:
         """Return a function that executes the operations again and returns what `results` are then."""
-        self._graph.output([None if result is None else self._node(result) for result in results])
+        self._graph.output(
+            [None if result is None else self._node(result) for result in results]
+        )
         module = fx.GraphModule(self._lasting, self._graph)
-        vars(module).update(self._lasting)  # found at once, and not by a search among buffers
+        vars(module).update(
+            self._lasting
+        )  # found at once, and not by a search among buffers
         repeated: Callable[[], Results] = module.forward
         return repeated
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, arguments: Any = (), keywords: dict[str, Any] | None = None
+        self,
+        operation: Any,
+        types: Any,
+        arguments: Any = (),
+        keywords: dict[str, Any] | None = None,
     ) -> Any:
         made = operation(*arguments, **(keywords or {}))
         of = arguments[0] if arguments and isinstance(arguments[0], Tensor) else None
         if operation._schema.is_mutable:
             if of is not None and of in self._once:
-                raise RuntimeError(f"{operation} changes in place what the recording takes for another tensor")
+                raise RuntimeError(
+                    f"{operation} changes in place what the recording takes for another tensor"
+                )
         elif isinstance(made, Tensor) and of is not None:
             if self._lasts(of) and self._lasts(made):
                 return made
@@ -92,7 +109,9 @@ class _Tape(TorchDispatchMode):
                 self._once.update((made, of))
                 return made
         if not isinstance(made, Tensor | Sequence):
-            raise RuntimeError(f"{operation} reads a value, on which what follows may depend")
+            raise RuntimeError(
+                f"{operation} reads a value, on which what follows may depend"
+            )
         nodes = map_aggregate((tuple(arguments), keywords or {}), self._node)
         node = self._graph.call_function(_binding(operation), *nodes)
         if isinstance(made, Tensor):
@@ -100,12 +119,17 @@ class _Tape(TorchDispatchMode):
         else:
             for place, each in enumerate(made):
                 if isinstance(each, Tensor):
-                    self._name(each, self._graph.call_function(operator.getitem, (node, place)))
+                    self._name(
+                        each, self._graph.call_function(operator.getitem, (node, place))
+                    )
         return made
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Return True if `tensor` is an input or a view of one: the same when the operations are repeated."""
-        return tensor not in self._nodes and tensor.untyped_storage().data_ptr() in self._places
+        return (
+            tensor not in self._nodes
+            and tensor.untyped_storage().data_ptr() in self._places
+        )
 
     def _node(self, argument: Any) -> Any:
         """Return the node that makes a tensor; what no operation has made stays where it is."""

@@ -19,8 +19,9 @@ _T = TypeVar("_T")
 class VirtualClock:
     """Virtual time: steps take `times`, operations of a strategy take `operations`, by name.
 
-    `speed` multiplies every computation of this worker (2.0: half as fast), `jitter(step)` those of that step, and
-    `slowness(now)` those that begin at that moment.
+    `speed` multiplies every computation of this worker (2.0: half as fast),
+    `jitter(step)` those of that step, and `slowness(now)` those that begin at that
+    moment.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class VirtualClock:
         self._speed = speed
         self._jitter = jitter or (lambda step: 1.0)
         self._slowness = slowness
-        self._parts: dict[int, list[float]] = {}  # seconds of a step's tasks by its samples
+        self._parts: dict[
+            int, list[float]
+        ] = {}  # seconds of a step's tasks by its samples
         self._step = -1
         self._factor = speed * self._jitter(0)
 
@@ -76,8 +79,12 @@ class VirtualClock:
             self._step += 1
             factor = self._speed * self._jitter(self._step)
             if samples not in self._parts:
-                self._parts[samples] = [self._seconds(task, samples) for task in STEP_TASKS]
-            data_s, forward_s, backward_s, update_s = (part * factor for part in self._parts[samples])
+                self._parts[samples] = [
+                    self._seconds(task, samples) for task in STEP_TASKS
+                ]
+            data_s, forward_s, backward_s, update_s = (
+                part * factor for part in self._parts[samples]
+            )
             now = now + data_s + forward_s + backward_s + update_s
             data, forward, backward, update = (
                 data + data_s,
@@ -86,7 +93,9 @@ class VirtualClock:
                 update + update_s,
             )
         self._factor, self.backward_s, self.now = factor, backward_s, now
-        for task, total in zip(STEP_TASKS, (data, forward, backward, update), strict=True):
+        for task, total in zip(
+            STEP_TASKS, (data, forward, backward, update), strict=True
+        ):
             seconds[task] = total
 
     def _took_one_by_one(self, sizes: Sequence[int]) -> None:
@@ -102,7 +111,9 @@ class VirtualClock:
         """Call `operation` once for all workers that charge it."""
         return operation(*arguments)
 
-    def rehearse(self, operation: Callable[..., object], *arguments: object, times: int = 1) -> None:
+    def rehearse(
+        self, operation: Callable[..., object], *arguments: object, times: int = 1
+    ) -> None:
         """Call the side-effect free `operation` on a multiple `times` of the messages, only on a measuring clock."""
 
     def price(self, operation: Callable[..., Any], members: int = 2) -> float:
@@ -127,10 +138,13 @@ class VirtualClock:
         """Return seconds of `task` on an ordinary worker without jitter."""
         return self._seconds(task, samples)
 
-    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
+    def communicated(
+        self, until: float, waited: float, cost: float | None = None
+    ) -> None:
         """Record the time up to `until` as communication, `waited` seconds of it as waiting for others.
 
-        `cost`: seconds of what may have begun before, behind compute; by default nothing is hidden.
+        `cost`: seconds of what may have begun before, behind compute; by default
+        nothing is hidden.
         """
         self._transfer += until - self.now - waited if cost is None else cost
         self.ledger.seconds[Task.COMM] += until - self.now
@@ -140,7 +154,9 @@ class VirtualClock:
     @property
     def hidden_comm_s(self) -> float:
         """Communication that compute has hidden so far."""
-        return hidden_s(self._transfer, self.ledger.seconds[Task.COMM] - self.ledger.wait, self.now)
+        return hidden_s(
+            self._transfer, self.ledger.seconds[Task.COMM] - self.ledger.wait, self.now
+        )
 
     def elapsed(self) -> float:
         return self.now
@@ -167,7 +183,8 @@ class ModelledClock(VirtualClock):
 class RecordingVirtualClock(VirtualClock):
     """Virtual clock that stores every lap, without overhead for ordinary runs.
 
-    Waiting comes first in an exchange. At a server it lies between request and reply, but is recorded at the beginning.
+    Waiting comes first in an exchange. At a server it lies between request and reply,
+    but is recorded at the beginning.
     """
 
     laps: list[Lap]
@@ -191,7 +208,9 @@ class RecordingVirtualClock(VirtualClock):
         if self.now > before:
             self.laps.append(Lap("other", before, self.now))
 
-    def communicated(self, until: float, waited: float, cost: float | None = None) -> None:
+    def communicated(
+        self, until: float, waited: float, cost: float | None = None
+    ) -> None:
         before = self.now
         super().communicated(until, waited, cost)
         arrived = min(before + waited, until)

@@ -21,7 +21,11 @@ def study(tmp_path) -> Callable[..., Results]:
     def make(rows: list[RunRow] | None = None, **options: Any) -> Results:
         folder: Path = tmp_path / f"study-{len(list(tmp_path.iterdir()))}"
         with Store(folder, fsync=False) as store:
-            for run, epochs in [(row, []) for row in rows] if rows is not None else study_rows(**options):
+            for run, epochs in (
+                [(row, []) for row in rows]
+                if rows is not None
+                else study_rows(**options)
+            ):
                 store.append(run, epochs)
         return load(folder)
 

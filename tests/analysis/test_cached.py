@@ -22,7 +22,11 @@ def test_statistic_is_computed_once_per_study(study):
         return len(results.runs)
 
     first, second = study(repetitions=1), study(repetitions=2)
-    assert [rows(results) for results in (first, second, first)] == [len(first.runs), len(second.runs), len(first.runs)]
+    assert [rows(results) for results in (first, second, first)] == [
+        len(first.runs),
+        len(second.runs),
+        len(first.runs),
+    ]
     assert asked == [first, second]
     assert rows.__doc__ == "Number of rows."
 

@@ -1,8 +1,9 @@
 """Simulated coverage of every interval (95 %), and false alarms of tests (at most 5 %).
 
-Each is tried at the smallest number of values it is offered for, with lognormal noise and with odd runs among them.
-4,000 simulated studies leave a standard error of 0.35 percentage points; one is allowed for beyond 93 to 97 %, so that
-an interval that left 92 to 98 % would fail. Seeds are fixed: an entry stays the same. The full tables are in
+Each is tried at the smallest number of values it is offered for, with lognormal noise
+and with odd runs among them. 4,000 simulated studies leave a standard error of 0.35
+percentage points; one is allowed for beyond 93 to 97 %, so that an interval that left
+92 to 98 % would fail. Seeds are fixed: an entry stays the same. The full tables are in
 docs/statistics.md.
 """
 
@@ -24,7 +25,9 @@ STUDIES = 4000
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
 @pytest.mark.parametrize("claim", INTERVALS, ids=lambda claim: claim.name)
 def test_an_interval_covers_95_percent_from_where_it_is_offered(claim, noise):
-    covered = share(claim, noise, claim.numbers[0], 2000 if "bootstrap" in claim.name else STUDIES)
+    covered = share(
+        claim, noise, claim.numbers[0], 2000 if "bootstrap" in claim.name else STUDIES
+    )
     assert 0.926 <= covered <= 0.974
 
 
@@ -65,7 +68,9 @@ def test_alarms_are_false_5_times_in_100_at_most(claim, noise):
     assert share(claim, noise, claim.numbers[0], 2000) < 0.08
 
 
-@pytest.mark.parametrize("shape", [name for name in GROUPS if not name.startswith("two")])
+@pytest.mark.parametrize(
+    "shape", [name for name in GROUPS if not name.startswith("two")]
+)
 @pytest.mark.parametrize("n", [5, 10])
 def test_one_group_is_seldom_taken_for_two(shape, n):
     assert taken_for_two(shape, n, 1500) < 0.07

@@ -8,7 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scalebench.analysis.critical_batch import EpochsLaw, critical_batches, fit_epochs, read_law
+from scalebench.analysis.critical_batch import (
+    EpochsLaw,
+    critical_batches,
+    fit_epochs,
+    read_law,
+)
 from scalebench.errors import ResultsError
 from tests.analysis.test_comparing import run
 
@@ -19,7 +24,9 @@ BATCHES = np.array([64, 128, 256, 512, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("critical", [500.0, 5_000.0, 50_000.0])
 def test_exact_rows_give_the_law(critical):
     law = fit_epochs(BATCHES, 30 * (1 + BATCHES / critical), draws=2)
-    assert law.epochs_at_zero == pytest.approx(30, rel=1e-3)  # of the optimizer's tolerance
+    assert law.epochs_at_zero == pytest.approx(
+        30, rel=1e-3
+    )  # of the optimizer's tolerance
     assert law.critical_batch == pytest.approx(critical, rel=1e-2)
     assert law.epochs(critical).value == pytest.approx(60, rel=1e-2)
 
@@ -27,7 +34,9 @@ def test_exact_rows_give_the_law(critical):
 def test_another_recipe_does_not_move_the_law():
     epochs = 30 * (1 + BATCHES / 5000)
     rows = np.append(BATCHES, [256, 4096]), np.append(epochs, [90, 20])
-    assert fit_epochs(*rows, draws=2).epochs(2048).value == pytest.approx(30 * (1 + 2048 / 5000), rel=0.02)
+    assert fit_epochs(*rows, draws=2).epochs(2048).value == pytest.approx(
+        30 * (1 + 2048 / 5000), rel=0.02
+    )
 
 
 def test_intervals_hold_the_law_and_shrink_with_rows():
@@ -75,10 +84,15 @@ def test_mlperf_rounds_predict_later_ones():
 
 def test_rows_of_a_file_are_fitted(tmp_path):
     fitted, rows = read_law(PUBLISHED, draws=2), pd.read_csv(PUBLISHED)
-    assert (fitted.least, fitted.most) == (rows["batch_global"].min(), rows["batch_global"].max())
+    assert (fitted.least, fitted.most) == (
+        rows["batch_global"].min(),
+        rows["batch_global"].max(),
+    )
     assert fitted.law == fit_epochs(rows["batch_global"], rows["epochs"], draws=2)
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,12\n128,many\n")
-    with pytest.raises(ResultsError, match=r"mine\.csv: expected numbers in the columns batch_global"):
+    with pytest.raises(
+        ResultsError, match=r"mine\.csv: expected numbers in the columns batch_global"
+    ):
         read_law(tmp_path / "mine.csv")
     with pytest.raises(ResultsError, match=r"cannot read .*none\.csv: No such file"):
         read_law(tmp_path / "none.csv")
@@ -87,7 +101,11 @@ def test_rows_of_a_file_are_fitted(tmp_path):
 @pytest.mark.parametrize(
     ("batches", "epochs", "message"),
     [
-        ([8, 16, 16], [1, 2, 2], "3 or more global batches are needed to fit the critical batch, got 2"),
+        (
+            [8, 16, 16],
+            [1, 2, 2],
+            "3 or more global batches are needed to fit the critical batch, got 2",
+        ),
         ([8, 16, 0], [1, 2, 2], "missing or not greater than 0"),
         ([8, 16, 32], [1, 2, float("nan")], "missing or not greater than 0"),
     ],
@@ -97,7 +115,9 @@ def test_rows_that_cannot_be_fitted(batches, epochs, message):
         fit_epochs(batches, epochs)
 
 
-@pytest.mark.parametrize(("epochs", "critical"), [(0, 100), (30, -1), (30, float("inf"))])
+@pytest.mark.parametrize(
+    ("epochs", "critical"), [(0, 100), (30, -1), (30, float("inf"))]
+)
 def test_given_numbers_are_checked(epochs, critical):
     with pytest.raises(ResultsError, match="expected a number greater than 0"):
         EpochsLaw(epochs, critical)
@@ -106,7 +126,12 @@ def test_given_numbers_are_checked(epochs, critical):
 def aimed(strategy, workers, epochs, seed=0, **changes):
     """A run at the global batch 8 x workers that reached its target after `epochs`; None: never."""
     time = None if epochs is None else 0.01 * epochs
-    changes = {"epochs": 100, "target_metric": 0.9, "time_to_target_s": time, "epochs_to_target": epochs} | changes
+    changes = {
+        "epochs": 100,
+        "target_metric": 0.9,
+        "time_to_target_s": time,
+        "epochs_to_target": epochs,
+    } | changes
     return run(strategy, workers, 4.0, repetition=seed, seed=seed, **changes)
 
 
@@ -118,23 +143,40 @@ COUNTS = (1, 2, 4, 8, 16)
 
 
 def test_series_of_three_batches_has_a_critical_batch_and_others_have_none(study):
-    rows = [aimed("allreduce", workers, law(workers), seed) for workers in COUNTS for seed in (0, 1)]
+    rows = [
+        aimed("allreduce", workers, law(workers), seed)
+        for workers in COUNTS
+        for seed in (0, 1)
+    ]
     (found,) = critical_batches(study(rows=[aimed("serial", 1, 20), *rows]), draws=5)
-    assert (found.label, found.execution, found.least, found.most) == ("allreduce", "virtual", 8, 128)
+    assert (found.label, found.execution, found.least, found.most) == (
+        "allreduce",
+        "virtual",
+        8,
+        128,
+    )
     assert found.law.critical_batch == pytest.approx(64, rel=0.05)
     assert found.grows
 
 
 def test_batches_that_some_run_fails_at_are_not_fitted(study):
-    rows = [aimed("allreduce", workers, law(workers), seed) for workers in COUNTS for seed in (0, 1)]
+    rows = [
+        aimed("allreduce", workers, law(workers), seed)
+        for workers in COUNTS
+        for seed in (0, 1)
+    ]
     rows += [aimed("allreduce", 32, 21, 0), aimed("allreduce", 32, None, 1)]
     (found,) = critical_batches(study(rows=rows), draws=5)
     assert found.most == 128
-    assert found.law.critical_batch == pytest.approx(64, rel=0.05), "21 epochs at batch 256 would raise it"
+    assert found.law.critical_batch == pytest.approx(64, rel=0.05), (
+        "21 epochs at batch 256 would raise it"
+    )
 
 
 def test_equal_epochs_have_no_critical_batch_within_reach(study):
-    (found,) = critical_batches(study(rows=[aimed("allreduce", workers, 20) for workers in COUNTS]), draws=2)
+    (found,) = critical_batches(
+        study(rows=[aimed("allreduce", workers, 20) for workers in COUNTS]), draws=2
+    )
     assert not found.grows
 
 

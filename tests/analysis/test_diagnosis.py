@@ -61,16 +61,25 @@ def test_rows_without_lists_of_workers_show_nothing(study):
 
 
 def test_a_slow_worker_is_named_with_its_cores(study):
-    (found,) = diagnose(study(rows=repeated(worker_step_s=[1e-3, 1e-3, 1e-3, 1.5e-3], others_load=0.1)))
+    (found,) = diagnose(
+        study(rows=repeated(worker_step_s=[1e-3, 1e-3, 1e-3, 1.5e-3], others_load=0.1))
+    )
     assert found.where == "worker 3 (cores 1 of node cd)"
     assert re.match(r"its step takes 1\.50 times .*4 of 4 runs$", found.measured)
     assert found.rows == ALL
 
 
 def test_programs_beside_a_slow_worker_are_named(study):
-    slow, busy = diagnose(study(rows=repeated(worker_step_s=[1e-3, 2e-3, None, None], others_load=0.5)))
-    assert re.search(r"4 of 4 runs, .*other programs .*50 % of the cores$", slow.measured)
-    assert (busy.what, busy.measured[:39]) == ("busy cores", "other programs took 50 % of the cores o")
+    slow, busy = diagnose(
+        study(rows=repeated(worker_step_s=[1e-3, 2e-3, None, None], others_load=0.5))
+    )
+    assert re.search(
+        r"4 of 4 runs, .*other programs .*50 % of the cores$", slow.measured
+    )
+    assert (busy.what, busy.measured[:39]) == (
+        "busy cores",
+        "other programs took 50 % of the cores o",
+    )
 
 
 def test_a_worker_that_is_slow_in_half_of_its_runs_is_not(study):
@@ -93,19 +102,44 @@ def test_a_slow_node_is_one_symptom_and_its_workers_none(study):
 )
 def test_steps_that_need_not_be_equal_are_not_compared(study, changes):
     rows = repeated(worker_step_s=[1e-3, 2e-3, 1e-3, 5e-3], **changes)
-    assert not {"slow worker", "slow node"} & {what for what, _, _ in found_in(study, rows)}
+    assert not {"slow worker", "slow node"} & {
+        what for what, _, _ in found_in(study, rows)
+    }
 
 
 def test_a_clock_rate_that_falls_is_throttling(study):
-    (found,) = diagnose(study(rows=[native(0), native(1, worker_mhz_after=[2590.0, 2590.0, 1900.0, 2300.0])]))
-    assert (found.what, found.where, found.rows) == ("throttled cores", "node cd", ("run-1",))
+    (found,) = diagnose(
+        study(
+            rows=[
+                native(0),
+                native(1, worker_mhz_after=[2590.0, 2590.0, 1900.0, 2300.0]),
+            ]
+        )
+    )
+    assert (found.what, found.where, found.rows) == (
+        "throttled cores",
+        "node cd",
+        ("run-1",),
+    )
     assert re.fullmatch(r"from 2,600 to 1,900 MHz.* 1 of 2 runs", found.measured)
 
 
 def test_the_kernels_counters_are_throttling(study):
-    rows = [native(0), native(1, worker_throttles=[12, 0, None, None], worker_mhz_after=None, worker_mhz_before=None)]
+    rows = [
+        native(0),
+        native(
+            1,
+            worker_throttles=[12, 0, None, None],
+            worker_mhz_after=None,
+            worker_mhz_before=None,
+        ),
+    ]
     (found,) = diagnose(study(rows=rows))
-    assert (found.what, found.where, found.rows) == ("throttled cores", "node ab", ("run-1",))
+    assert (found.what, found.where, found.rows) == (
+        "throttled cores",
+        "node ab",
+        ("run-1",),
+    )
     assert re.fullmatch(r".*12 times .*1 of 2 runs", found.measured)
 
 
@@ -113,37 +147,89 @@ ON_GPUS = {"worker_gpu_mhz_before": [1980] * 4, "worker_gpu_mhz_after": [1965] *
 
 
 def test_a_gpu_at_its_power_cap_with_its_clock_rate_is_sound(study):
-    assert found_in(study, [native(0, **ON_GPUS, worker_gpu_slowdowns=["power-cap", "none", None, "power-cap"])]) == []
+    assert (
+        found_in(
+            study,
+            [
+                native(
+                    0,
+                    **ON_GPUS,
+                    worker_gpu_slowdowns=["power-cap", "none", None, "power-cap"],
+                )
+            ],
+        )
+        == []
+    )
 
 
 def test_a_gpu_that_is_too_hot_is_throttled(study):
     calm = native(0, **ON_GPUS, worker_gpu_slowdowns=["power-cap"] * 4)
-    hot = native(1, **ON_GPUS, worker_gpu_slowdowns=["power-cap", "none", "none", "power-cap+thermal"])
+    hot = native(
+        1,
+        **ON_GPUS,
+        worker_gpu_slowdowns=["power-cap", "none", "none", "power-cap+thermal"],
+    )
     (found,) = diagnose(study(rows=[calm, hot]))
-    assert (found.what, found.where, found.rows) == ("throttled GPUs", "node cd", ("run-1",))
+    assert (found.what, found.where, found.rows) == (
+        "throttled GPUs",
+        "node cd",
+        ("run-1",),
+    )
     assert found.measured == "clocked down by power-cap, thermal, in 1 of 2 runs"
 
 
 def test_a_gpu_whose_clock_rate_falls_is_throttled(study):
     slowed = ON_GPUS | {"worker_gpu_mhz_after": [1965, 1200, None, 1965]}
-    (found,) = diagnose(study(rows=[native(0, **slowed, worker_gpu_slowdowns=["none", "power-cap", None, "none"])]))
+    (found,) = diagnose(
+        study(
+            rows=[
+                native(
+                    0,
+                    **slowed,
+                    worker_gpu_slowdowns=["none", "power-cap", None, "none"],
+                )
+            ]
+        )
+    )
     assert (found.what, found.where) == ("throttled GPUs", "node ab")
-    assert re.fullmatch(r"from 1,980 to 1,200 MHz at worst; clocked down by power-cap, .*1 run", found.measured)
+    assert re.fullmatch(
+        r"from 1,980 to 1,200 MHz at worst; clocked down by power-cap, .*1 run",
+        found.measured,
+    )
 
 
 def test_a_clock_is_apart_beyond_the_error_of_measuring_it(study):
-    near = native(0, worker_clock_offset_s=[0.0, 0.0, 5e-3, 5e-3], worker_clock_error_s=[0.0, 0.0, 6e-3, 6e-3])
+    near = native(
+        0,
+        worker_clock_offset_s=[0.0, 0.0, 5e-3, 5e-3],
+        worker_clock_error_s=[0.0, 0.0, 6e-3, 6e-3],
+    )
     far = native(1, worker_clock_offset_s=[0.0, 0.0, -5e-3, -5e-3])
     (found,) = diagnose(study(rows=[near, far]))
-    assert (found.what, found.where, found.rows) == ("clock offset", "node cd", ("run-1",))
-    assert re.search(r"5\.00 ms behind .*worker 0's node.* 100 µs, .*1 of 2 runs", found.measured)
+    assert (found.what, found.where, found.rows) == (
+        "clock offset",
+        "node cd",
+        ("run-1",),
+    )
+    assert re.search(
+        r"5\.00 ms behind .*worker 0's node.* 100 µs, .*1 of 2 runs", found.measured
+    )
 
 
 def test_oversubscription_gives_workers_and_cores(study):
-    crowded = {"oversubscribed": True, "binding": "none", "workers_per_node": 4, "nodes": 1}
+    crowded = {
+        "oversubscribed": True,
+        "binding": "none",
+        "workers_per_node": 4,
+        "nodes": 1,
+    }
     places = {"worker_nodes": ["ab"] * 4, "worker_cores": ["0-1"] * 4}
     (found,) = diagnose(study(rows=[native(0, **crowded, **places)]))
-    assert (found.what, found.measured, found.rows) == ("oversubscription", "4 workers on 2 cores (0-1)", ("run-0",))
+    assert (found.what, found.measured, found.rows) == (
+        "oversubscription",
+        "4 workers on 2 cores (0-1)",
+        ("run-0",),
+    )
 
 
 def test_other_programs_on_the_cores_are_named_with_their_share(study):
@@ -159,25 +245,45 @@ def test_missing_binding_is_found_where_there_are_enough_cores(study):
     (found,) = diagnose(study(rows=[loose, native(1)]))
     assert (found.what, found.rows) == ("missing binding", ("run-0",))
     assert found.measured == "2 workers on 8 cores (0-7)", "of one node"
-    alone = native(0, binding="none", workers_per_node=1, nodes=4, worker_nodes=["a", "b", "c", "d"])
+    alone = native(
+        0,
+        binding="none",
+        workers_per_node=1,
+        nodes=4,
+        worker_nodes=["a", "b", "c", "d"],
+    )
     assert found_in(study, [alone]) == []
 
 
 def priced(**changes):
     """The virtual run of the same cell: 0.1 s of transfers in 1 s."""
-    values = {"run_id": "virtual", "workers": 4, "batch_global": 32, "train_s": 1.0, "comm_s": 0.2, "wait_s": 0.1}
+    values = {
+        "run_id": "virtual",
+        "workers": 4,
+        "batch_global": 32,
+        "train_s": 1.0,
+        "comm_s": 0.2,
+        "wait_s": 0.1,
+    }
     return run_row(**(values | changes))
 
 
 def test_a_network_below_its_calibration_is_found(study):
-    (found,) = diagnose(study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5, wait_s=0.1)]))
+    (found,) = diagnose(
+        study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5, wait_s=0.1)])
+    )
     assert (found.what, found.rows) == ("slow network", ALL)
-    assert re.match(r"transfers of allreduce at 4 workers .*400 ms, .*100 ms .*calibration: 23 %", found.measured)
+    assert re.match(
+        r"transfers of allreduce at 4 workers .*400 ms, .*100 ms .*calibration: 23 %",
+        found.measured,
+    )
 
 
 def test_on_several_nodes_waiting_is_compared_with_waiting(study):
     (found,) = diagnose(study(rows=[priced(), *repeated(train_s=1.3, comm_s=0.5)]))
-    assert re.match(r"communication, with waiting .*allreduce at 4 workers .*500 ms", found.measured)
+    assert re.match(
+        r"communication, with waiting .*allreduce at 4 workers .*500 ms", found.measured
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,11 +297,17 @@ def test_on_several_nodes_waiting_is_compared_with_waiting(study):
     ids=["as calibrated", "waiting", "matters little", "disturbed"],
 )
 def test_a_network_is_not_blamed_for(study, changes):
-    assert "slow network" not in {what for what, *_ in found_in(study, [priced(), *repeated(**changes)])}
+    assert "slow network" not in {
+        what for what, *_ in found_in(study, [priced(), *repeated(**changes)])
+    }
 
 
 def test_every_symptom_has_its_consequence_and_remedy(study):
-    rows = repeated(worker_step_s=[1e-3, 1e-3, 1e-3, 1.5e-3], worker_throttles=[3] * 4, binding="none")
+    rows = repeated(
+        worker_step_s=[1e-3, 1e-3, 1e-3, 1.5e-3],
+        worker_throttles=[3] * 4,
+        binding="none",
+    )
     found = diagnose(study(rows=rows))
     assert len(found) == 4
     assert all(each.consequence and each.remedy and each.rows for each in found)

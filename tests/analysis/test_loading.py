@@ -23,7 +23,9 @@ def test_runs_with_lost_epochs_are_noted_and_in_no_epochs(tmp_path):
     with Store(tmp_path) as store:
         for repetition, run_id in enumerate(("a", "b", "c")):
             run = run_row(run_id=run_id, repetition=repetition, epochs=2)
-            store.append(run, [epoch_row(run_id=run_id, epoch=epoch) for epoch in (0, 1)])
+            store.append(
+                run, [epoch_row(run_id=run_id, epoch=epoch) for epoch in (0, 1)]
+            )
     lines = (tmp_path / "epochs.csv").read_text().splitlines(keepends=True)
     (tmp_path / "epochs.csv").write_text("".join(lines[:4]))
     results = load(tmp_path)
@@ -31,18 +33,28 @@ def test_runs_with_lost_epochs_are_noted_and_in_no_epochs(tmp_path):
     assert results.without_epochs == ["b", "c"]
     assert re.search(r"epochs\.csv .*\b2 .*\(b, c\)", results.notes[0])
     assert check(tmp_path).count("error") == 0
-    (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
+    (finding,) = [
+        found for found in check(tmp_path).findings if found.rule == "missing-epochs"
+    ]
     assert re.search(r"\b2 .*missing \(b, c\); 2 rows", finding.what)
     (tmp_path / "epochs.csv").unlink()
     assert load(tmp_path).epochs.empty
-    (finding,) = [found for found in check(tmp_path).findings if found.rule == "missing-epochs"]
+    (finding,) = [
+        found for found in check(tmp_path).findings if found.rule == "missing-epochs"
+    ]
     assert re.search(r"\b3 .*missing", finding.what)
 
 
 def test_rows_come_back_with_their_types(study):
     results = study(
         rows=[
-            run_row(run_id="a", train_s=1.25, comm_s=None, strategy_options={"every": 2}, strategy="epoch_average"),
+            run_row(
+                run_id="a",
+                train_s=1.25,
+                comm_s=None,
+                strategy_options={"every": 2},
+                strategy="epoch_average",
+            ),
             run_row(run_id="b", train_s=2.5, comm_s=0.5, strategy="=cmd()", error="-x"),
         ]
     )
@@ -57,7 +69,11 @@ def test_rows_come_back_with_their_types(study):
 
 
 def test_the_latest_attempt_counts(study):
-    rows = [run_row(attempt=1, train_s=9.0), run_row(attempt=2, train_s=2.0), run_row(run_id="other", status="failed")]
+    rows = [
+        run_row(attempt=1, train_s=9.0),
+        run_row(attempt=2, train_s=2.0),
+        run_row(run_id="other", status="failed"),
+    ]
     results = study(rows=rows)
     assert results.completed["train_s"].tolist() == [2.0]
     assert results.failed["run_id"].tolist() == ["other"]
@@ -80,8 +96,13 @@ def test_empty_options_are_no_options(study):
 
 def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path):
     with Store(tmp_path) as store:
-        store.append(run_row(attempt=1, status="timeout"), [epoch_row(attempt=1, test_metric=0.1)])
-        store.append(run_row(attempt=2, epochs=1), [epoch_row(attempt=2, test_metric=0.9)])
+        store.append(
+            run_row(attempt=1, status="timeout"),
+            [epoch_row(attempt=1, test_metric=0.1)],
+        )
+        store.append(
+            run_row(attempt=2, epochs=1), [epoch_row(attempt=2, test_metric=0.9)]
+        )
     with (tmp_path / "epochs.csv").open("a") as file:
         file.write("lost,1,0" + 14 * "," + "\n")
     assert load(tmp_path).epochs["test_metric"].tolist() == [0.9]
@@ -89,18 +110,30 @@ def test_epochs_of_older_attempts_and_of_uncommitted_runs_do_not_count(tmp_path)
 
 def test_paced_runs_that_cannot_keep_the_pace_are_oversubscribed(study):
     rows = [
-        run_row(run_id=str(share), repetition=n, execution="paced", engine="mpi", paced_overrun=share)
+        run_row(
+            run_id=str(share),
+            repetition=n,
+            execution="paced",
+            engine="mpi",
+            paced_overrun=share,
+        )
         for n, share in enumerate((0.0, 0.01, 0.02))
     ]
     assert study(rows=rows).runs["oversubscribed"].tolist() == [False, False, True]
 
 
 def test_latest_configuration_counts_with_a_note(study):
-    rows = [run_row(run_id="old", lr=0.2), run_row(run_id="old2", lr=0.3), run_row(run_id="new")]
+    rows = [
+        run_row(run_id="old", lr=0.2),
+        run_row(run_id="old2", lr=0.3),
+        run_row(run_id="new"),
+    ]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["new"]
     (note,) = results.notes
-    assert re.fullmatch(r"left out 2 runs with lr = 0\.2, 0\.3: .* 0\.1; .*study name.*", note)
+    assert re.fullmatch(
+        r"left out 2 runs with lr = 0\.2, 0\.3: .* 0\.1; .*study name.*", note
+    )
 
 
 def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
@@ -111,7 +144,9 @@ def test_the_cluster_may_differ_between_executions_but_not_within_one(study):
     ]
     results = study(rows=rows)
     assert results.runs["run_id"].tolist() == ["n", "v2"]
-    assert re.match(r"left out 1 run .*cluster = juwels-booster: .* ethernet-10g", results.notes[0])
+    assert re.match(
+        r"left out 1 run .*cluster = juwels-booster: .* ethernet-10g", results.notes[0]
+    )
 
 
 def test_two_contents_of_a_cluster_file_are_two_clusters(study):
@@ -123,7 +158,10 @@ def test_two_contents_of_a_cluster_file_are_two_clusters(study):
     ]
     results = study(rows=rows)
     assert set(results.runs["run_id"]) == {"n", "v2"}
-    assert re.match(r"left out 1 run .*ours\.yaml \(sha256 a{12}\): .*\(sha256 b{12}\)", results.notes[0])
+    assert re.match(
+        r"left out 1 run .*ours\.yaml \(sha256 a{12}\): .*\(sha256 b{12}\)",
+        results.notes[0],
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +172,11 @@ def test_two_contents_of_a_cluster_file_are_two_clusters(study):
         ("workers", "four", "workers is 'four', expected a whole number"),
         ("workers", "2.5", "workers is '2.5', expected a whole number"),
         ("workers", "0", "workers is '0', expected a number from 1 up"),
-        ("oversubscribed", "perhaps", "oversubscribed is 'perhaps', expected true or false"),
+        (
+            "oversubscribed",
+            "perhaps",
+            "oversubscribed is 'perhaps', expected true or false",
+        ),
         ("status", "fine", "status is 'fine', expected one of completed, failed"),
         ("strategy", "", "strategy is empty, expected a value"),
         ("epochs", "", "epochs is empty, expected a number from 1 up"),
@@ -142,24 +184,75 @@ def test_two_contents_of_a_cluster_file_are_two_clusters(study):
         ("train_s", "1e300", "train_s is '1e+300', expected 1e-09 to 1e+09 s"),
         ("train_s", "1e-320", "train_s is '1e-320', expected 1e-09 to 1e+09 s"),
         ("comm_s", "-inf", "comm_s is '-inf', expected at most 1e+09 s"),
-        ("final_metric", "7.5", "final_metric is '7.5', expected an accuracy from 0 to 1"),
-        ("best_metric", "-0.5", "best_metric is '-0.5', expected an accuracy from 0 to 1"),
-        ("time_to_target_s", "99999", "time_to_target_s is '99999.0', expected at most train_s, which is 1"),
-        ("time_to_target_s", "1.00001", "time_to_target_s is '1.00001', expected at most train_s, which is 1"),
-        ("compute_s", "99999", "compute_s is '99999.0', expected at most train_s, which is 1"),
+        (
+            "final_metric",
+            "7.5",
+            "final_metric is '7.5', expected an accuracy from 0 to 1",
+        ),
+        (
+            "best_metric",
+            "-0.5",
+            "best_metric is '-0.5', expected an accuracy from 0 to 1",
+        ),
+        (
+            "time_to_target_s",
+            "99999",
+            "time_to_target_s is '99999.0', expected at most train_s, which is 1",
+        ),
+        (
+            "time_to_target_s",
+            "1.00001",
+            "time_to_target_s is '1.00001', expected at most train_s, which is 1",
+        ),
+        (
+            "compute_s",
+            "99999",
+            "compute_s is '99999.0', expected at most train_s, which is 1",
+        ),
         ("comm_s", "1.5", "comm_s is '1.5', expected at most train_s, which is 1"),
         ("wait_s", "2", "wait_s is '2.0', expected at most train_s, which is 1"),
         ("data_s", "2", "data_s is '2.0', expected at most train_s, which is 1"),
         ("other_s", "2", "other_s is '2.0', expected at most train_s, which is 1"),
-        ("epochs_to_target", "7", "epochs_to_target is '7', expected at most epochs, which is 6"),
-        *(
-            ("started_utc", moment, f"started_utc is '{moment}', expected ISO 8601 (2026-11-20T12:00:00+00:00)")
-            for moment in ("22.11.2026 03:00", "11/22/2026 3:00", "2026/11/22 03:00", "46348.125", "20261122", "now")
+        (
+            "epochs_to_target",
+            "7",
+            "epochs_to_target is '7', expected at most epochs, which is 6",
         ),
-        ("bytes_sent_per_worker", "inf", "bytes_sent_per_worker is 'inf', expected a number of at most 1e+150"),
-        ("workers", 20 * "9", f"workers is '{20 * '9'}', expected a whole number of at most 9007199254740992"),
-        ("repetition", f"-{20 * '9'}", f"repetition is '-{20 * '9'}', expected a whole number of at most"),
-        ("seed", "9223372036854775808", "seed is '9223372036854775808', expected a whole number of at most"),
+        *(
+            (
+                "started_utc",
+                moment,
+                f"started_utc is '{moment}', expected ISO 8601 (2026-11-20T12:00:00+00:00)",
+            )
+            for moment in (
+                "22.11.2026 03:00",
+                "11/22/2026 3:00",
+                "2026/11/22 03:00",
+                "46348.125",
+                "20261122",
+                "now",
+            )
+        ),
+        (
+            "bytes_sent_per_worker",
+            "inf",
+            "bytes_sent_per_worker is 'inf', expected a number of at most 1e+150",
+        ),
+        (
+            "workers",
+            20 * "9",
+            f"workers is '{20 * '9'}', expected a whole number of at most 9007199254740992",
+        ),
+        (
+            "repetition",
+            f"-{20 * '9'}",
+            f"repetition is '-{20 * '9'}', expected a whole number of at most",
+        ),
+        (
+            "seed",
+            "9223372036854775808",
+            "seed is '9223372036854775808', expected a whole number of at most",
+        ),
     ],
 )
 def test_a_damaged_cell_is_named(study, column, cell, message):
@@ -187,7 +280,14 @@ def test_a_damaged_cell_is_named(study, column, cell, message):
         },  # the end is the target
         {"train_s": 0.0, "compute_s": 0.4},  # of no statistic, and named by `check`
         {"status": "timeout", "train_s": 0.5, "time_to_target_s": 0.6},
-        *({"started_utc": moment} for moment in (None, "2026-11-20T12:00:00Z", "2026-11-20T12:00:00.123+00:00")),
+        *(
+            {"started_utc": moment}
+            for moment in (
+                None,
+                "2026-11-20T12:00:00Z",
+                "2026-11-20T12:00:00.123+00:00",
+            )
+        ),
         {"started_utc": "2026-11-20 12:00"},
     ],
 )
@@ -202,7 +302,10 @@ def test_parts_of_a_whole_and_moments_of_iso_8601_are_read(study, changes):
         ("", "is empty"),
         ("a,b\n1,2\n", "its header lacks schema_version"),
         (",".join(columns(RunRow)) + "\n", "holds no runs yet"),
-        (",".join(columns(RunRow)) + "\n" + 199 * "x," + "\n", f"has 200 cells, expected {len(columns(RunRow))}"),
+        (
+            ",".join(columns(RunRow)) + "\n" + 199 * "x," + "\n",
+            f"has 200 cells, expected {len(columns(RunRow))}",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
@@ -220,7 +323,10 @@ def test_incomplete_last_line_is_ignored(study):
 
 
 def test_a_large_table_is_read_in_pieces(study, monkeypatch):
-    rows = [run_row(run_id=f"run-{number}", repetition=number, strategy="=cmd()") for number in range(9)]
+    rows = [
+        run_row(run_id=f"run-{number}", repetition=number, strategy="=cmd()")
+        for number in range(9)
+    ]
     folder = study(rows=rows).folder
     whole = load(folder).rows
     monkeypatch.setattr("scalebench.system.bounded_read._PIECE", 1000)  # about two rows
@@ -234,7 +340,9 @@ def test_a_large_table_is_read_in_pieces(study, monkeypatch):
     ):
         before, after = lines[6].split(",")[:place], lines[6].split(",")[place + 1 :]
         damaged = ",".join([*before, cell, *after])
-        (folder / "runs.csv").write_text("\n".join([*lines[:6], damaged, *lines[7:], ""]))
+        (folder / "runs.csv").write_text(
+            "\n".join([*lines[:6], damaged, *lines[7:], ""])
+        )
         with pytest.raises(ResultsError, match=rf"line 7\b.*{re.escape(message)}"):
             load(folder)
 
@@ -256,7 +364,9 @@ def test_columns_reordered_by_a_spreadsheet_are_read(study):
 
 
 def test_a_simulated_time_is_not_taken_for_a_measured_one(study):
-    with pytest.raises(ResultsError, match=r"line 3: engine .*'virtual', expected a native"):
+    with pytest.raises(
+        ResultsError, match=r"line 3: engine .*'virtual', expected a native"
+    ):
         study(rows=[run_row(run_id="a"), run_row(run_id="b", execution="native")])
     with pytest.raises(ResultsError, match=r"line 2: engine .*'mpi', expected virtual"):
         study(rows=[run_row(run_id="a", engine="mpi")])
@@ -269,7 +379,9 @@ def test_a_number_too_large_for_its_column_is_named(study, value):
     cells = row.split(",")
     cells[header.split(",").index("workers")] = value
     (folder / "runs.csv").write_text(f"{header}\n{','.join(cells)}\n")
-    with pytest.raises(ResultsError, match=f"line 2: .*'{value}', expected a whole number"):
+    with pytest.raises(
+        ResultsError, match=f"line 2: .*'{value}', expected a whole number"
+    ):
         load(folder)
 
 
@@ -296,17 +408,29 @@ def test_further_attempts_are_not_repeated_rows(study):
 
 
 @pytest.mark.parametrize(
-    ("cell", "expected"), [("7.5", "an accuracy from 0 to 1"), ("inf", "a number of at most 1e+150")]
+    ("cell", "expected"),
+    [("7.5", "an accuracy from 0 to 1"), ("inf", "a number of at most 1e+150")],
 )
 def test_impossible_metric_of_an_epoch_is_named(tmp_path, cell, expected):
     with Store(tmp_path) as store:
-        store.append(run_row(), [epoch_row(test_metric=0.5), epoch_row(epoch=1, test_metric=float(cell))])
-    with pytest.raises(ResultsError, match=rf"epochs\.csv, line 3: test_metric .*'{cell}', .*{re.escape(expected)}"):
+        store.append(
+            run_row(),
+            [epoch_row(test_metric=0.5), epoch_row(epoch=1, test_metric=float(cell))],
+        )
+    with pytest.raises(
+        ResultsError,
+        match=rf"epochs\.csv, line 3: test_metric .*'{cell}', .*{re.escape(expected)}",
+    ):
         assert load(tmp_path).epochs is not None
 
 
 def test_diverged_runs_may_have_any_number(study):
-    rows = [run_row(run_id="a"), run_row(run_id="b", status="diverged", final_train_loss=math.inf, final_metric=None)]
+    rows = [
+        run_row(run_id="a"),
+        run_row(
+            run_id="b", status="diverged", final_train_loss=math.inf, final_metric=None
+        ),
+    ]
     assert study(rows=rows).failed["run_id"].tolist() == ["b"]
 
 
@@ -317,4 +441,7 @@ def test_times_at_the_ends_of_their_range_have_a_spread():
 
 def test_label_writes_a_mapping_as_the_study_does():
     options = '{"groups": {"4": 2, "16": 8}, "first": 2}'
-    assert label_of("hierarchical_local_sgd", options) == "hierarchical_local_sgd(first=2, groups={4: 2, 16: 8})"
+    assert (
+        label_of("hierarchical_local_sgd", options)
+        == "hierarchical_local_sgd(first=2, groups={4: 2, 16: 8})"
+    )

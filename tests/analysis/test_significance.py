@@ -50,18 +50,28 @@ def test_signed_ranks_with_ties_are_counted(values):
     ranks = stats.rankdata(np.abs(signs)) if signs else np.array([])
     seen = ranks[np.array(signs) > 0].sum() if signs else 0
     every = [
-        sum(r for r, up in zip(ranks, flip, strict=True) if up) for flip in itertools.product((0, 1), repeat=len(signs))
+        sum(r for r, up in zip(ranks, flip, strict=True) if up)
+        for flip in itertools.product((0, 1), repeat=len(signs))
     ]
-    tails = min(np.mean(np.array(every) <= seen + 1e-9), np.mean(np.array(every) >= seen - 1e-9))
-    assert signed_rank_test([2.0**v for v in values], [1.0] * len(values)).p == pytest.approx(min(1, 2 * tails))
+    tails = min(
+        np.mean(np.array(every) <= seen + 1e-9), np.mean(np.array(every) >= seen - 1e-9)
+    )
+    assert signed_rank_test(
+        [2.0**v for v in values], [1.0] * len(values)
+    ).p == pytest.approx(min(1, 2 * tails))
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
 @settings(deadline=None)
 def test_rank_sums_with_ties_are_counted(top, bottom):
     ranks = stats.rankdata([*top, *bottom])
     seen = ranks[: len(top)].sum()
-    every = np.array([sum(chosen) for chosen in itertools.combinations(ranks, len(top))])
+    every = np.array(
+        [sum(chosen) for chosen in itertools.combinations(ranks, len(top))]
+    )
     tails = min(np.mean(every <= seen + 1e-9), np.mean(every >= seen - 1e-9))
     assert rank_sum_test(top, bottom).p == pytest.approx(min(1, 2 * tails))
 
@@ -70,7 +80,11 @@ def test_the_smallest_p_is_reached_and_known():
     assert smallest_signed_rank_p(5) == 0.0625
     assert smallest_rank_sum_p(4, 4) == pytest.approx(2 / 70)
     fast, slow = [1.0, 2.0, 3.0, 4.0, 5.0], [9.0, 8.5, 8.0, 9.5, 7.0]
-    assert signed_rank_test(fast, slow).p == signed_rank_test(fast, slow).smallest_p == 0.0625
+    assert (
+        signed_rank_test(fast, slow).p
+        == signed_rank_test(fast, slow).smallest_p
+        == 0.0625
+    )
     assert rank_sum_test(fast, slow)[1:] == pytest.approx((2 / 252, 2 / 252))
 
 
@@ -84,7 +98,9 @@ def test_repetitions_needed_reach_the_first_step_of_holm(family, paired):
 def test_holm_matches_a_textbook_example():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     adjusted = holm([0.01, math.nan])
-    assert adjusted[0] == pytest.approx(0.02), "what was not tested still belongs to the family"
+    assert adjusted[0] == pytest.approx(0.02), (
+        "what was not tested still belongs to the family"
+    )
     assert math.isnan(adjusted[1])
 
 
@@ -98,7 +114,15 @@ def test_holm_only_raises_p_and_keeps_its_order(p):
 def round_runs(strategy, workers, seconds, place, **changes):
     """One run per round; all strategies of a round follow one another."""
     return [
-        run(strategy, workers, t, repetition=r, seed=r, run_order=10 * r + 2 * workers + place, **changes)
+        run(
+            strategy,
+            workers,
+            t,
+            repetition=r,
+            seed=r,
+            run_order=10 * r + 2 * workers + place,
+            **changes,
+        )
         for r, t in enumerate(seconds)
     ]
 
@@ -108,12 +132,20 @@ def two_strategies(n, **changes):
     rows = []
     for workers in (1, 2):
         rows += round_runs("allreduce", workers, slow, 0, **changes)
-        rows += round_runs("epoch_average", workers, [0.5 * t + 0.001 * r for r, t in enumerate(slow)], 1, **changes)
+        rows += round_runs(
+            "epoch_average",
+            workers,
+            [0.5 * t + 0.001 * r for r, t in enumerate(slow)],
+            1,
+            **changes,
+        )
     return rows
 
 
 def test_a_test_is_offered_where_it_can_reach_its_level(study):
-    table = differences(study(rows=two_strategies(7, execution="native")), "epoch_average", "allreduce")
+    table = differences(
+        study(rows=two_strategies(7, execution="native")), "epoch_average", "allreduce"
+    )
     assert set(table["test"]) == {"Wilcoxon signed-rank"}
     assert table["p"].tolist() == pytest.approx([2 / 2**7] * 2)
     assert table["p_adjusted"].tolist() == pytest.approx([4 / 2**7] * 2)
@@ -122,11 +154,15 @@ def test_a_test_is_offered_where_it_can_reach_its_level(study):
 
 
 def test_repetitions_needed_are_given_without_a_test(study):
-    table = differences(study(rows=two_strategies(6, execution="native")), "epoch_average", "allreduce")
+    table = differences(
+        study(rows=two_strategies(6, execution="native")), "epoch_average", "allreduce"
+    )
     assert set(table["test"]) == {""}
     assert table["p"].isna().all()
     assert table["repetitions_needed"].tolist() == [7, 7]
-    assert set(table["note"]) == {"a test of 2 worker counts needs 7 repetitions to reach 0.05"}
+    assert set(table["note"]) == {
+        "a test of 2 worker counts needs 7 repetitions to reach 0.05"
+    }
     assert table["significant"].tolist() == [None, None]
 
 
@@ -139,35 +175,61 @@ def test_virtual_times_get_no_test_at_any_number(study):
 
 
 def test_launches_apart_are_independent_samples(study):
-    rows = [run("allreduce", 2, 1.0 + 0.01 * r, "native", repetition=r, run_order=r) for r in range(5)]
-    rows += [run("ddp", 2, 2.0 + 0.01 * r, "native", "gloo", repetition=r, run_order=5 + r) for r in range(4)]
+    rows = [
+        run("allreduce", 2, 1.0 + 0.01 * r, "native", repetition=r, run_order=r)
+        for r in range(5)
+    ]
+    rows += [
+        run("ddp", 2, 2.0 + 0.01 * r, "native", "gloo", repetition=r, run_order=5 + r)
+        for r in range(4)
+    ]
     row = only(differences(study(rows=rows), "ddp", "allreduce"), workers=2)
     assert not row.paired
-    assert (row.engine_a, row.engine_b, row.test) == ("gloo", "mpi", "Wilcoxon rank-sum")
+    assert (row.engine_a, row.engine_b, row.test) == (
+        "gloo",
+        "mpi",
+        "Wilcoxon rank-sum",
+    )
     assert row.p == pytest.approx(2 / math.comb(9, 4))
     welch = unpaired_ratio([2.0, 2.01, 2.02, 2.03], [1.0, 1.01, 1.02, 1.03])
-    assert (row.ratio_low, row.ratio_high) == pytest.approx(welch[1:3]), "of as many runs of both"
+    assert (row.ratio_low, row.ratio_high) == pytest.approx(welch[1:3]), (
+        "of as many runs of both"
+    )
 
 
 def test_oversubscribed_baseline_has_no_ratio_and_no_family(study):
     rows = two_strategies(6, execution="native")
-    crowded = [row.model_copy(update={"oversubscribed": True}) if row.workers == 2 else row for row in rows]
+    crowded = [
+        row.model_copy(update={"oversubscribed": True}) if row.workers == 2 else row
+        for row in rows
+    ]
     table = differences(study(rows=crowded), "epoch_average", "allreduce")
     alone, both = only(table, workers=1), only(table, workers=2)
-    assert (alone.test, alone.p_adjusted) == ("Wilcoxon signed-rank", pytest.approx(2 / 2**6))
-    assert (both.test, both.note) == ("", "allreduce is oversubscribed at 2 workers and so no baseline")
+    assert (alone.test, alone.p_adjusted) == (
+        "Wilcoxon signed-rank",
+        pytest.approx(2 / 2**6),
+    )
+    assert (both.test, both.note) == (
+        "",
+        "allreduce is oversubscribed at 2 workers and so no baseline",
+    )
     assert math.isnan(both.ratio)
 
 
 def test_oversubscribed_strategy_is_in_no_family(study):
     rows = two_strategies(6, execution="native")
     crowded = [
-        row.model_copy(update={"oversubscribed": True}) if (row.workers, row.strategy) == (2, "epoch_average") else row
+        row.model_copy(update={"oversubscribed": True})
+        if (row.workers, row.strategy) == (2, "epoch_average")
+        else row
         for row in rows
     ]
     table = differences(study(rows=crowded), "epoch_average", "allreduce")
     alone, both = only(table, workers=1), only(table, workers=2)
-    assert (alone.test, alone.p_adjusted) == ("Wilcoxon signed-rank", pytest.approx(2 / 2**6))
+    assert (alone.test, alone.p_adjusted) == (
+        "Wilcoxon signed-rank",
+        pytest.approx(2 / 2**6),
+    )
     assert (both.test, both.repetitions_needed) == ("", 0)
     assert both.note == "epoch_average is oversubscribed at 2 workers and so not tested"
 
@@ -175,19 +237,38 @@ def test_oversubscribed_strategy_is_in_no_family(study):
 def test_metrics_are_paired_by_seed_in_every_execution(study):
     rows = []
     for seed, (a, b) in enumerate([(0.90, 0.95), (0.80, 0.86), (0.70, 0.77)]):
-        rows.append(run("epoch_average", 2, 1.0, repetition=seed, seed=seed, final_metric=a))
-        rows.append(run("allreduce", 2, 1.0, repetition=seed, seed=seed, final_metric=b))
+        rows.append(
+            run("epoch_average", 2, 1.0, repetition=seed, seed=seed, final_metric=a)
+        )
+        rows.append(
+            run("allreduce", 2, 1.0, repetition=seed, seed=seed, final_metric=b)
+        )
     row = only(differences(study(rows=rows), "epoch_average", "allreduce"), workers=2)
     half = stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3)
     assert (row.metric_difference, row.metric_n) == (pytest.approx(-0.06), 3)
-    assert (row.metric_low, row.metric_high) == pytest.approx((-0.06 - half, -0.06 + half))
+    assert (row.metric_low, row.metric_high) == pytest.approx(
+        (-0.06 - half, -0.06 + half)
+    )
 
 
 def test_equal_metric_differences_have_no_interval(study):
     rows = []
-    for seed, (a, b) in enumerate([(345, 350), (344, 349), (347, 352)]):  # of 360 test samples
-        rows.append(run("epoch_average", 2, 1.0, repetition=seed, seed=seed, final_metric=a / 360))
-        rows.append(run("allreduce", 2, 1.0, repetition=seed, seed=seed, final_metric=b / 360))
+    for seed, (a, b) in enumerate(
+        [(345, 350), (344, 349), (347, 352)]
+    ):  # of 360 test samples
+        rows.append(
+            run(
+                "epoch_average",
+                2,
+                1.0,
+                repetition=seed,
+                seed=seed,
+                final_metric=a / 360,
+            )
+        )
+        rows.append(
+            run("allreduce", 2, 1.0, repetition=seed, seed=seed, final_metric=b / 360)
+        )
     row = only(differences(study(rows=rows), "epoch_average", "allreduce"), workers=2)
     assert (row.metric_difference, row.metric_n) == (pytest.approx(-5 / 360), 3)
     assert math.isnan(row.metric_low)
@@ -203,7 +284,9 @@ def test_against_compares_all_with_the_baseline(study):
 
 
 def test_an_unknown_strategy_is_named_with_its_neighbour(study):
-    with pytest.raises(UsageError, match="'epoch_averag'; did you mean 'epoch_average'"):
+    with pytest.raises(
+        UsageError, match="'epoch_averag'; did you mean 'epoch_average'"
+    ):
         differences(study(rows=two_strategies(2)), "epoch_averag", "allreduce")
 
 
@@ -213,7 +296,10 @@ def test_explained_by_a_cut_finds_the_best_cut(values):
     total = np.var(ordered)
     least = max(2, math.ceil(len(values) / 4))
     shares = [
-        1 - (k * np.var(ordered[:k]) + (len(values) - k) * np.var(ordered[k:])) / len(values) / total
+        1
+        - (k * np.var(ordered[:k]) + (len(values) - k) * np.var(ordered[k:]))
+        / len(values)
+        / total
         for k in range(least, len(values) - least + 1)
         if total > 1e-12
     ]
@@ -226,7 +312,9 @@ def test_p_is_the_share_of_simulated_samples_that_look_as_clear():
     seconds = np.exp(random.normal(0, 0.1, 8))
     simulated = explained_by_a_cut(np.random.default_rng(99).random((20_000, 8)))
     share = np.mean(simulated >= explained_by_a_cut(np.log(seconds)))
-    assert two_groups_p(seconds.tolist()) == pytest.approx(share, abs=0.015)  # three standard errors of both
+    assert two_groups_p(seconds.tolist()) == pytest.approx(
+        share, abs=0.015
+    )  # three standard errors of both
 
 
 def test_two_tight_groups_are_clear_and_equal_times_are_not():
@@ -241,7 +329,16 @@ def drifting(study, growth, noise=0.0, rounds=4, seed=0):
     for number in range(rounds):
         for place in random.permutation(5):
             seconds = (1.0 + place) * math.exp(growth * order + noise * random.normal())
-            rows.append(run("allreduce", int(2**place), seconds, "native", repetition=number, run_order=order))
+            rows.append(
+                run(
+                    "allreduce",
+                    int(2**place),
+                    seconds,
+                    "native",
+                    repetition=number,
+                    run_order=order,
+                )
+            )
             order += 1
     return runs_by_cell(study(rows=rows))
 
@@ -250,13 +347,17 @@ def test_drift_is_that_of_least_squares_with_a_level_for_every_cell(study):
     found = drifting(study, 0.004, 0.02)
     order = np.array([at for cell in found for at in cell.order.values()], dtype=float)
     logs = np.array([math.log(t) for cell in found for t in cell.seconds.values()])
-    levels = np.repeat(np.eye(len(found)), [len(cell.seconds) for cell in found], axis=0)
+    levels = np.repeat(
+        np.eye(len(found)), [len(cell.seconds) for cell in found], axis=0
+    )
     design = np.column_stack([order, levels])
     beta, squares, *_ = np.linalg.lstsq(design, logs, rcond=None)
     freedom = len(logs) - len(found) - 1
     error = math.sqrt(squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0])
     factor, p = time_trend(found)
-    assert factor == pytest.approx(math.exp(beta[0] * (order.max() - order.min())), rel=1e-9)
+    assert factor == pytest.approx(
+        math.exp(beta[0] * (order.max() - order.min())), rel=1e-9
+    )
     assert p == pytest.approx(2 * stats.t.sf(abs(beta[0]) / error, freedom), rel=1e-6)
 
 

@@ -39,28 +39,60 @@ def row(page, heading, number=1):
 
 
 def test_row_shows_time_speedup_reduction_metric_and_execution(study):
-    rows = [run("serial", 1, 16.0), run("allreduce", 4, 8.0), run("epoch_average", 4, 4.0)]
+    rows = [
+        run("serial", 1, 16.0),
+        run("allreduce", 4, 8.0),
+        run("epoch_average", 4, 4.0),
+    ]
     page = text(study(rows=rows))
-    assert row(page, "epoch_average, virtual") == ["4", "4.00 s", "4.00 s", "–", "4.00x", "+50 %", "0.970"]
+    assert row(page, "epoch_average, virtual") == [
+        "4",
+        "4.00 s",
+        "4.00 s",
+        "–",
+        "4.00x",
+        "+50 %",
+        "0.970",
+    ]
 
 
 def test_rows_show_intervals_and_notes_show_warnings(study):
-    speeds = (1.0, 1.1, 1.21)  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every round
-    rows = [run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r) for r, t in enumerate(speeds)]
-    rows += [run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1) for r, t in enumerate(speeds)]
+    speeds = (
+        1.0,
+        1.1,
+        1.21,
+    )  # spread exp(0.0953^2): 9.6 %; the ratio is 2 in every round
+    rows = [
+        run("allreduce", 2, 2 * t, "native", repetition=r, run_order=2 * r)
+        for r, t in enumerate(speeds)
+    ]
+    rows += [
+        run("epoch_average", 2, t, "native", repetition=r, run_order=2 * r + 1)
+        for r, t in enumerate(speeds)
+    ]
     cells = row(text(study(rows=rows)), "epoch_average, native mpi")
     assert cells[2:4] == ["1.10 s", "9.6 %"], "the median beside the spread"
     assert "+50 %" in cells, "a ratio that does not vary has no interval to show"
     rows += [run("epoch_average", 2, 5.0, "native", repetition=3)]
     notes = summary_notes(study(rows=rows))
-    (note,) = [note for note in notes if "1 of 2 native cells vary by more than 10 %" in note]
-    assert note.endswith("; in epoch_average at 2 workers (native mpi)"), "two places in a row would read as one"
+    (note,) = [
+        note for note in notes if "1 of 2 native cells vary by more than 10 %" in note
+    ]
+    assert note.endswith("; in epoch_average at 2 workers (native mpi)"), (
+        "two places in a row would read as one"
+    )
 
 
 def test_time_to_target_has_a_column(study):
     aim = {"target_metric": 0.9}
-    rows = [run("serial", 1, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, 2.0, None))]
-    rows += [run("allreduce", 2, 4.0, repetition=r, time_to_target_s=t, **aim) for r, t in enumerate((1.0, None))]
+    rows = [
+        run("serial", 1, 4.0, repetition=r, time_to_target_s=t, **aim)
+        for r, t in enumerate((1.0, 2.0, None))
+    ]
+    rows += [
+        run("allreduce", 2, 4.0, repetition=r, time_to_target_s=t, **aim)
+        for r, t in enumerate((1.0, None))
+    ]
     page = text(study(rows=rows))
     assert "to target" in page
     assert row(page, "serial, virtual")[2] == "2.00 s*"
@@ -73,7 +105,13 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
         run("serial", 1, 10.0, "native"),
         run("serial", 1, 9.0),
         run("allreduce", 4, 4.0, "native", oversubscribed=True),
-        run("allreduce", 2, None, status="failed", error="rank 1 died: killed by signal 9"),
+        run(
+            "allreduce",
+            2,
+            None,
+            status="failed",
+            error="rank 1 died: killed by signal 9",
+        ),
         run("ddp", 2, None, status="diverged"),
     ]
     results = study(rows=rows)
@@ -89,14 +127,22 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
     )
     assert row(text(results), "allreduce, native mpi")[0] == "4 ×"
     diverged = study(rows=[rows[0], run("ddp", 2, None, status="diverged", lr=0.05)])
-    assert summary_notes(diverged)[-1].endswith("; a lower --lr than 0.05 may train them (with --new)")
+    assert summary_notes(diverged)[-1].endswith(
+        "; a lower --lr than 0.05 may train them (with --new)"
+    )
 
 
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        ([("paced", 1)], "× steps slower than the stated pace: shown, never a baseline"),
-        ([("native", 4)], "× more workers than the machine can feed: shown, never a baseline"),
+        (
+            [("paced", 1)],
+            "× steps slower than the stated pace: shown, never a baseline",
+        ),
+        (
+            [("native", 4)],
+            "× more workers than the machine can feed: shown, never a baseline",
+        ),
         (
             [("native", 4), ("paced", 1)],
             "× more workers than the machine can feed or steps slower than the stated pace: shown, never a baseline",
@@ -104,7 +150,10 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
     ],
 )
 def test_note_distinguishes_missed_pace_from_too_many_workers(study, runs, said):
-    rows = [run("allreduce", workers, 4.0, how, oversubscribed=True) for how, workers in runs]
+    rows = [
+        run("allreduce", workers, 4.0, how, oversubscribed=True)
+        for how, workers in runs
+    ]
     assert summary_notes(study(rows=rows))[0] == said
 
 
@@ -118,12 +167,20 @@ def test_markup_in_names_stays_text(study):
 
 
 def test_reductions_against_horovod_and_ddp_have_columns(study):
-    rows = [run(name, 4, 8.0 * slower) for name, slower in (("allreduce", 1), ("horovod", 2), ("ddp", 4))]
+    rows = [
+        run(name, 4, 8.0 * slower)
+        for name, slower in (("allreduce", 1), ("horovod", 2), ("ddp", 4))
+    ]
     rows += [run("serial", 1, 16.0), run("epoch_average", 4, 4.0)]
     page = text(study(rows=rows))
     header = next(line for line in page.splitlines() if "workers" in line)
     assert re.split("  +", header)[5:8] == ["vs allreduce", "vs horovod", "vs ddp"]
-    assert row(page, "epoch_average, virtual")[4:8] == ["4.00x", "+50 %", "+75 %", "+88 %"]
+    assert row(page, "epoch_average, virtual")[4:8] == [
+        "4.00x",
+        "+50 %",
+        "+75 %",
+        "+88 %",
+    ]
     without = text(study(rows=[run("allreduce", 4, 8.0), run("epoch_average", 4, 4.0)]))
     assert "vs horovod" not in without, "a baseline that the study has not"
 
@@ -186,26 +243,59 @@ def test_an_interval_of_a_share_follows_it():
 
 
 def test_digits_round_across_a_power_of_ten():
-    assert [digits(x) for x in (9.996, 0.09996, 1234.5, 0)] == ["10.0", "0.100", "1,234", "0"]
+    assert [digits(x) for x in (9.996, 0.09996, 1234.5, 0)] == [
+        "10.0",
+        "0.100",
+        "1,234",
+        "0",
+    ]
 
 
 @given(st.floats(allow_nan=False), st.floats(-300, 300))
 def test_no_number_is_written_out_to_its_last_digit(value, exponent):
     """Extreme numbers, such as the spread of 1e9 s and 1e-9 s, fit the width of a column."""
     for number in (value, 10**exponent, -(10**exponent)):
-        said = digits(number), percent(number), seconds(number), deviation(max(-600.0, min(number, 600.0)))
+        said = (
+            digits(number),
+            percent(number),
+            seconds(number),
+            deviation(max(-600.0, min(number, 600.0))),
+        )
         assert max(map(len, said)) <= len("a factor of 999,999,999"), said
-    assert [digits(1e18), percent(1.5e31), digits(2e-19)] == ["1.00e+18", "+1.5e+33 %", "2.00e-19"]
+    assert [digits(1e18), percent(1.5e31), digits(2e-19)] == [
+        "1.00e+18",
+        "+1.5e+33 %",
+        "2.00e-19",
+    ]
 
 
 def test_large_deviations_are_factors():
-    said = [deviation(math.log(ratio)) for ratio in (1.03, 1.5, 1 / 1.5, 1.51, 3.09, 1 / 3.09, 1.0)]
-    assert said == ["3.0 %", "50 %", "50 %", "a factor of 1.5", "a factor of 3.1", "a factor of 3.1", "0.0 %"]
+    said = [
+        deviation(math.log(ratio))
+        for ratio in (1.03, 1.5, 1 / 1.5, 1.51, 3.09, 1 / 3.09, 1.0)
+    ]
+    assert said == [
+        "3.0 %",
+        "50 %",
+        "50 %",
+        "a factor of 1.5",
+        "a factor of 3.1",
+        "a factor of 3.1",
+        "0.0 %",
+    ]
 
 
 def test_baselines_that_did_not_run_are_named_in_one_line_each(study):
-    rows = [run("local_sgd", n, 4.0, execution) for n in (1, 2) for execution in ("native", "virtual")]
-    missing = [note for note in summary_notes(study(rows=rows)) if note.startswith("no completed run of")]
+    rows = [
+        run("local_sgd", n, 4.0, execution)
+        for n in (1, 2)
+        for execution in ("native", "virtual")
+    ]
+    missing = [
+        note
+        for note in summary_notes(study(rows=rows))
+        if note.startswith("no completed run of")
+    ]
     assert missing == [
         "no completed run of allreduce at 1, 2 workers (native mpi); allreduce at 1, 2 workers (virtual)",
         "no completed run of serial at 1 worker (native); serial at 1 worker (virtual)",
@@ -217,13 +307,19 @@ def test_summary_table_holds_the_rows_under_their_header(study):
     table = analysis.summary_table(results)
     expected = summary(results)
     assert list(table.columns) == [column.name for column in expected.columns]
-    assert table.to_numpy().tolist() == [[str(cell.text) for cell in row] for row in expected.rows]
+    assert table.to_numpy().tolist() == [
+        [str(cell.text) for cell in row] for row in expected.rows
+    ]
 
 
 def test_warnings_are_counted_as_check_counts_them(study):
     results = study()
     report = check(Evidence(results))
-    (line,) = [note for note in summary_notes(results, brief=True) if "on these numbers" in note]
+    (line,) = [
+        note
+        for note in summary_notes(results, brief=True)
+        if "on these numbers" in note
+    ]
     assert report.count("warning") > 0
     assert f"{report.count('warning')} warning" in line
     assert ("error" in line) == (report.count("error") > 0)

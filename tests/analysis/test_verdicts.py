@@ -56,10 +56,14 @@ def test_a_difference_of_metrics_against_one_hundredth(low, high, verdict):
 @given(BOUNDS, THRESHOLDS)
 def test_verdict_is_antisymmetric(bounds, threshold):
     low, high = bounds
-    assume(min(abs(abs(x) - math.log1p(threshold)) for x in bounds) > 1e-9)  # where rounding decides
+    assume(
+        min(abs(abs(x) - math.log1p(threshold)) for x in bounds) > 1e-9
+    )  # where rounding decides
     turned = {"regression": "improvement", "improvement": "regression"}
     verdict = verdict_of_time(ratio_of(low, high), threshold)
-    assert verdict_of_time(ratio_of(-high, -low), threshold) == turned.get(verdict, verdict)
+    assert verdict_of_time(ratio_of(-high, -low), threshold) == turned.get(
+        verdict, verdict
+    )
 
 
 @given(BOUNDS, THRESHOLDS, THRESHOLDS)
@@ -77,5 +81,10 @@ def test_false_regressions_are_one_in_forty_at_the_threshold():
     random = np.random.default_rng(5)
     before = np.exp(0.03 * random.standard_normal((8000, 5)))
     after = 1.05 * np.exp(0.05 * random.standard_normal((8000, 5)))
-    verdicts = [verdict_of_time(unpaired_ratio(b, a), 0.05) for a, b in zip(before, after, strict=True)]
-    assert verdicts.count("regression") / len(verdicts) == pytest.approx(0.025, abs=0.006)
+    verdicts = [
+        verdict_of_time(unpaired_ratio(b, a), 0.05)
+        for a, b in zip(before, after, strict=True)
+    ]
+    assert verdicts.count("regression") / len(verdicts) == pytest.approx(
+        0.025, abs=0.006
+    )

@@ -36,25 +36,41 @@ PROVENANCE = {
     "cpu": {"model": "a CPU", "usable_cores": 97},
     "memory_mib": 2048,
     "python": "3.11.7",
-    "packages": {"numpy": "2.4.6", "torch": "2.13.0+cpu", "scalebench": "0.1.0", "horovod": "0.28.1"},
+    "packages": {
+        "numpy": "2.4.6",
+        "torch": "2.13.0+cpu",
+        "scalebench": "0.1.0",
+        "horovod": "0.28.1",
+    },
 }
-STUDY = {"name": "mine", "workers": [1, 2], "dataset": "wine", "model": "mlp", "epochs": 2}
+STUDY = {
+    "name": "mine",
+    "workers": [1, 2],
+    "dataset": "wine",
+    "model": "mlp",
+    "epochs": 2,
+}
 
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch):
     """Draw nothing, to save time, except in tests with `one_figure`."""
     left_out = [Drawn("time-reduction", [], "left out")]
-    monkeypatch.setattr("scalebench.artifact.packing.plot_folder", lambda *_, **__: left_out)
+    monkeypatch.setattr(
+        "scalebench.artifact.packing.plot_folder", lambda *_, **__: left_out
+    )
 
 
 @pytest.fixture
 def one_figure(monkeypatch, no_figures):
     """Draw one figure in one format."""
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures", lambda: ["time-reduction"]
+    )
     for room in ("packing", "verification"):
         monkeypatch.setattr(
-            f"scalebench.artifact.{room}.plot_folder", partial(plot_folder, request=PlotRequest(formats=("svg",)))
+            f"scalebench.artifact.{room}.plot_folder",
+            partial(plot_folder, request=PlotRequest(formats=("svg",))),
         )
 
 
@@ -63,19 +79,42 @@ def study(tmp_path, monkeypatch):
     """`study(study={...}, error=...)` writes records whose texts hold a home, a user and a secret."""
     home = tmp_path / "home" / "carla"
     home.mkdir(parents=True)
-    for name, value in {"HOME": str(home), "USER": "carla", "HF_TOKEN": PLANTED}.items():
+    for name, value in {
+        "HOME": str(home),
+        "USER": "carla",
+        "HF_TOKEN": PLANTED,
+    }.items():
         monkeypatch.setenv(name, value)
 
-    def make(study: dict[str, object] | None = None, *, error: str = "", **changes: object) -> Path:
+    def make(
+        study: dict[str, object] | None = None, *, error: str = "", **changes: object
+    ) -> Path:
         folder = home / "results" / "mine"
         with Store(folder, fsync=False) as store:
             keep_study(store.folder, STUDY | (study or {}))
             store.keep_provenance(PROVENANCE)
-            for run, epochs in study_rows(workers=(1, 2), native_workers=(1,), repetitions=2):
-                said = {"study": "mine", "started_utc": f"2026-11-21T08:{run.run_order:02d}:00.000+00:00", **changes}
+            for run, epochs in study_rows(
+                workers=(1, 2), native_workers=(1,), repetitions=2
+            ):
+                said = {
+                    "study": "mine",
+                    "started_utc": f"2026-11-21T08:{run.run_order:02d}:00.000+00:00",
+                    **changes,
+                }
                 store.append(run.model_copy(update=said), epochs)
-            failed = study_rows(strategies=("allreduce",), workers=(4,), native_workers=(), repetitions=1)[0][0]
-            said = {"study": "mine", "status": "failed", "error": error or "it broke", "train_s": None, **changes}
+            failed = study_rows(
+                strategies=("allreduce",),
+                workers=(4,),
+                native_workers=(),
+                repetitions=1,
+            )[0][0]
+            said = {
+                "study": "mine",
+                "status": "failed",
+                "error": error or "it broke",
+                "train_s": None,
+                **changes,
+            }
             store.append(failed.model_copy(update=said))
         return folder
 
@@ -83,7 +122,11 @@ def study(tmp_path, monkeypatch):
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.mark.usefixtures("one_figure")
@@ -93,23 +136,36 @@ def test_unpacked_zip_verifies_with_the_same_figures(study, tmp_path):
         names = archive.namelist()
         assert names == sorted(names)
         archive.extractall(tmp_path / "fresh")
-        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+        modes = {
+            entry.filename: entry.external_attr >> 16 & 0o777
+            for entry in archive.infolist()
+        }
     root = tmp_path / "fresh" / "mine-artifact"
     assert modes["mine-artifact/reproduce.sh"] == 0o755
     assert set(modes.values()) == {0o755, 0o644}
     assert read(root) == read(made.folder)
-    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=root, check=True)
-    listed = {line.split("  ")[1] for line in (root / "SHA256SUMS").read_text().splitlines()}
+    subprocess.run(
+        ["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=root, check=True
+    )
+    listed = {
+        line.split("  ")[1] for line in (root / "SHA256SUMS").read_text().splitlines()
+    }
     assert listed == set(read(root)) - {"SHA256SUMS"}
     verdicts = verify_artifact(root)
-    assert {verdict.figure for verdict in verdicts} == {file.stem for file in (root / "plots" / "mine").glob("*.csv")}
+    assert {verdict.figure for verdict in verdicts} == {
+        file.stem for file in (root / "plots" / "mine").glob("*.csv")
+    }
     assert not [verdict for verdict in verdicts if verdict.fault or not verdict.cells]
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path, monkeypatch):
+def test_verify_accepts_escaped_and_unescaped_formula_texts(
+    study, tmp_path, monkeypatch
+):
     """Artifacts packed before formulas were escaped verify as well."""
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"])  # has no baseline
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"]
+    )  # has no baseline
     folder = write_artifact(study(strategy="=cmd()"), tmp_path, PaperFile()).folder
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
     sums, named = folder / "SHA256SUMS", 0
@@ -118,7 +174,9 @@ def test_verify_accepts_escaped_and_unescaped_formula_texts(study, tmp_path, mon
         assert b",=cmd()" not in told
         named += told.count(b",'=cmd()")
         figure.write_bytes(told.replace(b"'=", b"="))
-        before, now = (hashlib.sha256(data).hexdigest() for data in (told, figure.read_bytes()))
+        before, now = (
+            hashlib.sha256(data).hexdigest() for data in (told, figure.read_bytes())
+        )
         sums.write_text(sums.read_text().replace(before, now))
     assert named
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
@@ -150,7 +208,9 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
     baseline[column] = str(2 * float(baseline[column]))
     with (forged / table).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
-    with pytest.raises(ResultsError, match=r"results/mine/runs.csv is not as it was packed"):
+    with pytest.raises(
+        ResultsError, match=r"results/mine/runs.csv is not as it was packed"
+    ):
         verify_artifact(forged)
     digest = hashlib.sha256((forged / table).read_bytes()).hexdigest()
     sums = (forged / "SHA256SUMS").read_text()
@@ -160,11 +220,14 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
 
 @pytest.mark.usefixtures("one_figure")
 def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
-    files = [("scalebench/__init__.py", b"")]  # the real ones may be edited while this runs
+    files = [
+        ("scalebench/__init__.py", b"")
+    ]  # the real ones may be edited while this runs
     monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
     folder = study()
     first, second = (
-        write_artifact(folder, tmp_path / name, PaperFile()).archive.read_bytes() for name in ("one", "two")
+        write_artifact(folder, tmp_path / name, PaperFile()).archive.read_bytes()
+        for name in ("one", "two")
     )
     assert first == second
 
@@ -181,21 +244,36 @@ def test_first_packing_times_drawing_and_later_ones_reuse_it(study, tmp_path):
     second = write_artifact(folder, tmp_path / "second", PaperFile())
     assert first.archive.read_bytes() == second.archive.read_bytes()
     (folder / "durations.json").write_text('{"plot": 200.0}')
-    assert write_artifact(folder, tmp_path / "third", PaperFile()).description.minutes.analysis == "4"
+    assert (
+        write_artifact(
+            folder, tmp_path / "third", PaperFile()
+        ).description.minutes.analysis
+        == "4"
+    )
 
 
-@pytest.mark.parametrize(("cluster", "stated"), [("juwels-booster", True), ("this-machine", False), ("no.yaml", False)])
+@pytest.mark.parametrize(
+    ("cluster", "stated"),
+    [("juwels-booster", True), ("this-machine", False), ("no.yaml", False)],
+)
 def test_shipment_is_stated_only_for_stated_clusters(study, tmp_path, cluster, stated):
-    shipment = write_artifact(study({"cluster": cluster}), tmp_path, PaperFile()).description.shipment
+    shipment = write_artifact(
+        study({"cluster": cluster}), tmp_path, PaperFile()
+    ).description.shipment
     assert (shipment.is_stated, shipment.has_calibration) == (stated, False)
 
 
 def test_artifact_is_replaced_unless_changed_by_hand(study, tmp_path):
     folder = study()
     made = write_artifact(folder, tmp_path, PaperFile())
-    assert write_artifact(folder, tmp_path, PaperFile(title="Another")).description.title == "Another"
+    assert (
+        write_artifact(folder, tmp_path, PaperFile(title="Another")).description.title
+        == "Another"
+    )
     (made.folder / "README.md").write_text("mine")
-    with pytest.raises(ResultsError, match=r"README.md was changed by hand and would be lost"):
+    with pytest.raises(
+        ResultsError, match=r"README.md was changed by hand and would be lost"
+    ):
         write_artifact(folder, tmp_path, PaperFile())
     assert (made.folder / "README.md").read_text() == "mine"
 
@@ -205,12 +283,19 @@ def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
     home, host = os.environ["HOME"], platform.node()
     own = Path(home) / "models" / "net.py"
     own.parent.mkdir()
-    own.write_text(f"# by carla on {host}, {home}/models, token {PLANTED}\ndef build(shape, outputs): ...\n")
+    own.write_text(
+        f"# by carla on {host}, {home}/models, token {PLANTED}\ndef build(shape, outputs): ...\n"
+    )
     error = (
-        f"rank 1 of carla on {host}: cannot read {home}/x or /home/dora/y with https://carla:pw@host/z and {PLANTED}"
+        f"rank 1 of carla on {host}: cannot read {home}/x or /home/dora/y "
+        f"with https://carla:pw@host/z and {PLANTED}"
     )
     folder = study(
-        {"model": f"{own}:build", "data_dir": f"{home}/data", "description": f"see {home}/notes"},
+        {
+            "model": f"{own}:build",
+            "data_dir": f"{home}/data",
+            "description": f"see {home}/notes",
+        },
         error=error,
         model=f"{own}:build",
     )
@@ -219,19 +304,33 @@ def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
         texts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(next((made.folder / "software").glob("*.whl"))) as wheel:
         texts |= {name: wheel.read(name) for name in wheel.namelist()}
-    hidden = [home, str(tmp_path), PLANTED, "/home/dora", "carla:pw", "by carla", "of carla", f"on {host}"]
+    hidden = [
+        home,
+        str(tmp_path),
+        PLANTED,
+        "/home/dora",
+        "carla:pw",
+        "by carla",
+        "of carla",
+        f"on {host}",
+    ]
     for name, data in texts.items():
         for word in hidden:
             assert word.encode() not in data, (name, word)
     rows = (made.folder / "results" / "mine" / "runs.csv").read_text()
-    assert "rank 1 of <user> on <host>: cannot read ~/x or ~/y with https://<credentials>@host/z and <secret>" in rows
+    assert (
+        "rank 1 of <user> on <host>: cannot read ~/x or ~/y with https://<credentials>@host/z and <secret>"
+        in rows
+    )
 
 
 def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machine):
     home = Path(os.environ["HOME"])
     for name in ("net.py", "our cluster.yaml", "start.npz"):
         (home / name).write_text("x = 1\n")
-    given = Calibration(key="given", tables=machine.tables, engines=machine.engines).model_dump_json()
+    given = Calibration(
+        key="given", tables=machine.tables, engines=machine.engines
+    ).model_dump_json()
     (home / "given.json").write_text(given)
     places = {
         "model": f"{home}/net.py:build",
@@ -244,24 +343,43 @@ def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machin
     keep_planned(folder, [Planned("r", "h", "virtual")], begun_in=tmp_path)
     assert begun_in(folder) == tmp_path
     root = write_artifact(folder, tmp_path / "out", PaperFile()).folder
-    assert begun_in(root / "results" / "mine") == root.resolve(), "there, and not at the author's, begin its paths"
+    assert begun_in(root / "results" / "mine") == root.resolve(), (
+        "there, and not at the author's, begin its paths"
+    )
     shipped = load_study(root / "results" / "mine" / "study.yaml", {}, [])
     assert shipped.model.name == "inputs/net.py:build"
     assert shipped.cluster == "inputs/our-cluster.yaml"
     assert str(shipped.init_weights) == "inputs/start.npz"
     assert str(shipped.data_dir) == "inputs/data"
-    assert {path.name for path in (root / "inputs").iterdir()} == {"net.py", "our-cluster.yaml", "start.npz"}
+    assert {path.name for path in (root / "inputs").iterdir()} == {
+        "net.py",
+        "our-cluster.yaml",
+        "start.npz",
+    }
     assert (root / "results" / "mine" / "calibration.json").read_text() == given
-    rows = list(csv.DictReader((root / "results" / "mine" / "runs.csv").read_text(encoding="utf-8").splitlines()))
-    assert {(row["model"], row["cluster"]) for row in rows} == {("inputs/net.py:build", "inputs/our-cluster.yaml")}
+    rows = list(
+        csv.DictReader(
+            (root / "results" / "mine" / "runs.csv")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        )
+    )
+    assert {(row["model"], row["cluster"]) for row in rows} == {
+        ("inputs/net.py:build", "inputs/our-cluster.yaml")
+    }
     script = (root / "reproduce.sh").read_text()
     assert '--calibration "results/$study/calibration.json"' in script
     assert "put the files of the data set into inputs/data first" in script
 
 
 def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):
-    root = write_artifact(study({"cluster": "this-machine"}), tmp_path / "out", PaperFile()).folder
-    assert "options+=(--cluster inputs/this-machine.yaml)" in (root / "reproduce.sh").read_text()
+    root = write_artifact(
+        study({"cluster": "this-machine"}), tmp_path / "out", PaperFile()
+    ).folder
+    assert (
+        "options+=(--cluster inputs/this-machine.yaml)"
+        in (root / "reproduce.sh").read_text()
+    )
     node = load_cluster(root / "inputs" / "this-machine.yaml").node
     assert (node.cores, node.workers_per_node, node.memory_gib) == (97, 97, 2.0)
     assert load_cluster(root / "inputs" / "this-machine.yaml").compute == "this-machine"
@@ -270,7 +388,12 @@ def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):
 def test_constraints_pin_recorded_versions(study, tmp_path):
     made = write_artifact(study(), tmp_path, PaperFile())
     pins = (made.folder / "constraints.txt").read_text().splitlines()
-    assert pins == ["# Python 3.11.7", "horovod==0.28.1", "numpy==2.4.6", "torch==2.13.0"]
+    assert pins == [
+        "# Python 3.11.7",
+        "horovod==0.28.1",
+        "numpy==2.4.6",
+        "torch==2.13.0",
+    ]
     light = (made.folder / "requirements-analysis.txt").read_text()
     assert "pandas>=" in light
     assert "torch" not in light
@@ -289,21 +412,41 @@ def test_hardware_lists_gpus_and_nodes_of_real_runs(study, tmp_path, monkeypatch
 def test_wheel_installs_with_pip(tmp_path):
     pytest.importorskip("pip")
     wheel = write_wheel(tmp_path)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--target", tmp_path / "there", wheel], check=True)
     program = "import scalebench, importlib.metadata as m; print(scalebench.__file__, m.version('scalebench'))"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=tmp_path,
     )
     assert done.stdout.startswith(str(tmp_path / "there" / "scalebench"))
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         record = next(name for name in names if name.endswith("RECORD"))
-        for path, digest, size in csv.reader(archive.read(record).decode().splitlines()):
+        for path, digest, size in csv.reader(
+            archive.read(record).decode().splitlines()
+        ):
             if path != record:
                 data = archive.read(path)
-                own = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+                own = (
+                    base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+                    .rstrip(b"=")
+                    .decode()
+                )
                 assert (digest, int(size)) == (f"sha256={own}", len(data))
     assert "scalebench/cluster/presets/this-machine.yaml" in names
     assert "scalebench/artifact/templates/artifact.tex.j2" in names
@@ -317,7 +460,9 @@ def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
             "title": "A paper",
             "license": "CC-BY-4.0",
             "doi": "10.5281/zenodo.1",
-            "authors": [{"name": "Ada", "orcid": "0000-0002-1825-0097", "affiliation": "There"}],
+            "authors": [
+                {"name": "Ada", "orcid": "0000-0002-1825-0097", "affiliation": "There"}
+            ],
         }
     )
     folder = write_artifact(study(), tmp_path, paper).folder
@@ -338,7 +483,10 @@ def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
     for name in files:
         assert "File" in entities[name]["@type"]
         assert entities[name]["contentSize"] == str((folder / name).stat().st_size)
-        assert entities[name]["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        assert (
+            entities[name]["sha256"]
+            == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        )
     linked = set(re.findall(r'"@id": "([^"]+)"', json.dumps(whole)))
     assert linked - set(entities) == {"https://w3id.org/ro/crate/1.2"}
 
@@ -347,12 +495,16 @@ def test_crate_fulfils_ro_crate_1_2(study, tmp_path):
 def test_paper_file_sets_contributions_and_elements(study, tmp_path):
     path = tmp_path / "paper.yaml"
     said = {
-        "contributions": [{"text": "It pays", "figures": ["strong-scaling", "time-reduction"]}],
+        "contributions": [
+            {"text": "It pays", "figures": ["strong-scaling", "time-reduction"]}
+        ],
         "elements": {"time-reduction": "Figure 3"},
     }
     path.write_text(yaml.safe_dump(said))
     made = write_artifact(study(), tmp_path / "out", load_paper(path))
-    elements = {one.figure: (one.paper, one.contributions) for one in made.description.elements}
+    elements = {
+        one.figure: (one.paper, one.contributions) for one in made.description.elements
+    }
     assert elements == {"time-reduction": ("Figure 3", ("C1",))}
     assert any("no licence is stated" in remark for remark in made.remarks)
 
@@ -360,7 +512,10 @@ def test_paper_file_sets_contributions_and_elements(study, tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("elements: {strong-scalling: Figure 1}", "unknown figure 'strong-scalling'; did you mean 'strong-scaling'?"),
+        (
+            "elements: {strong-scalling: Figure 1}",
+            "unknown figure 'strong-scalling'; did you mean 'strong-scaling'?",
+        ),
         ("titel: x", "did you mean 'title'"),
         ("license: 'free for all!'", "license"),
         ("- a", "expected a mapping"),

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from scalebench.batch.shards import folder_of
-from scalebench.batch.submission import Submission, made_by, read_submission, study_digest
+from scalebench.batch.submission import (
+    Submission,
+    made_by,
+    read_submission,
+    study_digest,
+)
 from scalebench.cli.main import main
 from scalebench.records.store import Store
 from tests.records_factory import epoch_row, run_row
@@ -34,7 +39,8 @@ class Clients:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.write(
-            "sbatch", 'n=$(($(cat N 2>/dev/null || echo 10) + 1)); echo $n > N; echo "sbatch $*" >> calls; echo $n'
+            "sbatch",
+            'n=$(($(cat N 2>/dev/null || echo 10) + 1)); echo $n > N; echo "sbatch $*" >> calls; echo $n',
         )
         self.write("squeue", 'echo "squeue $*" >> calls; cat answer 2>/dev/null')
         self.write("sinfo", 'echo "p*|3|2|(null)|1-00:00:00"')
@@ -56,7 +62,9 @@ class Clients:
 @pytest.fixture
 def clients(monkeypatch, tmp_path_factory) -> Clients:
     made = Clients(tmp_path_factory.mktemp("clients"))
-    monkeypatch.setenv("PATH", f"{made.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    monkeypatch.setenv(
+        "PATH", f"{made.folder}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(made.folder))
     return made
 
@@ -89,7 +97,11 @@ def facts_of(printed: str) -> dict[int, dict[str, object]]:
 
 
 def make(
-    number: int, *, status: str = "completed", count: int | None = None, root: Path = Path("results/mine")
+    number: int,
+    *,
+    status: str = "completed",
+    count: int | None = None,
+    root: Path = Path("results/mine"),
 ) -> None:
     """Write the records that the job of a shard would have left: rows of its first `count` runs."""
     submission = read_submission(root)
@@ -102,7 +114,20 @@ def make(
         for order, run_id in enumerate(submission.shard(number).run_ids[:count]):
             attempt = store.next_attempt(run_id)
             started = f"2026-11-26T08:{number:02d}:{order:02d}.{attempt:03d}+00:00"
-            facts = {"run_id": run_id, "attempt": attempt, "status": status, "error": error, "started_utc": started}
-            row = run_row(study="mine", execution="native", engine="gloo", run_order=order, epochs=1, **facts)
+            facts = {
+                "run_id": run_id,
+                "attempt": attempt,
+                "status": status,
+                "error": error,
+                "started_utc": started,
+            }
+            row = run_row(
+                study="mine",
+                execution="native",
+                engine="gloo",
+                run_order=order,
+                epochs=1,
+                **facts,
+            )
             store.append(row, [epoch_row(run_id=run_id, attempt=attempt)])
         store.keep_provenance({"host_hash": f"node{number}"})

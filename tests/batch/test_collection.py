@@ -37,7 +37,11 @@ def planned(study):
 def test_rows_of_all_shards_are_merged_once_with_their_text(study, capsys):
     make(1)
     make(2)
-    before = [row for number in (1, 2) for row in table("runs.csv", folder_of(RESULTS, number))]
+    before = [
+        row
+        for number in (1, 2)
+        for row in table("runs.csv", folder_of(RESULTS, number))
+    ]
     assert scalebench("collect", "results/mine") == 0
     assert "8 of 8 runs in results/mine/, 8 rows added" in capsys.readouterr().out
     assert table("runs.csv") == before
@@ -93,10 +97,15 @@ def test_two_clusters_that_failed_and_succeeded_at_one_run_leave_both_attempts(s
     make(1, root=Path("copy/mine"))
     with (folder_of(Path("copy/mine"), 1) / "runs.csv").open() as file:
         text = file.read()
-    (folder_of(Path("copy/mine"), 1) / "runs.csv").write_text(text.replace("T08:01", "T09:01"))
+    (folder_of(Path("copy/mine"), 1) / "runs.csv").write_text(
+        text.replace("T08:01", "T09:01")
+    )
     collect(RESULTS, [Path("copy/mine")])
     rows = table("runs.csv")
-    assert sorted((row["attempt"], row["status"]) for row in rows) == [("1", "failed")] * 2 + [("2", "completed")] * 2
+    assert (
+        sorted((row["attempt"], row["status"]) for row in rows)
+        == [("1", "failed")] * 2 + [("2", "completed")] * 2
+    )
     epochs = table("epochs.csv")
     assert sorted((row["run_id"], row["attempt"]) for row in rows) == sorted(
         (row["run_id"], row["attempt"]) for row in epochs
@@ -106,8 +115,14 @@ def test_two_clusters_that_failed_and_succeeded_at_one_run_leave_both_attempts(s
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"study_sha256": "0" * 64}, "shard 2 in .* is of another study than this study.yaml"),
-        ({"made_by": {"scalebench": "0.0.1"}}, r"shard 2 in .* was made by another version \(scalebench 0.0.1; here"),
+        (
+            {"study_sha256": "0" * 64},
+            "shard 2 in .* is of another study than this study.yaml",
+        ),
+        (
+            {"made_by": {"scalebench": "0.0.1"}},
+            r"shard 2 in .* was made by another version \(scalebench 0.0.1; here",
+        ),
         (None, "does not say which study and version"),
     ],
 )
@@ -168,5 +183,7 @@ def test_a_collection_job_submits_another_one_while_jobs_wait(study, clients, ca
     assert scalebench("collect", "results/mine", "--again") == 0
     assert "--dependency=afterany:11 " in clients.calls("sbatch")[-1]
     clients.answer("")
-    assert scalebench("collect", "results/mine", "--again") == 3, "no job is left that could make them"
+    assert scalebench("collect", "results/mine", "--again") == 3, (
+        "no job is left that could make them"
+    )
     assert len(clients.calls("sbatch")) == 4

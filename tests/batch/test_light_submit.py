@@ -25,7 +25,12 @@ finally:
 
 def heavy_imports(*words: str) -> str:
     """Submit the study in a process of its own; return the heavy packages that it loaded."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1].removeprefix("heavy: ")
 
@@ -49,7 +54,9 @@ def test_the_step_of_a_time_limit_is_measured_once(clients, place, monkeypatch):
         ({"model": "own.py:build"}, False),
     ],
 )
-def test_what_only_the_built_model_shows_is_looked_at(changed, fits, tmp_path, monkeypatch):
+def test_what_only_the_built_model_shows_is_looked_at(
+    changed, fits, tmp_path, monkeypatch
+):
     from scalebench.launch.planning import plan_study
     from scalebench.study.spec import Study
 
@@ -57,6 +64,11 @@ def test_what_only_the_built_model_shows_is_looked_at(changed, fits, tmp_path, m
     (tmp_path / "own.py").write_text(
         "from torch import nn\ndef build(shape, outputs): return nn.Linear(shape[0], outputs)\n"
     )
-    values = {"dataset": "wine", "workers": "2", "strategies": ["local_sgd"], "execution": "virtual"}
+    values = {
+        "dataset": "wine",
+        "workers": "2",
+        "strategies": ["local_sgd"],
+        "execution": "virtual",
+    }
     plan = plan_study(Study.model_validate(values | changed))
     assert model_check.fits_unseen(plan) is fits

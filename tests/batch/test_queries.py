@@ -50,7 +50,9 @@ def hour(clients, place, monkeypatch):
 
     def watch(*options: str, on_minute=lambda minute: None) -> int:
         (place / "study.yaml").write_text(STUDY)
-        (place / "site.yaml").write_text("scheduler: slurm\ncores_per_node: 2\nnodes: 32\n")
+        (place / "site.yaml").write_text(
+            "scheduler: slurm\ncores_per_node: 2\nnodes: 32\n"
+        )
         made = submitted(*options)
         assert sum(len(shard.run_ids) for shard in made.shards) == 4 * 7 * 3
         jobs = [job for job in made.jobs if job.shards]
@@ -65,7 +67,9 @@ def hour(clients, place, monkeypatch):
 
         clock = Clock(every_minute)
         for module in ("scalebench.batch.standing", "scalebench.cli.status"):
-            monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=clock.time, sleep=clock.sleep))
+            monkeypatch.setattr(
+                f"{module}.time", SimpleNamespace(time=clock.time, sleep=clock.sleep)
+            )
         assert scalebench("status", "results/mine", "--watch") == 0
         assert HOUR_S <= clock.now < HOUR_S + 60
         return len(clients.calls("squeue"))
@@ -94,5 +98,8 @@ def test_jobs_that_rows_say_are_done_are_not_asked_for(hour, clients):
 
     hour(on_minute=half_is_done)
     first, *_, last = clients.calls("squeue")
-    asked = [set(query.partition("--jobs=")[2].split()[0].split(",")) for query in (first, last)]
+    asked = [
+        set(query.partition("--jobs=")[2].split()[0].split(","))
+        for query in (first, last)
+    ]
     assert asked[1] < asked[0]

@@ -1,6 +1,7 @@
 """The contract of all schedulers: scripts, submission, identifiers, states; and a body that ends in time.
 
-The scripts in `scripts/` are what each scheduler gets. `SCALEBENCH_TEST_GOLDEN=write` writes them again.
+The scripts in `scripts/` are what each scheduler gets. `SCALEBENCH_TEST_GOLDEN=write`
+writes them again.
 """
 
 from __future__ import annotations
@@ -12,14 +13,28 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.batch.job import BatchJob, JobState, SchedulerError, ask, call, script, submit
+from scalebench.batch.job import (
+    BatchJob,
+    JobState,
+    SchedulerError,
+    ask,
+    call,
+    script,
+    submit,
+)
 from scalebench.batch.sbatch import Slurm
 from scalebench.batch.schedulers import SCHEDULERS, scheduler_for
 from scalebench.batch.site import Site
 from tests.hosts.machines import until
 
 SCRIPTS = Path(__file__).with_name("scripts")
-SITE = Site(account="proj", partition="fast", modules=["gcc", "openmpi"], launcher="mpirun", options=["--exclusive"])
+SITE = Site(
+    account="proj",
+    partition="fast",
+    modules=["gcc", "openmpi"],
+    launcher="mpirun",
+    options=["--exclusive"],
+)
 JOB = BatchJob(
     name="mine-shard-1",
     command="scalebench run results/mine --shard {number}",
@@ -35,7 +50,11 @@ JOB = BatchJob(
 
 
 def as_one_shard(job):
-    return replace(job, command=job.command.replace("{number}", "1"), again=job.again.replace("{number}", "1"))
+    return replace(
+        job,
+        command=job.command.replace("{number}", "1"),
+        again=job.again.replace("{number}", "1"),
+    )
 
 
 def cases():
@@ -60,7 +79,9 @@ def test_script_is_the_golden_one_and_valid_shell(name, kind):
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (3, False), (138, True)])
-def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(tmp_path, name, status, requeued):
+def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(
+    tmp_path, name, status, requeued
+):
     """The study waits for the signal; what each scheduler does to go on is a command, or its own matter by the code."""
     scheduler = SCHEDULERS[name]
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "again $*" >> said\n')
@@ -74,7 +95,11 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(tmp_path, nam
     text = script(scheduler, as_one_shard(JOB)).replace("module load gcc openmpi\n", "")
     short = text.replace(f"sleep {JOB.limit_s - JOB.warned_s}", "sleep 1")
     assert (short != text) is (not scheduler.warns)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "HOME": str(tmp_path),
+    }
     job = subprocess.Popen(["bash", "-c", short], cwd=tmp_path, env=environment)
     if scheduler.warns:
         until((tmp_path / "said").exists, "the study runs")
@@ -83,7 +108,9 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(tmp_path, nam
     said = (tmp_path / "said").read_text().splitlines()
     assert said[:2] == ["run results/mine --shard 1", "warned"]
     by_itself = name == "lsf"  # -Q 138
-    assert any(line.startswith("again") for line in said) is (requeued and not by_itself)
+    assert any(line.startswith("again") for line in said) is (
+        requeued and not by_itself
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +178,10 @@ def test_states_say_since_when_and_why():
 def test_dependent_jobs_wait_for_the_end_of_all_others(tmp_path):
     (tmp_path / "x.sh").write_text("#!/bin/bash\n#BSUB -n 1\n")
     script = str(tmp_path / "x.sh")
-    assert SCHEDULERS["slurm"].submission(script, ["1", "2"])[0][2] == "--dependency=afterany:1:2"
+    assert (
+        SCHEDULERS["slurm"].submission(script, ["1", "2"])[0][2]
+        == "--dependency=afterany:1:2"
+    )
     assert SCHEDULERS["pbs"].submission(script, ["1.s", "2[].s"])[0] == [
         "qsub",
         "-W",
@@ -165,9 +195,12 @@ def test_dependent_jobs_wait_for_the_end_of_all_others(tmp_path):
 
 
 def test_a_refused_job_is_refused_in_the_schedulers_own_words(clients):
-    clients.write("sbatch", 'echo "sbatch: error: invalid partition specified: fast" >&2; exit 1')
+    clients.write(
+        "sbatch", 'echo "sbatch: error: invalid partition specified: fast" >&2; exit 1'
+    )
     with pytest.raises(
-        SchedulerError, match=r"sbatch refused x.sh: sbatch: error: invalid partition specified: fast; e"
+        SchedulerError,
+        match=r"sbatch refused x.sh: sbatch: error: invalid partition specified: fast; e",
     ):
         submit(Slurm(), "x.sh")
 
@@ -180,10 +213,15 @@ def test_a_scheduler_that_does_not_answer_is_given_up(clients, monkeypatch):
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=list(SCHEDULERS))
-def test_a_failed_query_says_nothing_of_the_jobs_unless_they_are_forgotten(clients, scheduler):
+def test_a_failed_query_says_nothing_of_the_jobs_unless_they_are_forgotten(
+    clients, scheduler
+):
     client = scheduler.query(["17"])[0]
     clients.write(client, "echo cannot reach the controller >&2; exit 1")
-    with pytest.raises(SchedulerError, match=f"{client} failed: cannot reach the controller; try again later"):
+    with pytest.raises(
+        SchedulerError,
+        match=f"{client} failed: cannot reach the controller; try again later",
+    ):
         ask(scheduler, ["17"])
     clients.write(client, f'echo "error: 17 {scheduler.forgotten}" >&2; exit 1')
     assert ask(scheduler, ["17"]) == {}
@@ -191,7 +229,10 @@ def test_a_failed_query_says_nothing_of_the_jobs_unless_they_are_forgotten(clien
 
 def test_no_scheduler_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SchedulerError, match=r"no scheduler here: none of sbatch, qsub, bsub is on PATH"):
+    with pytest.raises(
+        SchedulerError,
+        match=r"no scheduler here: none of sbatch, qsub, bsub is on PATH",
+    ):
         scheduler_for(None)
     with pytest.raises(SchedulerError, match="scheduler pbs: no qsub on PATH"):
         scheduler_for("pbs")
@@ -201,6 +242,11 @@ def test_no_scheduler_is_one_line(monkeypatch, tmp_path):
 def test_partition_is_read_and_an_unknown_one_refused(clients):
     found = Slurm().partition(None)
     assert found is not None
-    assert (found.name, found.nodes, found.cores_per_node, found.max_time_s) == ("p", 3, 2, 86400)
+    assert (found.name, found.nodes, found.cores_per_node, found.max_time_s) == (
+        "p",
+        3,
+        2,
+        86400,
+    )
     with pytest.raises(SchedulerError, match="no partition 'q'; known: p"):
         Slurm().partition("q")

@@ -30,11 +30,20 @@ def planned(allocation=FOUR, **keys):
 
 
 def divided(plan, grouping="nodes", by_repetition=False, allocation=FOUR):
-    return divide(plan, allocation, grouping, by_repetition=by_repetition, limit_s=lambda runs: 60 * len(runs))
+    return divide(
+        plan,
+        allocation,
+        grouping,
+        by_repetition=by_repetition,
+        limit_s=lambda runs: 60 * len(runs),
+    )
 
 
 def shapes(shards):
-    return [(shard.nodes, shard.workers, shard.executions, shard.repetition) for shard in shards]
+    return [
+        (shard.nodes, shard.workers, shard.executions, shard.repetition)
+        for shard in shards
+    ]
 
 
 NATIVE, VIRTUAL = ["native"], ["virtual"]
@@ -43,7 +52,11 @@ NATIVE, VIRTUAL = ["native"], ["virtual"]
 @needs_mpi
 def test_counts_of_equally_many_nodes_share_a_job_and_the_largest_comes_first():
     plan = planned()
-    assert shapes(divided(plan)) == [(3, [6], NATIVE, None), (2, [4], NATIVE, None), (1, [1, 2], NATIVE, None)]
+    assert shapes(divided(plan)) == [
+        (3, [6], NATIVE, None),
+        (2, [4], NATIVE, None),
+        (1, [1, 2], NATIVE, None),
+    ]
     assert shapes(divided(plan, "count")) == [
         (3, [6], NATIVE, None), (2, [4], NATIVE, None), (1, [2], NATIVE, None), (1, [1], NATIVE, None),
     ]  # fmt: skip
@@ -54,7 +67,9 @@ def test_counts_of_equally_many_nodes_share_a_job_and_the_largest_comes_first():
 @needs_mpi
 @pytest.mark.parametrize("grouping", ["nodes", "count", "all"])
 @pytest.mark.parametrize("by_repetition", [False, True])
-def test_every_run_is_in_one_shard_and_keeps_its_name_and_place(grouping, by_repetition):
+def test_every_run_is_in_one_shard_and_keeps_its_name_and_place(
+    grouping, by_repetition
+):
     if grouping == "all" and by_repetition:
         pytest.skip("not applicable: refused")
     plan = planned(execution="auto")
@@ -64,12 +79,16 @@ def test_every_run_is_in_one_shard_and_keeps_its_name_and_place(grouping, by_rep
     assert sorted(names) == sorted(whole)
     made = [run for shard in shards for run in part_of(plan, shard).sweep.runs]
     assert {run.run_id: run for run in made} == whole
-    assert part_of(plan, shards[0]).allocation is None, "it runs on the allocation that is here"
+    assert part_of(plan, shards[0]).allocation is None, (
+        "it runs on the allocation that is here"
+    )
 
 
 @needs_mpi
 def test_virtual_runs_are_one_shard_on_one_node():
-    *real, virtual = divided(planned(execution="auto", workers="1,2,4,64"), by_repetition=True)
+    *real, virtual = divided(
+        planned(execution="auto", workers="1,2,4,64"), by_repetition=True
+    )
     assert shapes([virtual]) == [(1, [1, 2, 4, 64], VIRTUAL, None)]
     assert virtual.is_simulated
     assert {shard.executions[0] for shard in real} == {"native"}
@@ -84,8 +103,12 @@ def test_an_array_has_the_repetitions_of_each_shape():
 
 @needs_mpi
 def test_studies_that_decide_as_they_go_are_one_job():
-    growing = plan_study(load_study(None, KEYS | {"repetitions": None}, ["until.ci_width=5%"]), FOUR)
-    with pytest.raises(StudyError, match=r"until: later runs depend on earlier ones .* use --group all"):
+    growing = plan_study(
+        load_study(None, KEYS | {"repetitions": None}, ["until.ci_width=5%"]), FOUR
+    )
+    with pytest.raises(
+        StudyError, match=r"until: later runs depend on earlier ones .* use --group all"
+    ):
         divided(growing)
     (shard,) = divided(growing, "all")
     assert part_of(growing, shard).sweep.further == growing.sweep.further
@@ -96,14 +119,18 @@ def test_studies_that_decide_as_they_go_are_one_job():
 @needs_mpi
 def test_a_shard_whose_runs_are_no_longer_planned_is_refused():
     largest = divided(planned())[0]
-    with pytest.raises(StudyError, match=r"shard 1 \(6 workers, native, 3 nodes\): 2 runs of it"):
+    with pytest.raises(
+        StudyError, match=r"shard 1 \(6 workers, native, 3 nodes\): 2 runs of it"
+    ):
         part_of(planned(epochs=2), largest)
 
 
 @needs_mpi
 def test_servers_get_a_node_where_there_is_one():
     plan = planned(strategies=["asp"], engine="auto", workers="2,4")
-    assert [shard.nodes for shard in divided(plan)] == [3, 2], "4 workers and 2 workers with a server each"
+    assert [shard.nodes for shard in divided(plan)] == [3, 2], (
+        "4 workers and 2 workers with a server each"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +143,16 @@ def test_servers_get_a_node_where_there_is_one():
         (Site(cores_per_node=4, gpus_per_node=2), (None, None), 3, 4),
     ],
 )
-def test_allocation_is_as_large_as_the_largest_runs_need(monkeypatch, site, options, nodes, slots):
+def test_allocation_is_as_large_as_the_largest_runs_need(
+    monkeypatch, site, options, nodes, slots
+):
     monkeypatch.setenv("PATH", "")
     asked = allocation_for(load_study(None, KEYS, []), site, Slurm(), *options)
-    assert (len(asked.hosts), asked.hosts[0].slots, asked.is_here) == (nodes, slots, False)
+    assert (len(asked.hosts), asked.hosts[0].slots, asked.is_here) == (
+        nodes,
+        slots,
+        False,
+    )
 
 
 def test_a_worker_takes_a_gpu_where_the_engine_computes_there(monkeypatch):
@@ -128,7 +161,9 @@ def test_a_worker_takes_a_gpu_where_the_engine_computes_there(monkeypatch):
     on_gpus = load_study(None, KEYS | {"engine": "nccl"}, [])
     asked = allocation_for(on_gpus, site, Slurm(), None, None)
     assert (asked.hosts[0].slots, asked.hosts[0].gpus, asked.gpus) == (2, 2, 8)
-    assert allocation_for(load_study(None, KEYS, []), site, Slurm(), None, None).gpus == 0, "gloo asks for none"
+    assert (
+        allocation_for(load_study(None, KEYS, []), site, Slurm(), None, None).gpus == 0
+    ), "gloo asks for none"
 
 
 def test_a_partition_that_is_too_small_is_named_with_the_counts(clients):
@@ -139,17 +174,33 @@ def test_a_partition_that_is_too_small_is_named_with_the_counts(clients):
     assert said.startswith(
         "partition p has at most 3 nodes of 2 workers, and 8, 16 workers do not fit; use --workers 2,"
     )
-    assert len(allocation_for(study.model_copy(update={"execution": "auto"}), Site(), Slurm(), None, None).hosts) == 3
+    assert (
+        len(
+            allocation_for(
+                study.model_copy(update={"execution": "auto"}),
+                Site(),
+                Slurm(),
+                None,
+                None,
+            ).hosts
+        )
+        == 3
+    )
 
 
 def test_cores_that_nobody_says_are_asked_for(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(SiteError, match=r"the cores of a node are unknown.*cores_per_node in site\.yaml"):
+    with pytest.raises(
+        SiteError,
+        match=r"the cores of a node are unknown.*cores_per_node in site\.yaml",
+    ):
         allocation_for(load_study(None, KEYS, []), Site(), Slurm(), None, None)
 
 
 @needs_mpi
-def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_site(monkeypatch):
+def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_site(
+    monkeypatch,
+):
     plan = planned()
     assert limits_of(plan, FOUR, Site(), 77)(plan.sweep.runs) == 77
     monkeypatch.setattr("scalebench.batch.resources.kept_step", lambda plan: 10.0)
@@ -163,14 +214,25 @@ def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_si
 def test_counts_that_no_job_holds_are_noted_where_they_have_virtual_runs(clients):
     study = load_study(None, KEYS | {"workers": "2,8,16", "execution": "auto"}, [])
     asked = allocation_for(study, Site(), Slurm(), None, None)
-    assert only_virtual(study, asked) == ["virtual runs alone at 8, 16 workers: a job has at most 3 nodes of 2 workers"]
+    assert only_virtual(study, asked) == [
+        "virtual runs alone at 8, 16 workers: a job has at most 3 nodes of 2 workers"
+    ]
     assert only_virtual(study.model_copy(update={"workers": [2, 6]}), asked) == []
 
 
 def test_nodes_that_were_stated_are_named_as_what_to_change(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(SiteError, match="at most 2 nodes of 2 workers, and 6 workers do not fit; allow more --nodes"):
-        allocation_for(load_study(None, KEYS | {"workers": "6"}, []), Site(cores_per_node=2), Slurm(), 2, None)
+    with pytest.raises(
+        SiteError,
+        match="at most 2 nodes of 2 workers, and 6 workers do not fit; allow more --nodes",
+    ):
+        allocation_for(
+            load_study(None, KEYS | {"workers": "6"}, []),
+            Site(cores_per_node=2),
+            Slurm(),
+            2,
+            None,
+        )
 
 
 @needs_mpi
@@ -178,8 +240,13 @@ def test_a_shard_is_refused_in_a_job_of_fewer_nodes(monkeypatch):
     large, middle, small = divided(planned())
     require_nodes(large)  # by hand, outside of jobs
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setattr("scalebench.batch.shards.reachable", lambda: Allocation.asked(2, 2))
-    with pytest.raises(StudyError, match=r"shard 1 .*: it was planned for 3 nodes, and mpirun reaches 2 in this job"):
+    monkeypatch.setattr(
+        "scalebench.batch.shards.reachable", lambda: Allocation.asked(2, 2)
+    )
+    with pytest.raises(
+        StudyError,
+        match=r"shard 1 .*: it was planned for 3 nodes, and mpirun reaches 2 in this job",
+    ):
         require_nodes(large)
     require_nodes(middle)
     require_nodes(small)

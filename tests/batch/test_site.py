@@ -18,7 +18,9 @@ from scalebench.study.validation import parse_duration
 )
 def test_durations_are_read_as_schedulers_write_them(written, seconds):
     assert parse_duration(written) == seconds
-    assert Site.model_validate(yaml.safe_load(f"max_time: {written}")).max_time == seconds
+    assert (
+        Site.model_validate(yaml.safe_load(f"max_time: {written}")).max_time == seconds
+    )
 
 
 @pytest.mark.parametrize("written", ["soon", "2:30", "00:00:00", "", "-5", 0, True])
@@ -27,7 +29,9 @@ def test_durations_that_are_none_are_refused(written):
         parse_duration(written)
 
 
-def test_the_file_beside_the_study_counts_before_the_users_and_the_machines(tmp_path, monkeypatch):
+def test_the_file_beside_the_study_counts_before_the_users_and_the_machines(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert site_for(tmp_path) == (Site(), None)
     own = tmp_path / "config" / "scalebench" / "site.yaml"
@@ -47,9 +51,15 @@ def test_the_file_beside_the_study_counts_before_the_users_and_the_machines(tmp_
     [
         ("acount: x\n", "unknown key 'acount'; did you mean 'account'?"),
         ("cores: 4\n", "unknown key 'cores'; did you mean 'cores_per_node'?"),
-        ("scheduler: cron\n", "key 'scheduler': expected 'slurm', 'pbs' or 'lsf', got 'cron'"),
+        (
+            "scheduler: cron\n",
+            "key 'scheduler': expected 'slurm', 'pbs' or 'lsf', got 'cron'",
+        ),
         ("nodes: 0\n", "key 'nodes': expected"),
-        ("max_time: soon\n", "expected a time such as 02:30:00 or 1-12:00:00, got 'soon'"),
+        (
+            "max_time: soon\n",
+            "expected a time such as 02:30:00 or 1-12:00:00, got 'soon'",
+        ),
         ('setup: ["a\\nb"]\n', "expected one line of text"),
         ('account: "a\\nb"\n', "expected one line of text"),
         ("- a\n", "expected a mapping"),
@@ -65,8 +75,12 @@ def test_a_bad_file_is_one_line_that_names_file_and_key(tmp_path, text, said):
 
 
 def test_template_has_every_key_and_is_read_as_what_is_known():
-    text = site_template({"scheduler": "slurm", "partition": "p", "nodes": 3}, ["doctor: Slurm: 22.05"])
-    assert Site.model_validate(yaml.safe_load(text)) == Site(scheduler="slurm", partition="p", nodes=3)
+    text = site_template(
+        {"scheduler": "slurm", "partition": "p", "nodes": 3}, ["doctor: Slurm: 22.05"]
+    )
+    assert Site.model_validate(yaml.safe_load(text)) == Site(
+        scheduler="slurm", partition="p", nodes=3
+    )
     every = "".join(line.removeprefix("# ") for line in text.splitlines(True)[3:])
     assert set(yaml.safe_load(every)) == set(Site.model_fields)
     Site.model_validate(yaml.safe_load(every))
@@ -74,9 +88,16 @@ def test_template_has_every_key_and_is_read_as_what_is_known():
 
 def test_init_writes_what_is_found_here(clients, tmp_path, monkeypatch):
     monkeypatch.setattr(rooms, "site_files", lambda place: [place / "site.yaml"])
-    done = CliRunner().invoke(main, ["init", str(tmp_path), "--site"], standalone_mode=False)
+    done = CliRunner().invoke(
+        main, ["init", str(tmp_path), "--site"], standalone_mode=False
+    )
     assert "site.yaml written; next: scalebench submit" in done.output
     site, _ = site_for(tmp_path)
-    assert (site.scheduler, site.partition, site.nodes, site.cores_per_node) == ("slurm", "p", 3, 2)
+    assert (site.scheduler, site.partition, site.nodes, site.cores_per_node) == (
+        "slurm",
+        "p",
+        3,
+        2,
+    )
     assert site.max_time == 86400
     assert site.launcher in ("mpirun", "srun")

@@ -17,23 +17,33 @@ pytestmark = needs_mpi
 RESULTS = Path("results/mine")
 
 
-def test_a_study_is_submitted_largest_first_with_a_collection_that_depends_on_all(clients, place, capsys):
+def test_a_study_is_submitted_largest_first_with_a_collection_that_depends_on_all(
+    clients, place, capsys
+):
     made = submitted()
     assert [job.job for job in made.jobs] == ["11", "12", "13"]
     assert [job.shards for job in made.jobs] == [[1], [2], []]
     assert [shard.nodes for shard in made.shards] == [2, 1]
     said = capsys.readouterr().out
     assert "job 11: shard 1 (4 workers, native, 2 nodes)" in said
-    assert clients.calls("sbatch")[-1].split()[2:] == ["--dependency=afterany:11:12", "results/mine/jobs/collect.sh"]
+    assert clients.calls("sbatch")[-1].split()[2:] == [
+        "--dependency=afterany:11:12",
+        "results/mine/jobs/collect.sh",
+    ]
     text = (RESULTS / "jobs" / "shard-1.sh").read_text()
     assert "scalebench run results/mine --shard 1 &" in text
     assert "#SBATCH --time=01:00:00" in text
-    assert (RESULTS / "runs.csv").read_text().count("\n") == 1, "the study is there, and nothing of it is done"
+    assert (RESULTS / "runs.csv").read_text().count("\n") == 1, (
+        "the study is there, and nothing of it is done"
+    )
 
 
 def test_an_array_has_a_task_for_each_repetition_and_a_limit(clients, place):
     made = submitted("--array", "--limit", "1", "--no-collect")
-    assert [(job.shards, job.array) for job in made.jobs] == [([1, 2], True), ([3, 4], True)]
+    assert [(job.shards, job.array) for job in made.jobs] == [
+        ([1, 2], True),
+        ([3, 4], True),
+    ]
     assert "#SBATCH --array=3-4%1" in (RESULTS / "jobs" / "array-3.sh").read_text()
     assert len(clients.calls("sbatch")) == 2
 
@@ -48,7 +58,9 @@ def test_dry_run_prints_the_scripts_and_writes_nothing(clients, place, capsys):
     assert clients.calls("sbatch") == []
 
 
-def test_records_decide_and_the_scheduler_explains_by_one_query_in_a_while(clients, place, capsys):
+def test_records_decide_and_the_scheduler_explains_by_one_query_in_a_while(
+    clients, place, capsys
+):
     submitted()
     clients.answer("11|RUNNING|2026-11-26T08:00:00|None", "12|PENDING|N/A|Resources")
     make(1, count=1)
@@ -56,7 +68,11 @@ def test_records_decide_and_the_scheduler_explains_by_one_query_in_a_while(clien
     for _ in range(3):
         assert scalebench("status", "results/mine", "--json") == 0
         shards = facts_of(capsys.readouterr().out)
-        assert (shards[1]["state"], shards[1]["done"], shards[1]["why"]) == ("running", 1, "since 2026-11-26T08:00:00")
+        assert (shards[1]["state"], shards[1]["done"], shards[1]["why"]) == (
+            "running",
+            1,
+            "since 2026-11-26T08:00:00",
+        )
         assert (shards[2]["state"], shards[2]["why"]) == ("pending", "Resources")
     (query,) = clients.calls("squeue")
     assert "--jobs=11,12" in query
@@ -88,7 +104,9 @@ def test_an_old_answer_of_the_scheduler_is_asked_for_again(clients, place, capsy
         ("11|CANCELLED|N/A|None", "stopped", "CANCELLED"),
     ],
 )
-def test_a_shard_whose_job_ended_with_runs_left_is_stopped(clients, place, capsys, answer, state, why):
+def test_a_shard_whose_job_ended_with_runs_left_is_stopped(
+    clients, place, capsys, answer, state, why
+):
     submitted()
     clients.answer(answer)
     make(1, count=1)
@@ -98,9 +116,14 @@ def test_a_shard_whose_job_ended_with_runs_left_is_stopped(clients, place, capsy
     assert (shard["state"], shard["why"]) == (state, why)
 
 
-def test_while_the_controller_is_down_nothing_is_submitted_again(clients, place, capsys):
+def test_while_the_controller_is_down_nothing_is_submitted_again(
+    clients, place, capsys
+):
     submitted()
-    clients.write("squeue", "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1")
+    clients.write(
+        "squeue",
+        "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1",
+    )
     capsys.readouterr()
     assert scalebench("status", "results/mine", "--json") == 0
     assert facts_of(capsys.readouterr().out)[1]["state"] == "unknown"
@@ -111,7 +134,10 @@ def test_while_the_controller_is_down_nothing_is_submitted_again(clients, place,
 
 def test_tasks_of_an_array_have_states_of_their_own(clients, place, capsys):
     submitted("--array")
-    clients.answer("11_1|RUNNING|2026-11-26T08:00:00|None", "11_[2%1]|PENDING|N/A|JobArrayTaskLimit")
+    clients.answer(
+        "11_1|RUNNING|2026-11-26T08:00:00|None",
+        "11_[2%1]|PENDING|N/A|JobArrayTaskLimit",
+    )
     make(3)
     capsys.readouterr()
     scalebench("status", "results/mine", "--json")
@@ -121,8 +147,12 @@ def test_tasks_of_an_array_have_states_of_their_own(clients, place, capsys):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [("retry", "results/mine", "--submit"), ("submit", "results/mine")])
-def test_what_failed_and_what_never_began_is_submitted_again(clients, place, capsys, words):
+@pytest.mark.parametrize(
+    "words", [("retry", "results/mine", "--submit"), ("submit", "results/mine")]
+)
+def test_what_failed_and_what_never_began_is_submitted_again(
+    clients, place, capsys, words
+):
     submitted()
     make(1, status="failed", count=1)
     assert scalebench("status", "results/mine") == 0
@@ -141,52 +171,100 @@ def test_what_failed_and_what_never_began_is_submitted_again(clients, place, cap
     make(1, count=1)
     assert scalebench(*words) == 0
     assert "again: 0 runs that failed, 1 without a result\n" in capsys.readouterr().out
-    assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[1], []], "of shard 2 nothing is left"
+    assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[1], []], (
+        "of shard 2 nothing is left"
+    )
 
 
-def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept(clients, place, capsys):
+def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept(
+    clients, place, capsys
+):
     submitted()
     clients.answer("11|PENDING|N/A|Resources")
     edited = RESULTS / "jobs" / "shard-2.sh"
     edited.write_text("#!/bin/bash\n# mine\n")
     assert scalebench("submit", "results/mine") == 0
-    assert [job.shards for job in read_submission(RESULTS).jobs] == [[1], [2], [], [2], []]
+    assert [job.shards for job in read_submission(RESULTS).jobs] == [
+        [1],
+        [2],
+        [],
+        [2],
+        [],
+    ]
     assert edited.read_text() == "#!/bin/bash\n# mine\n"
     assert "--dependency=afterany:14:11" in clients.calls("sbatch")[-1]
-    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 0, "the same study: as with its folder"
+    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 0, (
+        "the same study: as with its folder"
+    )
 
 
-def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(clients, place):
+def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(
+    clients, place
+):
     submitted()
-    clients.write("sbatch", 'sleep 0.5; n=$(($(cat N) + 1)); echo $n > N; echo "sbatch $*" >> calls; echo $n')
-    clients.write("squeue", 'for job in 14 15; do [ $job -gt $(cat N) ] || echo "$job|PENDING|N/A|Resources"; done')
+    clients.write(
+        "sbatch",
+        'sleep 0.5; n=$(($(cat N) + 1)); echo $n > N; echo "sbatch $*" >> calls; echo $n',
+    )
+    clients.write(
+        "squeue",
+        'for job in 14 15; do [ $job -gt $(cat N) ] || echo "$job|PENDING|N/A|Resources"; done',
+    )
     both = [
-        subprocess.Popen(["scalebench", "submit", "results/mine"], stdout=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen(
+            ["scalebench", "submit", "results/mine"], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
     ]
     printed = "".join(process.communicate(timeout=120)[0] for process in both)
     assert "nothing to submit" in printed
-    assert [job.job for job in read_submission(RESULTS).jobs] == ["11", "12", "13", "14", "15", "16"]
+    assert [job.job for job in read_submission(RESULTS).jobs] == [
+        "11",
+        "12",
+        "13",
+        "14",
+        "15",
+        "16",
+    ]
 
 
-def test_a_refused_job_is_one_line_and_those_before_it_are_known(clients, place, capsys):
+def test_a_refused_job_is_one_line_and_those_before_it_are_known(
+    clients, place, capsys
+):
     clients.write(
-        "sbatch", '[ -e N ] && { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }; echo 11 | tee N'
+        "sbatch",
+        '[ -e N ] && { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }; echo 11 | tee N',
     )
     assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "sbatch refused results/mine/jobs/shard-2.sh: sbatch: error: QOSMaxSubmitJobPerUserLimit" in line
+    assert (
+        "sbatch refused results/mine/jobs/shard-2.sh: sbatch: error: QOSMaxSubmitJobPerUserLimit"
+        in line
+    )
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("submit", "results/none", "--shard", "1"), "--shard: expected the folder of a submitted study"),
+        (
+            ("submit", "results/none", "--shard", "1"),
+            "--shard: expected the folder of a submitted study",
+        ),
         (("retry", "results/none", "--submit"), "holds no submitted study"),
         (("submit", "."), "holds no submitted study"),
-        (("submit", "study.yaml", "--limit", "2"), "--limit bounds the tasks of an array"),
-        (("submit", "study.yaml", "--time", "soon"), "expected a time such as 02:30:00"),
-        (("submit", "study.yaml", "--workers", "64"), "a job has at most 2 nodes of 2 workers, and 64 workers do not"),
+        (
+            ("submit", "study.yaml", "--limit", "2"),
+            "--limit bounds the tasks of an array",
+        ),
+        (
+            ("submit", "study.yaml", "--time", "soon"),
+            "expected a time such as 02:30:00",
+        ),
+        (
+            ("submit", "study.yaml", "--workers", "64"),
+            "a job has at most 2 nodes of 2 workers, and 64 workers do not",
+        ),
         (("submit", "study.yaml", "--site", "none.yaml"), "cannot read the site file"),
         (("submit", "study.yaml", "--set", "tune={over: {lr: [0.1]}}"), "tune"),
         (("run", "study.yaml", "--shard", "1"), "holds no submitted study"),
@@ -196,12 +274,20 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(clients, place,
 )
 def test_bad_requests_are_one_line(clients, place, capsys, words, said):
     assert scalebench(*words) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("scalebench: error:")]
+    (line,) = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("scalebench: error:")
+    ]
     assert said in line
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("{}", "is missing"), ("[]", "expected")])
-def test_a_damaged_record_of_the_submission_is_one_line(clients, place, capsys, text, said):
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "not JSON"), ("{}", "is missing"), ("[]", "expected")]
+)
+def test_a_damaged_record_of_the_submission_is_one_line(
+    clients, place, capsys, text, said
+):
     submitted()
     (RESULTS / "jobs" / "submission.json").write_text(text)
     assert scalebench("status", "results/mine") == 2

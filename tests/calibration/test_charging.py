@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from scalebench.analysis import load
-from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
+from scalebench.calibration.calibration_file import (
+    Calibration,
+    Measurement,
+    read_calibration,
+)
 from scalebench.records.machine_facts import cpu_model
 from scalebench.system import hardware
 from tests.conftest import needs_mpi
@@ -26,12 +30,20 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
 
     def measured(*_, **__):
         entries = [
-            cost.model_copy(update={"points": [(size, invoke.factor * seconds) for size, seconds in cost.points]})
+            cost.model_copy(
+                update={
+                    "points": [
+                        (size, invoke.factor * seconds) for size, seconds in cost.points
+                    ]
+                }
+            )
             for cost in machine.engines.entries
         ]
         return machine.engines.model_copy(update={"entries": entries})
 
-    monkeypatch.setattr("scalebench.calibration.engine_measurement.measure_engine_costs", measured)
+    monkeypatch.setattr(
+        "scalebench.calibration.engine_measurement.measure_engine_costs", measured
+    )
 
     invoke.factor = 1.0
     return invoke
@@ -62,9 +74,19 @@ def test_compare_refuses_studies_of_different_calibrations(scalebench):
     said = scalebench("compare", "results/a", "results/b", code=2)
     assert "calibration is " in said
     assert "--calibration FIRST/calibration.json" in said
-    scalebench(*STATED, "--name", "c", "--workers", "2", "--calibration", "results/a/calibration.json")
+    scalebench(
+        *STATED,
+        "--name",
+        "c",
+        "--workers",
+        "2",
+        "--calibration",
+        "results/a/calibration.json",
+    )
     said = scalebench("compare", "results/a", "results/c")
-    assert "intervals: no interval, as nothing varies" in said, "nothing was calibrated that could vary"
+    assert "intervals: no interval, as nothing varies" in said, (
+        "nothing was calibrated that could vary"
+    )
     assert "1.00 [" not in said
     assert times("a") == times("c") != times("b")
 
@@ -73,7 +95,14 @@ def test_interval_of_a_stated_jitter_has_its_own_name(scalebench):
     jitter = ("--set", "virtual.jitter=normal", "--workers", "1,2")
     said = scalebench(*STATED, "--name", "shaken", *jitter)
     said += scalebench("check", "results/shaken")
-    said += scalebench("compare", "results/shaken", "--strategy", "allreduce", "--strategy", "epoch_average")
+    said += scalebench(
+        "compare",
+        "results/shaken",
+        "--strategy",
+        "allreduce",
+        "--strategy",
+        "epoch_average",
+    )
     assert "intervals: interval over repetitions at stated step times" in said
     assert "calibration interval" not in said
 
@@ -92,28 +121,54 @@ def test_lost_calibration_of_a_stated_study_is_not_measured_again(scalebench, tm
     assert "holds virtual runs but not calibration.json" in scalebench(
         *STATED, "--name", "mine", "--workers", "1,2", code=2
     )
-    found = json.loads(scalebench("check", "results/mine", "--json", code=1))["findings"]
-    assert [one["rule"] for one in found if "no calibration.json" in one["what"]] == ["no-provenance"]
+    found = json.loads(scalebench("check", "results/mine", "--json", code=1))[
+        "findings"
+    ]
+    assert [one["rule"] for one in found if "no calibration.json" in one["what"]] == [
+        "no-provenance"
+    ]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         ((), "has no step times, as it is of a study that states them"),
-        (("--cluster", "juwels-booster", "--device-step-time", "0.002"), "of which cluster juwels-booster has nothing"),
+        (
+            ("--cluster", "juwels-booster", "--device-step-time", "0.002"),
+            "of which cluster juwels-booster has nothing",
+        ),
     ],
     ids=["nothing stated", "all stated"],
 )
 def test_unfit_calibration_is_refused_before_writing(scalebench, tmp_path, flags, said):
     scalebench(*STATED, "--name", "mine", "--workers", "1")
-    words = (*RUN, *flags, "--name", "other", "--workers", "1", "--calibration", "results/mine/calibration.json")
+    words = (
+        *RUN,
+        *flags,
+        "--name",
+        "other",
+        "--workers",
+        "1",
+        "--calibration",
+        "results/mine/calibration.json",
+    )
     assert said in scalebench(*words, code=2)
     assert said in scalebench(*words, "--dry-run", code=2)
     assert not (tmp_path / "results" / "other").exists()
 
 
 def test_strategy_operations_are_measured_once_and_kept(scalebench):
-    words = (*RUN[:7], "--jobs", "1", "--repetitions", "1", "--workers", "1,2", "--strategy", "adasum")
+    words = (
+        *RUN[:7],
+        "--jobs",
+        "1",
+        "--repetitions",
+        "1",
+        "--workers",
+        "1,2",
+        "--strategy",
+        "adasum",
+    )
     scalebench(*words, "--name", "mine")
     path = Path("results/mine/calibration.json")
     first = read_calibration(path).operations
@@ -127,8 +182,20 @@ def test_strategy_operations_are_measured_once_and_kept(scalebench):
     assert both["allreduce"] == {}
     scalebench(*more, "--name", "again", "--calibration", path)
     assert times("again") == times("mine")
-    said = scalebench(*more, "--strategy", "slowmo", "--name", "other", "--calibration", path, "--verbose")
-    assert "does not say what slowmo computes beside its steps: nothing is charged for it" in " ".join(said.split())
+    said = scalebench(
+        *more,
+        "--strategy",
+        "slowmo",
+        "--name",
+        "other",
+        "--calibration",
+        path,
+        "--verbose",
+    )
+    assert (
+        "does not say what slowmo computes beside its steps: nothing is charged for it"
+        in " ".join(said.split())
+    )
 
 
 @pytest.fixture
@@ -136,8 +203,17 @@ def calibration(machine, tmp_path):
     """Writes a calibration for the study of RUN, with changes to its JSON."""
 
     def write(change=lambda raw: None, **measured):
-        facts = {"model": "mlp(hidden=[128])", "dtype": "float32", "optimizer": "sgd(momentum=0.9)"}
-        facts |= {"threads_per_worker": 1, "cpu": cpu_model(), "cores": hardware.cores(), "torch": torch.__version__}
+        facts = {
+            "model": "mlp(hidden=[128])",
+            "dtype": "float32",
+            "optimizer": "sgd(momentum=0.9)",
+        }
+        facts |= {
+            "threads_per_worker": 1,
+            "cpu": cpu_model(),
+            "cores": hardware.cores(),
+            "torch": torch.__version__,
+        }
         own = Calibration(
             key="made up",
             measured=Measurement(**facts | measured),
@@ -160,8 +236,19 @@ def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration
     assert "(model mlp(hidden=[64]), not mlp(hidden=[128]))" in said
     assert not Path("results/mine").exists()
     said = scalebench(*words, calibration(torch="1.0", cpu="Z80"))
-    assert f"is not of this machine and study: cpu Z80, not {cpu_model()}; torch 1.0, not" in " ".join(said.split())
-    said = scalebench(*words[:-2], "real", "--execution", "auto", "--calibration", calibration(cpu="Z80"), code=2)
+    assert (
+        f"is not of this machine and study: cpu Z80, not {cpu_model()}; torch 1.0, not"
+        in " ".join(said.split())
+    )
+    said = scalebench(
+        *words[:-2],
+        "real",
+        "--execution",
+        "auto",
+        "--calibration",
+        calibration(cpu="Z80"),
+        code=2,
+    )
     assert f"is of another machine (cpu Z80, not {cpu_model()})" in said
     assert len(said.strip().splitlines()) == 1
     assert not Path("results/real").exists()
@@ -172,18 +259,47 @@ def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda raw: raw["tables"][0]["batches"][0].pop("forward_s"), "'tables.0.batches.0.forward_s' is missing"),
-        (lambda raw: raw["tables"][0]["batches"][0].update(forward_s=[-1.0]), "tables.0.batches.0.forward_s.0"),
-        (lambda raw: raw["tables"][0]["batches"][0].update(update_s=["2 ms"]), "expected a number, got '2 ms'"),
-        (lambda raw: raw["tables"][0]["batches"][0].update(forward=[1.0]), "unknown key 'tables.0.batches.0.forward'"),
-        (lambda raw: raw["engines"]["entries"][0].update(alpha_s=-1e-5), "'engines.entries.0.alpha_s'"),
-        (lambda raw: raw["engines"]["entries"][0].update(points=[[4, float("inf")]]), "'engines.entries.0.points.0.1'"),
+        (
+            lambda raw: raw["tables"][0]["batches"][0].pop("forward_s"),
+            "'tables.0.batches.0.forward_s' is missing",
+        ),
+        (
+            lambda raw: raw["tables"][0]["batches"][0].update(forward_s=[-1.0]),
+            "tables.0.batches.0.forward_s.0",
+        ),
+        (
+            lambda raw: raw["tables"][0]["batches"][0].update(update_s=["2 ms"]),
+            "expected a number, got '2 ms'",
+        ),
+        (
+            lambda raw: raw["tables"][0]["batches"][0].update(forward=[1.0]),
+            "unknown key 'tables.0.batches.0.forward'",
+        ),
+        (
+            lambda raw: raw["engines"]["entries"][0].update(alpha_s=-1e-5),
+            "'engines.entries.0.alpha_s'",
+        ),
+        (
+            lambda raw: raw["engines"]["entries"][0].update(points=[[4, float("inf")]]),
+            "'engines.entries.0.points.0.1'",
+        ),
         (lambda raw: raw["tables"][0].update(batches=[]), "tables.0.batches"),
     ],
     ids=["missing", "negative", "text", "without unit", "engine", "infinite", "empty"],
 )
-def test_damaged_calibration_is_refused_with_its_key(scalebench, calibration, change, said):
-    answer = scalebench(*RUN, "--workers", "1", "--name", "mine", "--calibration", calibration(change), code=2)
+def test_damaged_calibration_is_refused_with_its_key(
+    scalebench, calibration, change, said
+):
+    answer = scalebench(
+        *RUN,
+        "--workers",
+        "1",
+        "--name",
+        "mine",
+        "--calibration",
+        calibration(change),
+        code=2,
+    )
     assert said in answer
     assert "machine.json" in answer
     assert len(answer.strip().splitlines()) == 1

@@ -10,7 +10,11 @@ from scalebench.launch.calibrating import ranks_on_this_host
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    here = [name for name in engine_measurement.MEASURABLE if engines.available(name) is None]
+    here = [
+        name
+        for name in engine_measurement.MEASURABLE
+        if engines.available(name) is None
+    ]
     if "mpi" not in here:
         pytest.skip("no MPI")
     cache = tmp_path_factory.mktemp("cache")
@@ -18,18 +22,26 @@ def measured(tmp_path_factory):
 
     def undisturbed(*arguments):  # however busy this machine is
         costs = measure(*arguments)
-        entries = [entry.model_copy(update={"disturbed": False}) for entry in costs.entries]
+        entries = [
+            entry.model_copy(update={"disturbed": False}) for entry in costs.entries
+        ]
         return costs.model_copy(update={"entries": entries})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_measurement, "_measure", undisturbed)
-        return cache, here, measure_engine_costs(cache, here, ranks_on_this_host, seconds=4.0)
+        return (
+            cache,
+            here,
+            measure_engine_costs(cache, here, ranks_on_this_host, seconds=4.0),
+        )
 
 
 def test_each_engine_has_a_complete_curve_with_source(measured):
     _, here, costs = measured
     collectives = ("broadcast", "reduce", "linear-broadcast", "linear-reduce")
-    parts = {f"mpi-{part}" for part in ("onesided", *collectives, "server", "server-busy")}
+    parts = {
+        f"mpi-{part}" for part in ("onesided", *collectives, "server", "server-busy")
+    }
     if "gloo" in here:
         parts |= {f"gloo-{part}" for part in ("allgather", "reduce-scatter", "send")}
     assert {entry.engine for entry in costs.entries} >= {*here, *parts}
@@ -42,7 +54,9 @@ def test_each_engine_has_a_complete_curve_with_source(measured):
         assert entry.points[0][1] == entry.alpha_s
         costs_s = [seconds for _, seconds in entry.points]
         assert costs_s == sorted(costs_s), "more bytes never cost less"
-        assert entry.seconds(16 << 20) > entry.seconds(4)  # 16 MiB take longer than 4 bytes on any machine
+        assert entry.seconds(16 << 20) > entry.seconds(
+            4
+        )  # 16 MiB take longer than 4 bytes on any machine
         assert 0 < entry.seconds(16 << 20) < 10
 
 
@@ -51,14 +65,18 @@ def test_horovod_waits_for_its_cycle(measured):
     if "horovod" not in here:
         pytest.skip("no Horovod")
     entry = costs.of("horovod")
-    assert entry.cycle_s > 0.9e-3  # its loop turns once per millisecond unless told otherwise
+    assert (
+        entry.cycle_s > 0.9e-3
+    )  # its loop turns once per millisecond unless told otherwise
     assert entry.per_step_s > 0
     assert costs.of("mpi").cycle_s == costs.of("mpi").negotiation_s == 0
 
 
 def test_costs_are_cached_by_machine_and_versions(measured, monkeypatch):
     cache, here, costs = measured
-    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(
+        engine_measurement, "_measure", lambda *_: pytest.fail("measured again")
+    )
     assert measure_engine_costs(cache, here, ranks_on_this_host) == costs
     assert len(list((cache / "engine-costs").iterdir())) == 1
     monkeypatch.setattr(engine_measurement, "version", lambda name: "99")
@@ -69,23 +87,34 @@ def test_costs_are_cached_by_machine_and_versions(measured, monkeypatch):
 def test_disturbed_costs_are_used_but_not_cached(tmp_path, monkeypatch):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    quiet = [EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up") for name in ("mpi", "mpi-server")]
+    quiet = [
+        EngineCost(engine=name, ranks=2, alpha_s=1e-6, source="made up")
+        for name in ("mpi", "mpi-server")
+    ]
     taken = [quiet[0], quiet[1].model_copy(update={"disturbed": True})]
     monkeypatch.setattr(engine_measurement.BackgroundLoad, "share", lambda _: 0.9)
-    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: EngineCosts(entries=taken))
+    monkeypatch.setattr(
+        engine_measurement, "_measure", lambda *_: EngineCosts(entries=taken)
+    )
     costs = measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host)
     assert (costs.entries, costs.others_load) == (taken, 0.9)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(engine_measurement, "_measure", lambda *_: EngineCosts(entries=quiet))
+    monkeypatch.setattr(
+        engine_measurement, "_measure", lambda *_: EngineCosts(entries=quiet)
+    )
     assert measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host).entries == quiet
-    assert not costs.model_copy(update={"entries": quiet}).disturbed, "a busy machine in undisturbed windows"
+    assert not costs.model_copy(update={"entries": quiet}).disturbed, (
+        "a busy machine in undisturbed windows"
+    )
     (path,) = tmp_path.rglob("*.json")
     assert EngineCosts.load(path).others_load == 0.9
 
 
 def test_missing_engine_and_failed_probe_raise_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "available", lambda name, **_: "it is not here")
-    with pytest.raises(EngineError, match="engine mpi is not available: it is not here"):
+    with pytest.raises(
+        EngineError, match="engine mpi is not available: it is not here"
+    ):
         measure_engine_costs(tmp_path, ["mpi"], ranks_on_this_host)
     monkeypatch.undo()
     if reason := engines.available("mpi"):

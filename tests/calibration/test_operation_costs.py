@@ -18,7 +18,10 @@ OPERATIONS = {
     "bmuf": ({"BlockMomentum._restart"}, {"steps": 2}),
     "diloco": ({"BlockMomentum._restart"}, {"steps": 2}),
     "streaming_diloco": ({"Fragment._step"}, {"steps": 2, "fragments": 1}),
-    "sparse_loco": ({"Unsent.message", "Unsent.mean", "SparseLoCo._restart"}, {"steps": 2}),
+    "sparse_loco": (
+        {"Unsent.message", "Unsent.mean", "SparseLoCo._restart"},
+        {"steps": 2},
+    ),
     "noloco": ({"NoLoCo._step"}, {"steps": 2}),
     "demo": ({"Cosines.message", "Cosines.sign"}, {}),
     "sparta": ({"Sparta._draw", "Tensor.index_select", "Sparta._put_back"}, {}),
@@ -46,30 +49,49 @@ def seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_of_each_strategy_are_measured(make_run, blobs, machine, seconds, name):
+def test_operations_of_each_strategy_are_measured(
+    make_run, blobs, machine, seconds, name
+):
     expected, options = OPERATIONS[name]
     run = make_run({name: options}, 2, epochs=4)
     found = measure_operations([run], {2: blobs}, machine)
-    assert {name.replace("TensorBase", "Tensor") for name in found[str(run.strategy)]} == expected
-    assert all(time == OperationTime(seconds=1e-3) for time in found[str(run.strategy)].values())
+    assert {
+        name.replace("TensorBase", "Tensor") for name in found[str(run.strategy)]
+    } == expected
+    assert all(
+        time == OperationTime(seconds=1e-3)
+        for time in found[str(run.strategy)].values()
+    )
 
 
 def test_operations_on_parts_of_a_model_are_measured(make_run, blobs, machine, seconds):
-    run = make_run({"hybrid": {"micro_batches": 2, "within": {"slowmo": {"steps": 2}}}}, 4, epochs=4)
+    run = make_run(
+        {"hybrid": {"micro_batches": 2, "within": {"slowmo": {"steps": 2}}}},
+        4,
+        epochs=4,
+    )
     found = measure_operations([run], {4: blobs}, machine)
-    assert found[str(run.strategy)] == {"BlockMomentum._restart": OperationTime(seconds=1e-3)}
+    assert found[str(run.strategy)] == {
+        "BlockMomentum._restart": OperationTime(seconds=1e-3)
+    }
 
 
-def test_cost_of_further_messages_is_measured_with_twice_as_many(make_run, blobs, machine, seconds):
+def test_cost_of_further_messages_is_measured_with_twice_as_many(
+    make_run, blobs, machine, seconds
+):
     runs = [make_run(TOPK, workers) for workers in (1, 4, 2)]
-    times = measure_operations(runs, {1: blobs, 2: blobs, 4: blobs}, machine)[str(runs[0].strategy)]
+    times = measure_operations(runs, {1: blobs, 2: blobs, 4: blobs}, machine)[
+        str(runs[0].strategy)
+    ]
     assert times["TopK._select"] == OperationTime(seconds=1e-3)
     assert times["TopK._mean"] == OperationTime(seconds=1e-3, per_member_s=0.5e-3)
     assert times["TopK._mean"].among(6) == pytest.approx(3e-3)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_compression_is_charged_at_every_step_without_changing_results(play, machine, workers):
+def test_compression_is_charged_at_every_step_without_changing_results(
+    play, machine, workers
+):
     """12 steps at two workers: 3 ms to choose, 1 ms to add two messages, and 0.5 ms for each further one."""
     times = {
         "TopK._select": OperationTime(seconds=3e-3),
@@ -85,7 +107,9 @@ def test_compression_is_charged_at_every_step_without_changing_results(play, mac
         assert after.other_s - before.other_s == pytest.approx(steps * each)
     assert (weights["final"] == same["final"]).all()
     again, _ = play(TOPK, workers, machine=priced)
-    assert [worker.train_s for worker in again.workers] == [worker.train_s for worker in charged.workers]
+    assert [worker.train_s for worker in again.workers] == [
+        worker.train_s for worker in charged.workers
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,26 +126,51 @@ def test_compression_is_charged_at_every_step_without_changing_results(play, mac
     ],
     ids=str,
 )
-def test_each_call_is_charged_once(play, make_run, machine, strategy, workers, operation, calls):
+def test_each_call_is_charged_once(
+    play, make_run, machine, strategy, workers, operation, calls
+):
     key = str(make_run(strategy, workers).strategy)
-    priced = replace(machine, operations={key: {operation: OperationTime(seconds=1e-3)}})
-    plain, slowed = (play(strategy, workers, model=WIDE, machine=place)[0] for place in (machine, priced))
-    added = [after.train_s - before.train_s for before, after in zip(plain.workers, slowed.workers, strict=True)]
+    priced = replace(
+        machine, operations={key: {operation: OperationTime(seconds=1e-3)}}
+    )
+    plain, slowed = (
+        play(strategy, workers, model=WIDE, machine=place)[0]
+        for place in (machine, priced)
+    )
+    added = [
+        after.train_s - before.train_s
+        for before, after in zip(plain.workers, slowed.workers, strict=True)
+    ]
     assert added == pytest.approx([calls * 1e-3] * workers)
 
 
 def test_slow_worker_compresses_slowly(play, machine):
-    priced = replace(machine, operations={"allreduce(compression=topk)": {"TopK._select": OperationTime(seconds=1e-3)}})
+    priced = replace(
+        machine,
+        operations={
+            "allreduce(compression=topk)": {"TopK._select": OperationTime(seconds=1e-3)}
+        },
+    )
     slow = {"virtual": {"slowdown": {1: 3.0}}}
-    free, charged = (play(TOPK, 2, machine=place, **slow)[0] for place in (machine, priced))
-    assert charged.workers[0].train_s - free.workers[0].train_s == pytest.approx(12 * 3e-3)
+    free, charged = (
+        play(TOPK, 2, machine=place, **slow)[0] for place in (machine, priced)
+    )
+    assert charged.workers[0].train_s - free.workers[0].train_s == pytest.approx(
+        12 * 3e-3
+    )
 
 
 def test_server_is_busy_at_least_for_its_rule(play, machine):
     """One worker: a push is answered after its update of 0.05 ms."""
-    priced = replace(machine, operations={"asp": {"ParameterServer": OperationTime(seconds=1e-3)}})
-    free, charged = (play("asp", 1, machine=place)[0].workers[0] for place in (machine, priced))
-    assert charged.train_s - free.train_s == pytest.approx(free.optimizer_steps * (1e-3 - 5e-5))
+    priced = replace(
+        machine, operations={"asp": {"ParameterServer": OperationTime(seconds=1e-3)}}
+    )
+    free, charged = (
+        play("asp", 1, machine=place)[0].workers[0] for place in (machine, priced)
+    )
+    assert charged.train_s - free.train_s == pytest.approx(
+        free.optimizer_steps * (1e-3 - 5e-5)
+    )
 
 
 def test_measure_counts_processor_time():

@@ -33,7 +33,9 @@ class Machine:
 
 
 def is_precise(rounds):
-    return typical([seconds for each in rounds for seconds, quiet in each.found if quiet]).precise
+    return typical(
+        [seconds for each in rounds for seconds, quiet in each.found if quiet]
+    ).precise
 
 
 def test_quiet_machine_is_measured_until_the_value_is_precise():
@@ -41,7 +43,9 @@ def test_quiet_machine_is_measured_until_the_value_is_precise():
     rounds = machine.rounds(100.0)
     assert len(rounds) == math.ceil(FEWEST / 4), "as soon as the median has an interval"
     assert rounds[0] == Round(1e-3, [(1e-2, True)] * 4)
-    assert machine.events == ["reference", "measure"] * len(rounds), "each round at the speed of its moment"
+    assert machine.events == ["reference", "measure"] * len(rounds), (
+        "each round at the speed of its moment"
+    )
 
 
 def test_precise_value_does_not_end_before_the_least_rounds():
@@ -65,7 +69,13 @@ def test_rounds_end_at_most_there():
         ({"fewest": 2, "patience": 2.0}, 1),
         ({"fewest": 2, "patience": 4.0}, 2),
     ],
-    ids=["one", "the least is of the time", "the fewest whatever the time", "without patience", "with patience"],
+    ids=[
+        "one",
+        "the least is of the time",
+        "the fewest whatever the time",
+        "without patience",
+        "with patience",
+    ],
 )
 def test_rounds_that_take_longer_than_the_budget(limits, count):
     assert len(Machine(round_s=3.0).rounds(1.0, **limits)) == count
@@ -80,7 +90,9 @@ def test_speed_of_each_round_is_kept():
 
     rounds = quiet_rounds(machine.measure, slower, Until(3.0, now=lambda: machine.now))
     assert [each.reference_s for each in rounds] == [2e-3, 4e-3, 8e-3]
-    assert [each.found[0][0] / each.reference_s for each in rounds] == pytest.approx([10.0] * 3)
+    assert [each.found[0][0] / each.reference_s for each in rounds] == pytest.approx(
+        [10.0] * 3
+    )
 
 
 def test_undisturbed_windows_are_enough_for_a_median_or_all_of_few():

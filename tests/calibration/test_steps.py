@@ -44,7 +44,9 @@ from scalebench.training.reference_step import reference_step_of_now
     ("least", "most", "seconds", "steps"),
     [(3, 30, 0.0, 3), (3, 30, math.inf, 30), (20, None, 0.0, 20), (5, 5, math.inf, 5)],
 )
-def test_bounded_takes_least_steps_if_slow_and_most_if_fast(least, most, seconds, steps):
+def test_bounded_takes_least_steps_if_slow_and_most_if_fast(
+    least, most, seconds, steps
+):
     assert list(bounded(least, most, seconds)) == list(range(steps))
 
 
@@ -61,13 +63,28 @@ def test_clock_waits_for_the_device_before_it_reads_the_time():
 
 @pytest.mark.parametrize(
     "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))],
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(
+                not torch.cuda.is_available(), reason="no GPU here"
+            ),
+        ),
+    ],
 )
 def test_steps_in_seconds_and_release_of_gradients(device, blobs, make_run):
     replica = single_replica(make_run(), blobs, 8, torch.device(device))
     take_steps(replica, range(3))
     release = release_shares(replica)
-    rounds = Rounds(replica, SecondsGauge(), 0, 1, threading.Barrier(1), SimpleNamespace(value=False))
+    rounds = Rounds(
+        replica,
+        SecondsGauge(),
+        0,
+        1,
+        threading.Barrier(1),
+        SimpleNamespace(value=False),
+    )
     began = time.perf_counter()
     windows = rounds.run(8, release, 0.2)
     took = time.perf_counter() - began
@@ -80,7 +97,13 @@ def test_steps_in_seconds_and_release_of_gradients(device, blobs, make_run):
 
 
 def wide_in_the_middle(input_shape, outputs):
-    return nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+    return nn.Sequential(
+        nn.Linear(2, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, outputs),
+    )
 
 
 class Uncut(nn.Module):
@@ -93,7 +116,9 @@ class Uncut(nn.Module):
 
 
 def test_layers_share_the_passes_by_their_times(blobs, make_run):
-    replica = single_replica(make_run(model=f"{__file__}:wide_in_the_middle"), blobs, 32, torch.device("cpu"))
+    replica = single_replica(
+        make_run(model=f"{__file__}:wide_in_the_middle"), blobs, 32, torch.device("cpu")
+    )
     layers = layer_shares(replica)
     assert [layer.name for layer in layers] == ["0", "2", "4"]
     for task in ("forward", "backward"):
@@ -103,7 +128,9 @@ def test_layers_share_the_passes_by_their_times(blobs, make_run):
 
 
 def test_a_model_that_cannot_be_cut_has_no_layers(blobs, make_run):
-    replica = single_replica(make_run(model=f"{__file__}:Uncut"), blobs, 32, torch.device("cpu"))
+    replica = single_replica(
+        make_run(model=f"{__file__}:Uncut"), blobs, 32, torch.device("cpu")
+    )
     assert layer_shares(replica) == []
 
 
@@ -125,10 +152,16 @@ class ThreeBatches:
 def test_take_steps_continues_over_epochs_without_extra_batches():
     replica = ThreeBatches()
     assert take_steps(replica, range(7)) == 7
-    assert replica.stepped == replica.fetched == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+    assert (
+        replica.stepped
+        == replica.fetched
+        == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+    )
 
 
-@pytest.mark.parametrize(("workers", "loads"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])])
+@pytest.mark.parametrize(
+    ("workers", "loads"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])]
+)
 def test_loads_are_powers_of_two_and_a_full_node(workers, loads):
     assert loads_up_to(workers) == loads
 
@@ -136,7 +169,18 @@ def test_loads_are_powers_of_two_and_a_full_node(workers, loads):
 SHARES = np.array([0.05, 0.3, 0.6, 0.05])  # of a step: data, forward, backward, update
 
 
-def windows(step=2.0, *, load=1, size=8, reference=1e-3, alone=None, rounds=20, spread=0.0, undisturbed=True, seed=0):
+def windows(
+    step=2.0,
+    *,
+    load=1,
+    size=8,
+    reference=1e-3,
+    alone=None,
+    rounds=20,
+    spread=0.0,
+    undisturbed=True,
+    seed=0,
+):
     """Windows of four steps, four windows a round, of one process; `step` in reference steps."""
     count = 4 * rounds
     factors = np.exp(spread * np.random.default_rng(seed).standard_normal((count, 4)))
@@ -165,8 +209,15 @@ def test_step_time_is_its_ratio_times_the_mean_reference_step():
     larger = windows(3.0, size=16)._replace(release=[1.0, 0.25])
     measured = step_tables([windows(2.0), larger], [1], 0.25)
     (table,) = measured.tables
-    assert (table.busy_workers, table.others_load, table.shuffle_s_per_sample) == (1, 0.25, 1e-6)
-    assert [table.release_at(samples) for samples in (11, 12)] == [[1.0, 0.5], [1.0, 0.25]]  # the nearest, by ratio
+    assert (table.busy_workers, table.others_load, table.shuffle_s_per_sample) == (
+        1,
+        0.25,
+        1e-6,
+    )
+    assert [table.release_at(samples) for samples in (11, 12)] == [
+        [1.0, 0.5],
+        [1.0, 0.25],
+    ]  # the nearest, by ratio
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
     assert step_s(table, 16) == pytest.approx([3e-3] * BLOCKS)
     assert table.batches[0].blocks()[:, 0] == pytest.approx(2e-3 * SHARES)
@@ -188,12 +239,20 @@ def test_machine_speed_does_not_change_the_cost_in_reference_steps():
 
 def test_load_scales_steps_by_its_reference_step_at_least_one():
     alone = windows(2.0)
-    slower = [windows(2.0, load=2, reference=1.3e-3, alone=1e-3), windows(2.0, load=2, reference=1.3e-3)]
-    slower[1] = slower[1]._replace(alone=np.empty(0))  # only process 0 looks at the reference step alone
+    slower = [
+        windows(2.0, load=2, reference=1.3e-3, alone=1e-3),
+        windows(2.0, load=2, reference=1.3e-3),
+    ]
+    slower[1] = slower[1]._replace(
+        alone=np.empty(0)
+    )  # only process 0 looks at the reference step alone
     one, two = step_tables([alone, *slower], [1, 2], None).tables
     assert step_s(one) == pytest.approx([2e-3] * BLOCKS)
     assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)
-    faster = [windows(2.0, load=2, reference=0.9e-3, alone=1e-3), slower[1]._replace(references=np.full(80, 0.9e-3))]
+    faster = [
+        windows(2.0, load=2, reference=0.9e-3, alone=1e-3),
+        slower[1]._replace(references=np.full(80, 0.9e-3)),
+    ]
     two = step_tables([alone, *faster], [1, 2], None).tables[1]
     assert step_s(two).mean() >= 2e-3 * (1 - 1e-9), "company makes no core faster"
 
@@ -211,13 +270,20 @@ def test_disturbed_windows_are_excluded():
 
 def test_steps_without_undisturbed_windows_are_taken_from_processor_time():
     disturbed = windows(2.0, undisturbed=False)
-    disturbed.seconds[:] *= np.random.default_rng(0).uniform(1, 20, size=disturbed.seconds.shape[1])  # waits for a core
+    disturbed.seconds[:] *= np.random.default_rng(0).uniform(
+        1, 20, size=disturbed.seconds.shape[1]
+    )  # waits for a core
     disturbed.references[:] *= 3
     (table,) = step_tables([disturbed], [1], None).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)
-    assert table.batches[0].blocks()[:, 0] == pytest.approx(2e-3 * SHARES), "divided by the shares of the tasks"
+    assert table.batches[0].blocks()[:, 0] == pytest.approx(2e-3 * SHARES), (
+        "divided by the shares of the tasks"
+    )
     assert table.disturbed
-    with pytest.raises(DisturbedError, match=r"a step of 8 samples .* in every window; .*--require-quiet"):
+    with pytest.raises(
+        DisturbedError,
+        match=r"a step of 8 samples .* in every window; .*--require-quiet",
+    ):
         step_tables([disturbed], [1], None, quiet=True)
 
 
@@ -256,11 +322,15 @@ def test_blocks_are_medians_of_consecutive_windows_split_by_mean_shares():
     blocks = _blocks(units)
     assert blocks.shape == (4, BLOCKS)
     assert blocks.sum(axis=0) == pytest.approx(np.arange(1.0, BLOCKS + 1))
-    assert blocks / blocks.sum(axis=0) == pytest.approx(np.tile(SHARES[:, None], BLOCKS))
+    assert blocks / blocks.sum(axis=0) == pytest.approx(
+        np.tile(SHARES[:, None], BLOCKS)
+    )
     assert _blocks(units[:, 3:8]).shape == (4, 5), "fewer windows than blocks"
 
 
-@pytest.mark.parametrize("shape", [(1000, 4), (4000, 1)], ids=["windows of four", "windows of one"])
+@pytest.mark.parametrize(
+    "shape", [(1000, 4), (4000, 1)], ids=["windows of four", "windows of one"]
+)
 def test_jitter_excludes_outliers_and_drift(shape):
     random = np.random.default_rng(1)
     steps = 1e-3 * np.exp(0.02 * random.standard_normal(shape))
@@ -289,7 +359,9 @@ def test_jitter_of_a_table_has_mean_one_and_limited_length():
 
 def test_reference_step_of_another_process_is_that_of_this_machine():
     measured = measure_reference(1)
-    assert measured is None or 0.1 < measured / reference_step_of_now() < 10, "None beside a busy program"
+    assert measured is None or 0.1 < measured / reference_step_of_now() < 10, (
+        "None beside a busy program"
+    )
 
 
 @pytest.mark.parametrize("busy", [True, False])

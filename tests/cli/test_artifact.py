@@ -16,10 +16,14 @@ from tests.records_factory import study_rows
 @pytest.fixture
 def scalebench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction"])
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures", lambda: ["time-reduction"]
+    )
     for room in ("packing", "verification"):
         own = partial(plot_folder, request=PlotRequest(formats=("svg",)))
-        monkeypatch.setattr(f"scalebench.artifact.{room}.plot_folder", lambda *a, jobs, own=own: own(*a))
+        monkeypatch.setattr(
+            f"scalebench.artifact.{room}.plot_folder", lambda *a, jobs, own=own: own(*a)
+        )
     with Store(tmp_path / "results" / "synthetic", fsync=False) as store:
         for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=2):
             store.append(run, epochs)
@@ -44,12 +48,16 @@ def test_packed_artifact_verifies(scalebench):
     assert "time-reduction: the same " in said
     assert said.endswith("all 1 figures show the numbers of the artifact\n")
     (folder / "README.md").write_text("")
-    assert "README.md is not as it was packed" in scalebench("--verify", str(folder), code=2)
+    assert "README.md is not as it was packed" in scalebench(
+        "--verify", str(folder), code=2
+    )
 
 
 def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
     scalebench()
-    monkeypatch.setattr("scalebench.artifact.verification._equal", lambda before, now: False)
+    monkeypatch.setattr(
+        "scalebench.artifact.verification._equal", lambda before, now: False
+    )
     real = plot_folder
 
     def altered(folder, output, *, jobs):
@@ -65,7 +73,9 @@ def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
 
 
 def test_usage_error_is_one_line(scalebench, tmp_path):
-    assert "takes neither RESULTS nor --paper" in scalebench("results/synthetic", "--verify", "x", code=2)
+    assert "takes neither RESULTS nor --paper" in scalebench(
+        "results/synthetic", "--verify", "x", code=2
+    )
     assert "expected an unpacked artifact" in scalebench("--verify", "results", code=2)
     (tmp_path / "artifacts" / "synthetic-artifact").mkdir(parents=True)
     assert "is there and no artifact" in scalebench(code=2)

@@ -14,7 +14,14 @@ from scalebench.calibration.steps_under_load import MeasuredTables
 from scalebench.errors import RunError
 from scalebench.pricing.machine import OperationTime
 
-STUDY = ("--dataset", "wine", "--set", "workers=1,2", "--set", 'strategies=["serial", "epoch_average"]')
+STUDY = (
+    "--dataset",
+    "wine",
+    "--set",
+    "workers=1,2",
+    "--set",
+    'strategies=["serial", "epoch_average"]',
+)
 FILE = Path("machine.json")
 
 
@@ -29,13 +36,23 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
             raise RunError("calibration: a measuring process ended before its time")
         invoke.measured += sorted(sizes)
         (like,) = machine.tables
-        batches = [like.batches[0].model_copy(update={"samples": size}) for size in sizes]
-        loads, common = sorted({1, node_workers}), {"batches": batches, "disturbed": invoke.disturbed}
-        return MeasuredTables([like.model_copy(update=common | {"busy_workers": n}) for n in loads], 1e-3, [])
+        batches = [
+            like.batches[0].model_copy(update={"samples": size}) for size in sizes
+        ]
+        loads, common = (
+            sorted({1, node_workers}),
+            {"batches": batches, "disturbed": invoke.disturbed},
+        )
+        return MeasuredTables(
+            [like.model_copy(update=common | {"busy_workers": n}) for n in loads],
+            1e-3,
+            [],
+        )
 
     monkeypatch.setattr("scalebench.calibration.charging.measure_steps", steps)
     monkeypatch.setattr(
-        "scalebench.calibration.engine_measurement.measure_engine_costs", lambda *_, **__: machine.engines
+        "scalebench.calibration.engine_measurement.measure_engine_costs",
+        lambda *_, **__: machine.engines,
     )
     return invoke
 
@@ -56,40 +73,78 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     scalebench.fails = None
     said = scalebench(*words)
     assert scalebench.measured == [4, 8, 16], "what was measured stays"
-    assert re.search(r"machine\.json: mlp\(hidden=\[128\]\) .*float32 .*3 batch sizes \(4, 8, 16\)", said, re.DOTALL)
+    assert re.search(
+        r"machine\.json: mlp\(hidden=\[128\]\) .*float32 .*3 batch sizes \(4, 8, 16\)",
+        said,
+        re.DOTALL,
+    )
     found = read_calibration(FILE)
     assert found.measured.dtype == "float32"
-    assert {batch.samples for table in found.tables for batch in table.batches} == {4, 8, 16}
+    assert {batch.samples for table in found.tables for batch in table.batches} == {
+        4,
+        8,
+        16,
+    }
     scalebench("run", *STUDY, "--execution", "virtual", "--name", "mine", "--jobs", "1", "--epochs", "1",
                "--repetitions", "1", "--calibration", FILE)  # fmt: skip
     assert len(load("results/mine").completed) == 3
     scalebench("recalibrate", "results/mine", "--calibration", FILE)
     assert scalebench.measured == [4, 8, 16]
-    predicted = scalebench("predict", "--calibration", FILE, "--workers", "1,2", "--epochs", "3", "--batch", "8")
+    predicted = scalebench(
+        "predict",
+        "--calibration",
+        FILE,
+        "--workers",
+        "1,2",
+        "--epochs",
+        "3",
+        "--batch",
+        "8",
+    )
     words = " ".join(predicted.split())
     assert "modelled (measured on " in words
     assert "mlp(hidden=[128]) on this-machine" in words
     scaled = scalebench("predict", "--calibration", FILE, "--measured-on", "epyc-7742", "--device", "xeon-8160",
                         "--workers", "1,2", "--epochs", "3", "--batch", "8")  # fmt: skip
-    assert re.search(r"scaled .*xeon-8160 in float32 over .*epyc-7742", " ".join(scaled.split()))
+    assert re.search(
+        r"scaled .*xeon-8160 in float32 over .*epyc-7742", " ".join(scaled.split())
+    )
     refused = scalebench("predict", "resnet50", "--calibration", FILE, code=2)
     assert "measured for mlp(hidden=[128])" in refused
     assert len(refused.strip().splitlines()) == 1
-    assert "has nothing" in scalebench("predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2)
+    assert "has nothing" in scalebench(
+        "predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2
+    )
 
 
-def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebench, monkeypatch):
+def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(
+    scalebench, monkeypatch
+):
     monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: None)
     monkeypatch.setattr("scalebench.system.hardware.gpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA T4")
-    said = scalebench("calibrate", "--dataset", "wine", "--device", "cuda", "--batch", 8, "-o", FILE)
+    said = scalebench(
+        "calibrate", "--dataset", "wine", "--device", "cuda", "--batch", 8, "-o", FILE
+    )
     assert "on NVIDIA T4 (torch" in said
     assert "8) beside 1, 2 busy workers; no engine" in said
     found = read_calibration(FILE)
-    assert found.reference_s is None, "a GPU's steps are not scaled by the speed of a core"
+    assert found.reference_s is None, (
+        "a GPU's steps are not scaled by the speed of a core"
+    )
     assert not found.operations
     assert "nothing is charged" in " ".join(said.split())
-    words = ("predict", "--calibration", FILE, "--workers", "1,2", "--strategy", "allreduce", "--strategy", "easgd")
+    words = (
+        "predict",
+        "--calibration",
+        FILE,
+        "--workers",
+        "1,2",
+        "--strategy",
+        "allreduce",
+        "--strategy",
+        "easgd",
+    )
     predicted = " ".join(scalebench(*words).split())
     assert "GPU-hours" in predicted
     assert re.search(r"easgd computes .*not measured", predicted)
@@ -97,61 +152,139 @@ def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(scalebe
 
 
 def test_steps_on_a_gpu_need_one(scalebench, monkeypatch):
-    monkeypatch.setattr("scalebench.comm.engines.available", lambda engine, **_: "no NVIDIA GPU here")
+    monkeypatch.setattr(
+        "scalebench.comm.engines.available", lambda engine, **_: "no NVIDIA GPU here"
+    )
     said = scalebench("calibrate", "--device", "cuda", "-o", FILE, code=2)
-    assert re.fullmatch(r"scalebench: error: --device cuda: .*no NVIDIA GPU here", said.strip())
+    assert re.fullmatch(
+        r"scalebench: error: --device cuda: .*no NVIDIA GPU here", said.strip()
+    )
     assert not FILE.exists()
 
 
 def test_file_of_another_model_is_not_completed(scalebench):
     scalebench("calibrate", *STUDY, "--batch", 8, "-o", FILE)
     before = FILE.read_bytes()
-    said = scalebench("calibrate", *STUDY, "--model", "mlp: {hidden: [4]}", "--batch", 8, "-o", FILE, code=2)
-    assert re.search(r"machine\.json .*mlp\(hidden=\[128\]\) .*this is mlp\(hidden=\[4\]\)", said)
+    said = scalebench(
+        "calibrate",
+        *STUDY,
+        "--model",
+        "mlp: {hidden: [4]}",
+        "--batch",
+        8,
+        "-o",
+        FILE,
+        code=2,
+    )
+    assert re.search(
+        r"machine\.json .*mlp\(hidden=\[128\]\) .*this is mlp\(hidden=\[4\]\)", said
+    )
     assert FILE.read_bytes() == before
     assert json.loads(before)["measured"]["optimizer"] == "sgd(momentum=0.9)"
 
 
 def test_next_study_of_a_model_takes_the_steps_of_the_first(scalebench, monkeypatch):
-    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "-v", "--set", "repetitions=1")
+    run = (
+        "run",
+        *STUDY,
+        "--execution",
+        "virtual",
+        "--epochs",
+        "1",
+        "--jobs",
+        "1",
+        "-v",
+        "--set",
+        "repetitions=1",
+    )
     assert "step times are" not in scalebench(*run, "--name", "first")
     measured = list(scalebench.measured)
     assert measured
-    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3)
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3
+    )
     assert "step times are" in scalebench(*run, "--name", "second")
     assert scalebench.measured == measured, "nothing is measured again"
-    first, second = (load(f"results/{name}").completed["train_s"].to_numpy() for name in ("first", "second"))
-    assert second == pytest.approx(2 * first, rel=0.2), "on a machine of half the speed, where messages take as long"
+    first, second = (
+        load(f"results/{name}").completed["train_s"].to_numpy()
+        for name in ("first", "second")
+    )
+    assert second == pytest.approx(2 * first, rel=0.2), (
+        "on a machine of half the speed, where messages take as long"
+    )
     scalebench("recalibrate", "results/second")
     assert scalebench.measured == 2 * measured
 
 
-def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(scalebench, monkeypatch):
-    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(
+    scalebench, monkeypatch
+):
+    run = (
+        "run",
+        *STUDY,
+        "--execution",
+        "virtual",
+        "--epochs",
+        "1",
+        "--jobs",
+        "1",
+        "--set",
+        "repetitions=1",
+    )
     scalebench(*run, "--name", "first")
-    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: None)
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.measure_reference", lambda threads: None
+    )
     scalebench(*run, "--name", "second")
-    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3)
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.measure_reference", lambda threads: 2e-3
+    )
     scalebench(*run, "--name", "slower")
-    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: None)
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.measure_reference", lambda threads: None
+    )
     scalebench(*run, "--name", "fourth")
-    times = [load(f"results/{name}").completed["train_s"].tolist() for name in ("first", "second", "slower", "fourth")]
+    times = [
+        load(f"results/{name}").completed["train_s"].tolist()
+        for name in ("first", "second", "slower", "fourth")
+    ]
     assert times[0]
     assert times[1] == times[0]
-    assert times[3] == times[2] != times[0], "the last speed that nothing disturbed counts"
+    assert times[3] == times[2] != times[0], (
+        "the last speed that nothing disturbed counts"
+    )
 
 
-def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(scalebench, monkeypatch):
+def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(
+    scalebench, monkeypatch
+):
     measured = []
 
     def measure(runs, datasets, machine):
         measured.append([str(run.strategy) for run in runs])
-        return {str(run.strategy): {"merge": OperationTime(seconds=1e-3)} for run in runs}
+        return {
+            str(run.strategy): {"merge": OperationTime(seconds=1e-3)} for run in runs
+        }
 
     monkeypatch.setattr("scalebench.calibration.charging.measure_operations", measure)
-    monkeypatch.setattr("scalebench.calibration.charging.disturbed", lambda cores: len(measured) == 2)
-    monkeypatch.setattr("scalebench.calibration.cost_sources.measure_reference", lambda threads: 1e-3)
-    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+    monkeypatch.setattr(
+        "scalebench.calibration.charging.disturbed", lambda cores: len(measured) == 2
+    )
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.measure_reference", lambda threads: 1e-3
+    )
+    run = (
+        "run",
+        *STUDY,
+        "--execution",
+        "virtual",
+        "--epochs",
+        "1",
+        "--jobs",
+        "1",
+        "--set",
+        "repetitions=1",
+    )
     scalebench(*run, "--name", "first")
     first = measured[0]
     assert first
@@ -160,12 +293,25 @@ def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(scal
     more = (*(word.replace("epoch_average", "local_sgd") for word in run),)
     scalebench(*more, "--name", "third")
     scalebench(*more, "--name", "fourth")
-    assert measured == [first, ["local_sgd"], ["local_sgd"]], "measured beside busy programs, it is not kept"
+    assert measured == [first, ["local_sgd"], ["local_sgd"]], (
+        "measured beside busy programs, it is not kept"
+    )
 
 
 def test_disturbed_steps_are_not_kept(scalebench):
     scalebench.disturbed = True
-    run = ("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--set", "repetitions=1")
+    run = (
+        "run",
+        *STUDY,
+        "--execution",
+        "virtual",
+        "--epochs",
+        "1",
+        "--jobs",
+        "1",
+        "--set",
+        "repetitions=1",
+    )
     scalebench(*run, "--name", "first")
     measured = list(scalebench.measured)
     scalebench(*run, "--name", "second")
@@ -174,9 +320,24 @@ def test_disturbed_steps_are_not_kept(scalebench):
 
 def test_cache_that_cannot_be_written_stops_no_study(scalebench, monkeypatch):
     Path("cache").mkdir()
-    monkeypatch.setattr("scalebench.calibration.cost_sources.cache_folder", lambda kind: Path("cache"))
-    monkeypatch.setattr("scalebench.calibration.calibration_file.write_atomic", refusing("cache"))
-    scalebench("run", *STUDY, "--execution", "virtual", "--epochs", "1", "--jobs", "1", "--name", "first")
+    monkeypatch.setattr(
+        "scalebench.calibration.cost_sources.cache_folder", lambda kind: Path("cache")
+    )
+    monkeypatch.setattr(
+        "scalebench.calibration.calibration_file.write_atomic", refusing("cache")
+    )
+    scalebench(
+        "run",
+        *STUDY,
+        "--execution",
+        "virtual",
+        "--epochs",
+        "1",
+        "--jobs",
+        "1",
+        "--name",
+        "first",
+    )
     assert not list(Path("cache").iterdir())
     assert Path("results/first/calibration.json").exists()
 

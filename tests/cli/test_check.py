@@ -17,7 +17,11 @@ from tests.records_factory import study_rows
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
     """Three repetitions of three strategies in results/mine; nothing describes the machine."""
-    rows = study_rows(strategies=("serial", "allreduce", "epoch_average"), workers=(1, 2), native_workers=())
+    rows = study_rows(
+        strategies=("serial", "allreduce", "epoch_average"),
+        workers=(1, 2),
+        native_workers=(),
+    )
     with Store(tmp_path / "results" / "mine", fsync=False) as store:
         for run, epochs in rows:
             store.append(run, epochs)
@@ -62,9 +66,21 @@ def test_errors_come_first_and_exit_with_1(call, without_metric):
 
 
 def test_json_holds_the_findings(call, without_metric):
-    out, _ = call("check", "results/mine", "--json", "--ignore", "time-to-target", code=1)
+    out, _ = call(
+        "check", "results/mine", "--json", "--ignore", "time-to-target", code=1
+    )
     facts = json.loads(out)
-    assert list(facts) == ["schema", "study", "folder", "errors", "warnings", "notes", "findings", "passed", "ignored"]
+    assert list(facts) == [
+        "schema",
+        "study",
+        "folder",
+        "errors",
+        "warnings",
+        "notes",
+        "findings",
+        "passed",
+        "ignored",
+    ]
     assert (facts["schema"], facts["study"], facts["errors"], facts["ignored"]) == (
         1,
         "synthetic",
@@ -72,13 +88,18 @@ def test_json_holds_the_findings(call, without_metric):
         ["time-to-target"],
     )
     assert list(facts["findings"][0]) == ["severity", "rule", "what", "where", "fix"]
-    assert facts["errors"] + facts["warnings"] + facts["notes"] == len(facts["findings"])
+    assert facts["errors"] + facts["warnings"] + facts["notes"] == len(
+        facts["findings"]
+    )
 
 
 def test_rules_are_listed_without_results(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "results")
     out, _ = call("check", "--rules")
-    assert "  dirty-commit          the checkout that ran had no changes beside its commit" in out
+    assert (
+        "  dirty-commit          the checkout that ran had no changes beside its commit"
+        in out
+    )
     assert "  12. Plot what is needed to interpret" in out
     facts = json.loads(call("check", "--rules", "--json")[0])
     assert len(facts["twelve"]) == 12
@@ -102,5 +123,7 @@ def test_usage_error_is_one_line_with_exit_code_2(call, words, said):
 def test_help_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "matplotlib", "rich")
     program = f"import sys, scalebench.cli.check; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

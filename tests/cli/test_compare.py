@@ -36,7 +36,9 @@ def call(tmp_path, monkeypatch, capsys):
         "before": lambda study: None,
         "after": slow_down,
         "other": lambda study: study.change(lr=0.5),
-        "once": lambda study: study.drop(lambda row: row.strategy == "epoch_average" and row.repetition > 0),
+        "once": lambda study: study.drop(
+            lambda row: row.strategy == "epoch_average" and row.repetition > 0
+        ),
     }
     for name, doctor in doctors.items():
         study = make_sound()
@@ -56,12 +58,18 @@ def call(tmp_path, monkeypatch, capsys):
 
 def test_table_names_the_regressions(call):
     out, err = call("before", "after")
-    line = next(line for line in out[out.index("allreduce, native mpi\n") :].splitlines() if " 4 " in line)
+    line = next(
+        line
+        for line in out[out.index("allreduce, native mpi\n") :].splitlines()
+        if " 4 " in line
+    )
     assert "1.30 [1.2" in line
     assert "regression" in line
     assert "what changed: commit 0000000000 → 1111111111" in out
     assert "p: Wilcoxon rank-sum test, adjusted by Holm" in out
-    assert out.splitlines()[-1] == ("time: 3 regressed, 11 unchanged (threshold 5 %); metric: 14 equal (margin 0.01)")
+    assert out.splitlines()[-1] == (
+        "time: 3 regressed, 11 unchanged (threshold 5 %); metric: 14 equal (margin 0.01)"
+    )
     assert err == ""
 
 
@@ -72,12 +80,44 @@ def test_table_names_the_regressions(call):
         (["before", "after", "--fail-on", "regression"], 1),
         (["after", "before", "--fail-on", "regression"], 0),
         (["before", "after", "--fail-on", "regression", "--threshold", "50%"], 0),
-        (["before", "after", "--fail-on", "regression", "--strategy", "epoch_average"], 0),
+        (
+            [
+                "before",
+                "after",
+                "--fail-on",
+                "regression",
+                "--strategy",
+                "epoch_average",
+            ],
+            0,
+        ),
         (["before", "after", "--fail-on", "regression", "--execution", "virtual"], 0),
         (["before", "after", "--fail-on", "missing", "--fail-on", "undecided"], 0),
         (["before", "after", "--fail-on", "undecided", "--threshold", "30%"], 1),
-        (["before", "--strategy", "allreduce", "--strategy", "epoch_average", "--fail-on", "regression"], 0),
-        (["before", "--strategy", "epoch_average", "--strategy", "allreduce", "--fail-on", "regression"], 1),
+        (
+            [
+                "before",
+                "--strategy",
+                "allreduce",
+                "--strategy",
+                "epoch_average",
+                "--fail-on",
+                "regression",
+            ],
+            0,
+        ),
+        (
+            [
+                "before",
+                "--strategy",
+                "epoch_average",
+                "--strategy",
+                "allreduce",
+                "--fail-on",
+                "regression",
+            ],
+            1,
+        ),
     ],
 )
 def test_exit_code_follows_fail_on(call, words, code):
@@ -91,7 +131,11 @@ def test_fail_on_repeatable_metric_ignores_racing_strategies(call, tmp_path):
         study = make_sound()
         study.change(lambda row: row.strategy == "epoch_average", strategy=strategy)
         study.change(
-            lambda row: row.strategy == strategy and row.workers == 4 and row.execution == "native",
+            lambda row: (
+                row.strategy == strategy
+                and row.workers == 4
+                and row.execution == "native"
+            ),
             final_metric=lambda row: row.final_metric - lost * (1 + row.seed / 100),
         )
         return study.write(tmp_path / "results" / name)
@@ -101,7 +145,9 @@ def test_fail_on_repeatable_metric_ignores_racing_strategies(call, tmp_path):
         folder(f"{strategy}-b", strategy, 0.2)
         words = f"{strategy}-a", f"{strategy}-b", "--fail-on"
         out, _ = call(*words, "repeatable-metric", code=code)
-        assert out.splitlines()[-1].endswith("metric: 1 worse, 13 equal (margin 0.01)"), "shown all the same"
+        assert out.splitlines()[-1].endswith(
+            "metric: 1 worse, 13 equal (margin 0.01)"
+        ), "shown all the same"
         varies = f"metric varies from run to run, as workers merge when they arrive: {strategy} at 2, 4 workers (native"
         assert (varies in out) == (code == 0)
         call(*words, "metric", code=1)
@@ -110,10 +156,14 @@ def test_fail_on_repeatable_metric_ignores_racing_strategies(call, tmp_path):
 def test_missing_cell_fails_if_asked_for(call, tmp_path):
     path = tmp_path / "results" / "after" / "runs.csv"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if "native-mpi-allreduce-w4" not in line))
+    path.write_text(
+        "".join(line for line in lines if "native-mpi-allreduce-w4" not in line)
+    )
     out, _ = call("before", "after", "--fail-on", "missing", code=1)
     assert "in A only: allreduce at 4 workers (native mpi)" in out
-    assert "in B only: allreduce at 4 workers (native mpi)" in call("after", "before")[0]
+    assert (
+        "in B only: allreduce at 4 workers (native mpi)" in call("after", "before")[0]
+    )
 
 
 def test_two_strategies_of_one_study_are_compared(call):
@@ -126,8 +176,25 @@ def test_two_strategies_of_one_study_are_compared(call):
 def test_json_holds_the_cells(call):
     facts = json.loads(call("before", "after", "--json")[0])
     assert list(facts) == [
-        *("schema", "a", "b", "threshold", "metric_margin", "regressed", "time", "metric"),
-        *("failed", "missing", "added", "changed", "virtual_error", "overridden", "cells"),
+        *(
+            "schema",
+            "a",
+            "b",
+            "threshold",
+            "metric_margin",
+            "regressed",
+            "time",
+            "metric",
+        ),
+        *(
+            "failed",
+            "missing",
+            "added",
+            "changed",
+            "virtual_error",
+            "overridden",
+            "cells",
+        ),
     ]
     assert (facts["schema"], facts["threshold"], facts["regressed"]) == (2, 0.05, True)
     assert facts["time"]["regression"] == 3
@@ -140,19 +207,45 @@ def test_json_holds_the_cells(call):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["before", "other"], "before and other cannot be compared: lr is 0.1 and 0.5. Make them equal, or override"),
-        (["before"], "name a second folder, or two strategies of the first (--strategy NAME, twice)"),
-        (["before", *2 * ["--strategy", "serial"]], "serial differs in nothing from itself; name two strategies"),
-        (["before", *2 * ["--strategy", "serial"], "--threshold", "1e400"], "such as 5% or 0.05, got '1e400'"),
-        (["before", "--strategy", "allreduce"], "name a second folder, or two strategies"),
-        (["before", "--strategy", "allreduce", "--strategy", "ddp"], "no completed run of strategy 'ddp'"),
+        (
+            ["before", "other"],
+            "before and other cannot be compared: lr is 0.1 and 0.5. Make them equal, or override",
+        ),
+        (
+            ["before"],
+            "name a second folder, or two strategies of the first (--strategy NAME, twice)",
+        ),
+        (
+            ["before", *2 * ["--strategy", "serial"]],
+            "serial differs in nothing from itself; name two strategies",
+        ),
+        (
+            ["before", *2 * ["--strategy", "serial"], "--threshold", "1e400"],
+            "such as 5% or 0.05, got '1e400'",
+        ),
+        (
+            ["before", "--strategy", "allreduce"],
+            "name a second folder, or two strategies",
+        ),
+        (
+            ["before", "--strategy", "allreduce", "--strategy", "ddp"],
+            "no completed run of strategy 'ddp'",
+        ),
         (["before", "none"], "none holds no runs.csv"),
         (["before", "after", "--ignore", "commit"], "--ignore commit: no such key"),
         (["before", "after", "--threshold", "5"], "write 5% for per cent"),
         (["before", "after", "--threshold", "-1%"], "--threshold"),
         (["before", "after", "--threshold", "nan"], "--threshold"),
         (
-            ["before", "--strategy", "serial", "--strategy", "allreduce", "--ignore", "lr"],
+            [
+                "before",
+                "--strategy",
+                "serial",
+                "--strategy",
+                "allreduce",
+                "--ignore",
+                "lr",
+            ],
             "strategies of one have none",
         ),
     ],
@@ -170,15 +263,32 @@ def test_ignored_difference_is_noted(call):
 
 def test_run_check_and_compare_agree(tmp_path, capsys):
     """The warnings, the error of virtual times and the repetitions that each of them names."""
-    rows = study_rows(strategies=("serial", "allreduce", "epoch_average"), workers=(1, 2, 4), native_workers=(1, 2, 4))
+    rows = study_rows(
+        strategies=("serial", "allreduce", "epoch_average"),
+        workers=(1, 2, 4),
+        native_workers=(1, 2, 4),
+    )
     with Store(tmp_path / "mine", fsync=False) as store:
         for run, epochs in rows:
             slower = 1.5 if run.execution == "native" else 1.0
-            store.append(in_proportion(run.model_copy(update={"train_s": slower * run.train_s})), epochs)
+            store.append(
+                in_proportion(run.model_copy(update={"train_s": slower * run.train_s})),
+                epochs,
+            )
     said = {}
     for name, words in (
         ("check", ["check", "mine"]),
-        ("compare", ["compare", "mine", "--strategy", "allreduce", "--strategy", "epoch_average"]),
+        (
+            "compare",
+            [
+                "compare",
+                "mine",
+                "--strategy",
+                "allreduce",
+                "--strategy",
+                "epoch_average",
+            ],
+        ),
     ):
         with chdir(tmp_path), pytest.raises(SystemExit):
             main.main(words, prog_name="scalebench")
@@ -190,17 +300,27 @@ def test_run_check_and_compare_agree(tmp_path, capsys):
     expected = " and ".join(count for count in counts if not count.startswith("0 "))
     for name in ("run", "run --full"):
         assert f"{expected} on these numbers: scalebench check" in said[name]
-    factors = {found for text in said.values() for found in re.findall(r"off native ones by ([^(]+\([^)]+\))", text)}
+    factors = {
+        found
+        for text in said.values()
+        for found in re.findall(r"off native ones by ([^(]+\([^)]+\))", text)
+    }
     assert len(factors) == 1, factors
-    options = {name: set(re.findall(r"--repetitions \d+", text)) for name, text in said.items()}
-    assert options["check"] == options["compare"] == {"--repetitions 7"}, "two worker counts that are tested at once"
+    options = {
+        name: set(re.findall(r"--repetitions \d+", text)) for name, text in said.items()
+    }
+    assert options["check"] == options["compare"] == {"--repetitions 7"}, (
+        "two worker counts that are tested at once"
+    )
     assert options["run"] <= options["check"]
 
 
 def test_help_imports_nothing_heavy():
     heavy = ("torch", "pandas", "numpy", "scipy", "matplotlib", "rich")
     program = f"import sys, scalebench.cli.compare; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -219,6 +339,9 @@ def test_equal_metric_of_one_seed_is_undecided(call):
 
 def test_cells_of_undecided_metric_are_named(call):
     out, _ = call("once", "before")
-    assert "metric undecided: epoch_average at 1, 2, 4 workers (native mpi); epoch_average at 1, 2, 4" in out
+    assert (
+        "metric undecided: epoch_average at 1, 2, 4 workers (native mpi); epoch_average at 1, 2, 4"
+        in out
+    )
     assert out.splitlines()[-1].endswith("metric: 8 equal, 6 undecided (margin 0.01)")
     assert "metric undecided" not in call("before", "before")[0]

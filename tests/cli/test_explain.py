@@ -17,34 +17,50 @@ def explain(*arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("name", some(registry.names(), "allreduce", "daso-heat", "epoch_average", "ssp"))
+@pytest.mark.parametrize(
+    "name", some(registry.names(), "allreduce", "daso-heat", "epoch_average", "ssp")
+)
 def test_every_strategy_is_explained(name: str) -> None:
     said = explain(name)
     strategy = registry.create(name, {})
     assert said.startswith(f"{name}: {strategy.summary}\n")
     assert f"source: {strategy.source}\n" in said
-    assert "Traffic of mlp" in said or "\ntraffic: strategy " in said  # or why the default study does not suit it
+    assert (
+        "Traffic of mlp" in said or "\ntraffic: strategy " in said
+    )  # or why the default study does not suit it
     for option in options_of(type(strategy)):
-        assert option.description, f"{name}: option {option.name} says nothing of itself"
+        assert option.description, (
+            f"{name}: option {option.name} says nothing of itself"
+        )
         assert option.description in said
     assert "\x1b" not in said  # plain where nobody looks
 
 
 def test_the_rule_is_the_formula_of_the_class_that_has_the_name() -> None:
     assert "in backward order" in rule_of(registry.find("ddp", "gloo"))[0]
-    assert rule_of(registry.find("ddp", "gloo"))[0] == rule_of(registry.find("ddp", "virtual"))[0]
+    assert (
+        rule_of(registry.find("ddp", "gloo"))[0]
+        == rule_of(registry.find("ddp", "virtual"))[0]
+    )
     assert "w <- (1/K) sum_j w_j" in explain("epoch_average")
 
 
 def test_it_is_told_where_a_strategy_is_elastic() -> None:
-    assert "elastic: gloo (torchrun), horovod (horovodrun), nccl (torchrun)\n" in explain("epoch_average")
+    assert (
+        "elastic: gloo (torchrun), horovod (horovodrun), nccl (torchrun)\n"
+        in explain("epoch_average")
+    )
     assert "elastic: horovod (horovodrun)\n" in explain("horovod")
     assert "elastic: no\n" in explain("pipeline")
 
 
 def test_traffic_that_depends_on_time_is_marked() -> None:
-    assert "order depends on time" in explain("asp", "--workers", "2", "--dataset", "wine")
-    assert "order depends on time" not in explain("bsp", "--workers", "2", "--dataset", "wine")
+    assert "order depends on time" in explain(
+        "asp", "--workers", "2", "--dataset", "wine"
+    )
+    assert "order depends on time" not in explain(
+        "bsp", "--workers", "2", "--dataset", "wine"
+    )
 
 
 def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
@@ -53,47 +69,94 @@ def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
         told = "\n".join(rule_of(registry.find(name)))
         assert len(told.splitlines()) <= 24, name
         assert ".py" not in told
-    assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain("daso-fixed")  # the part that both presets share
+    assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain(
+        "daso-fixed"
+    )  # the part that both presets share
     assert "continues from the weights of the reply" in explain("ssp")
 
 
 def test_step_times_are_not_asked_for() -> None:
-    said = explain("epoch_average", "--cluster", "marenostrum5-acc", "--workers", "2,8", "--model", "cnn")
-    assert [line.split()[0] for line in said.splitlines() if line.startswith(("2 ", "8 "))] == ["2", "8"]
+    said = explain(
+        "epoch_average",
+        "--cluster",
+        "marenostrum5-acc",
+        "--workers",
+        "2,8",
+        "--model",
+        "cnn",
+    )
+    assert [
+        line.split()[0] for line in said.splitlines() if line.startswith(("2 ", "8 "))
+    ] == ["2", "8"]
 
 
 def test_rows_that_a_shuffle_moves_are_in_the_table() -> None:
-    said = explain("allreduce", "--set", "shuffle=pairwise", "--workers", "2", "--dataset", "wine", "--epochs", "2")
+    said = explain(
+        "allreduce",
+        "--set",
+        "shuffle=pairwise",
+        "--workers",
+        "2",
+        "--dataset",
+        "wine",
+        "--epochs",
+        "2",
+    )
     assert "of rows that the shuffle moves" in said
     (line,) = [line for line in said.splitlines() if line.startswith("2 ")]
-    assert 0.5 < int(line.split()[-1].replace(",", "")) / ((13 * 4 + 8) * 142 / 2 / 2 / 2) < 1.5  # of one epoch of two
+    assert (
+        0.5
+        < int(line.split()[-1].replace(",", "")) / ((13 * 4 + 8) * 142 / 2 / 2 / 2)
+        < 1.5
+    )  # of one epoch of two
     assert "the shuffle moves" not in explain("allreduce", "--workers", "2")
 
 
 def test_the_allreduce_that_virtual_runs_assume_between_nodes_has_its_name() -> None:
     four = ("--cluster", "ethernet-10g", "--workers", "1,4", "--dataset", "wine")
     said = explain("allreduce", *four)
-    assert "between nodes by recursive doubling up to 2 KiB and Rabenseifner's algorithm above, where none was" in said
+    assert (
+        "between nodes by recursive doubling up to 2 KiB and Rabenseifner's algorithm above, where none was"
+        in said
+    )
     assert "between nodes by ring, where none was measured" in explain(
         "allreduce", *four, "--set", "virtual.collective=ring"
     )
-    assert "between nodes by" not in explain("allreduce", "--cluster", "this-machine", "--workers", "1", *four[4:])
+    assert "between nodes by" not in explain(
+        "allreduce", "--cluster", "this-machine", "--workers", "1", *four[4:]
+    )
 
 
 def test_options_have_type_default_and_range() -> None:
     rows = {option.name: option for option in options_of(registry.find("daso-heat"))}
     assert rows["stability"][1:4] == ("float", "0.05", ">= 0, < 1")
     assert rows["devices_per_node"][1:4] == ("int or none", "none", ">= 1")
-    assert {option.name: option.allowed for option in options_of(registry.find("easgd"))}["alpha"] == "> 0, <= 1"
+    assert {
+        option.name: option.allowed for option in options_of(registry.find("easgd"))
+    }["alpha"] == "> 0, <= 1"
     choices = {option.name: option for option in options_of(registry.find("local_sgd"))}
     assert choices["weighting"][1:4] == ("choice", "uniform", "uniform | samples")
 
 
 def test_options_and_flags_change_the_traffic() -> None:
-    said = explain("allreduce", "--set", "compression=fp16", "--workers", "1,4", "--dataset", "wine", "--set", "seed=3")
+    said = explain(
+        "allreduce",
+        "--set",
+        "compression=fp16",
+        "--workers",
+        "1,4",
+        "--dataset",
+        "wine",
+        "--set",
+        "seed=3",
+    )
     steps = -(-142 // 4 // 16)  # 142 of 178 wines are trained on, by batches of 16
     parameters = 13 * 128 + 128 + 128 * 3 + 3
-    numbers = [line.split() for line in said.splitlines() if line.lstrip().startswith(("1 ", "4 "))]
+    numbers = [
+        line.split()
+        for line in said.splitlines()
+        if line.lstrip().startswith(("1 ", "4 "))
+    ]
     assert [row[3] for row in numbers] == ["0", f"{2 * parameters * steps:,}"]
 
 
@@ -117,7 +180,10 @@ def test_a_strategy_is_written_as_for_run() -> None:
     assert explain("local_sgd: {steps: 4}", "--workers", "2") == explain(
         "local_sgd", "--set", "steps=4", "--workers", "2"
     )
-    for words, said in (("local_sgd: 4", "STRATEGY 'local_sgd: 4': expected a name"), ("nix: {a: 1}", "'nix'")):
+    for words, said in (
+        ("local_sgd: 4", "STRATEGY 'local_sgd: 4': expected a name"),
+        ("nix: {a: 1}", "'nix'"),
+    ):
         result = CliRunner().invoke(main, ["explain", words])
         assert result.exit_code == 2
         assert said in result.output

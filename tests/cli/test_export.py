@@ -33,8 +33,16 @@ def export(tmp_path, monkeypatch, capsys):
 
 
 def test_written_files_are_listed(export, tmp_path):
-    said = export("--parquet", "out", "--json", "out/all.json", "--mlflow-dir", "mlruns").splitlines()
-    names = ["runs.parquet", "epochs.parquet", "cells.parquet", "ratios.parquet", "all.json"]
+    said = export(
+        "--parquet", "out", "--json", "out/all.json", "--mlflow-dir", "mlruns"
+    ).splitlines()
+    names = [
+        "runs.parquet",
+        "epochs.parquet",
+        "cells.parquet",
+        "ratios.parquet",
+        "all.json",
+    ]
     assert said[:-1] == [f"out/{name}" for name in names]
     assert (tmp_path / said[-1] / "meta.yaml").is_file()
     assert all((tmp_path / path).exists() for path in said)
@@ -49,18 +57,25 @@ def test_json_can_go_to_standard_output(export, tmp_path):
     export("--json", str(pipe))
     assert os.read(reading, 1 << 20).startswith(b"{")
     os.close(reading)
-    assert stat.S_ISFIFO(pipe.stat().st_mode), "a device or a pipe is never replaced by a file"
+    assert stat.S_ISFIFO(pipe.stat().st_mode), (
+        "a device or a pipe is never replaced by a file"
+    )
 
 
 def test_linked_file_stays_a_link(export, tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
     export("--json", "link.json")
     assert (tmp_path / "link.json").is_symlink()
-    assert json.loads((tmp_path / "target.json").read_text())["format"] == "scalebench-results"
+    assert (
+        json.loads((tmp_path / "target.json").read_text())["format"]
+        == "scalebench-results"
+    )
 
 
 def test_json_is_written_without_an_option(export, tmp_path):
-    assert export().splitlines()[0] == "synthetic.json", "named after the folder of the study"
+    assert export().splitlines()[0] == "synthetic.json", (
+        "named after the folder of the study"
+    )
     written = json.loads((tmp_path / "synthetic.json").read_text())
     assert written["format"] == "scalebench-results"
     assert written["runs"]

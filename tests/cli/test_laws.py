@@ -17,7 +17,9 @@ from tests.records_factory import study_rows
 def scalebench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with Store(tmp_path / "results" / "mine", fsync=False) as store:
-        for run, epochs in study_rows(strategies=("serial", "allreduce", "epoch_average"), noise=0.01):
+        for run, epochs in study_rows(
+            strategies=("serial", "allreduce", "epoch_average"), noise=0.01
+        ):
             store.append(run, epochs)
 
     def call(*words, code=0):
@@ -34,7 +36,14 @@ def test_each_series_has_a_table_or_a_reason(scalebench):
     out, _ = scalebench()
     assert "allreduce, virtual: 7 worker counts (1-64), 21 runs" in out
     assert "largest N at an efficiency of 50 % or more" in out
-    for word in ("amdahl", "usl", "weight", "ΔAICc", "leave-out", "calibration interval"):
+    for word in (
+        "amdahl",
+        "usl",
+        "weight",
+        "ΔAICc",
+        "leave-out",
+        "calibration interval",
+    ):
         assert word in out
     refused = "no law: 2 worker counts (1, 2) that were neither oversubscribed nor disturbed; a law wants 4"
     assert "allreduce, native mpi: no law" in " ".join(out.split())
@@ -43,12 +52,22 @@ def test_each_series_has_a_table_or_a_reason(scalebench):
 
 
 def test_json_holds_the_laws(scalebench):
-    out, _ = scalebench("results/mine", "--strategy", "epoch_average", "--efficiency", "0.8", "--json")
+    out, _ = scalebench(
+        "results/mine", "--strategy", "epoch_average", "--efficiency", "0.8", "--json"
+    )
     native, virtual = json.loads(out)["laws"]
-    assert (native["execution"], native["engine"], native["workers"]) == ("native", "mpi", [1, 2])
+    assert (native["execution"], native["engine"], native["workers"]) == (
+        "native",
+        "mpi",
+        [1, 2],
+    )
     assert native["refusal"].startswith("2 worker counts")
     assert "law" not in native
-    assert (virtual["execution"], virtual["refusal"], virtual["runs"]) == ("virtual", None, 21)
+    assert (virtual["execution"], virtual["refusal"], virtual["runs"]) == (
+        "virtual",
+        None,
+        21,
+    )
     laws = virtual["laws"]
     assert virtual["law"] == laws[0]["law"]
     assert [law["aicc"] for law in laws] == sorted(law["aicc"] for law in laws)
@@ -58,12 +77,17 @@ def test_json_holds_the_laws(scalebench):
     for parameter in virtual["parameters"]:
         assert parameter["low"] <= parameter["value"] <= parameter["high"]
     # More workers are worth running where less is asked of them.
-    less = json.loads(scalebench("--strategy", "epoch_average", "--efficiency", "0.3", "--json")[0])["laws"][1]
+    less = json.loads(
+        scalebench("--strategy", "epoch_average", "--efficiency", "0.3", "--json")[0]
+    )["laws"][1]
     assert less["worth"]["workers"] > virtual["worth"]["workers"]
 
 
 def test_efficiency_takes_percent_or_fraction(scalebench):
-    said = [json.loads(scalebench("--efficiency", share, "--json")[0]) for share in ("80%", "0.8")]
+    said = [
+        json.loads(scalebench("--efficiency", share, "--json")[0])
+        for share in ("80%", "0.8")
+    ]
     assert said[0] == said[1]
     _, err = scalebench("--efficiency", "80", code=2)
     assert "write 80% for per cent" in " ".join(err.split())
@@ -72,7 +96,9 @@ def test_efficiency_takes_percent_or_fraction(scalebench):
 def test_extrap_file_is_written(scalebench, tmp_path):
     _, err = scalebench("--extrap", "times.jsonl")
     assert "for Extra-P: times.jsonl" in err
-    lines = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()
+    ]
     assert {line["callpath"] for line in lines} == {"allreduce", "epoch_average"}
     assert all(len(line["value"]) == 3 for line in lines)
 
@@ -90,7 +116,10 @@ def test_exit_code_is_1_without_any_fit(scalebench, tmp_path):
     [
         (["results/none"], "results/none holds no runs.csv"),
         (["--strategy", "allredduce"], "did you mean 'allreduce'?"),
-        (["--efficiency", "2"], "expected a share such as 5% or 0.05, got 2; write 2% for per cent"),
+        (
+            ["--efficiency", "2"],
+            "expected a share such as 5% or 0.05, got 2; write 2% for per cent",
+        ),
         (["--efficiency", "0"], "an efficiency lies above 0 and is at most 1, got 0"),
         (["--efficiency", "half"], "expected a share such as 5% or 0.05, got 'half'"),
         (["--extrap", "none/times.jsonl"], "cannot write none/times.jsonl"),
@@ -107,5 +136,7 @@ def test_help_imports_nothing_heavy():
         "import sys, scalebench.cli.laws; "
         "print([name for name in ('torch', 'pandas', 'numpy', 'scipy', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -14,11 +14,44 @@ from scalebench.cli.main import main
 @pytest.mark.parametrize(
     ("what", "some"),
     [
-        ("strategies", {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"}),
-        ("datasets", {"digits", "digits_shifted", "breast_cancer", "wine", "diabetes", "synthetic", "mnist", "csv"}),
+        (
+            "strategies",
+            {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"},
+        ),
+        (
+            "datasets",
+            {
+                "digits",
+                "digits_shifted",
+                "breast_cancer",
+                "wine",
+                "diabetes",
+                "synthetic",
+                "mnist",
+                "csv",
+            },
+        ),
         ("models", {"mlp", "cnn"}),
-        ("clusters", {"this-machine", "ethernet-10g", "marenostrum5-acc", "juwels-booster", "dgx-h100"}),
-        ("figures", {"strong-scaling", "time-reduction", "convergence", "breakdown", "agreement"}),
+        (
+            "clusters",
+            {
+                "this-machine",
+                "ethernet-10g",
+                "marenostrum5-acc",
+                "juwels-booster",
+                "dgx-h100",
+            },
+        ),
+        (
+            "figures",
+            {
+                "strong-scaling",
+                "time-reduction",
+                "convergence",
+                "breakdown",
+                "agreement",
+            },
+        ),
     ],
 )
 def test_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
@@ -29,7 +62,10 @@ def test_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
     for row in rows:
         assert row["summary"]
         assert "\n" not in row["summary"]
-        assert any(line.startswith(f"{row['name']} ") and row["summary"] in line for line in plain.output.splitlines())
+        assert any(
+            line.startswith(f"{row['name']} ") and row["summary"] in line
+            for line in plain.output.splitlines()
+        )
 
 
 def test_every_kind_is_tested_above() -> None:
@@ -44,5 +80,9 @@ def test_strategies_name_their_engines() -> None:
 
 
 def test_list_alone_says_what_can_be_listed():
-    said = CliRunner().invoke(main, ["list"], standalone_mode=False, catch_exceptions=False).output
+    said = (
+        CliRunner()
+        .invoke(main, ["list"], standalone_mode=False, catch_exceptions=False)
+        .output
+    )
     assert said.split() == ["strategies", "datasets", "models", "clusters", "figures"]

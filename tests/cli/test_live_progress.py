@@ -21,7 +21,14 @@ class Now:
 
 
 def watcher(out, now=None):
-    return Watcher(Progress(console=Console(file=out, width=200), get_time=now, disable=True, speed_estimate_period=99))
+    return Watcher(
+        Progress(
+            console=Console(file=out, width=200),
+            get_time=now,
+            disable=True,
+            speed_estimate_period=99,
+        )
+    )
 
 
 @pytest.fixture
@@ -46,13 +53,19 @@ def test_lines_show_the_time_left(watched):
     said = watched(10, [30 + 2 * n for n in range(10)])
     assert said == [
         "virtual workers: 10 runs",
-        *(f"virtual workers: {n} of 10 runs, about {2 * (10 - n)} s left" for n in (2, 4, 6, 8)),
+        *(
+            f"virtual workers: {n} of 10 runs, about {2 * (10 - n)} s left"
+            for n in (2, 4, 6, 8)
+        ),
         "virtual workers: 10 of 10 runs",
     ]
 
 
 def test_single_run_has_no_time_left(watched):
-    assert watched(1, [5.0]) == ["virtual workers: 1 run", "virtual workers: 1 of 1 run"]
+    assert watched(1, [5.0]) == [
+        "virtual workers: 1 run",
+        "virtual workers: 1 of 1 run",
+    ]
 
 
 def test_equal_notes_of_several_studies_are_printed_once():
@@ -77,9 +90,15 @@ def notes_of(texts, before=True):
 
 def test_three_notes_stand_before_the_first_run():
     texts = ["one", Detail("how"), "two", "three", "four", "five"]
-    assert notes_of(texts) == ["note: one", "note: two", "note: three (2 more notes with --verbose)"]
+    assert notes_of(texts) == [
+        "note: one",
+        "note: two",
+        "note: three (2 more notes with --verbose)",
+    ]
     assert notes_of(texts[:4]) == ["note: one", "note: two", "note: three"]
-    assert notes_of(texts, before=False) == [f"note: {text}" for text in texts if text != "how"], "each is news"
+    assert notes_of(texts, before=False) == [
+        f"note: {text}" for text in texts if text != "how"
+    ], "each is news"
 
 
 def test_verbose_shows_every_note(monkeypatch):

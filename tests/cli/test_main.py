@@ -28,7 +28,9 @@ def invoke(*arguments: str) -> Result:
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "scalebench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, **options
+    )  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture
@@ -56,13 +58,20 @@ def test_help_names_every_command_and_imports_none() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('scalebench.') or name in"
         " {'rich', 'pydantic', 'torch', 'numpy', 'yaml'}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     found = re.findall(r"^(\w+):\n((?:  .+\n)+)", done.stdout, re.MULTILINE)
-    sections = {heading: [line.split()[0] for line in lines.splitlines()] for heading, lines in found}
+    sections = {
+        heading: [line.split()[0] for line in lines.splitlines()]
+        for heading, lines in found
+    }
     assert sections.pop("Options")
     assert sections == {heading: list(lines) for heading, lines in GROUPS.items()}
     assert not set(ALIASES) & {name for names in sections.values() for name in names}
-    assert {words.split()[0] for several in ALIASES.values() for words in several} <= set(COMMANDS)
+    assert {
+        words.split()[0] for several in ALIASES.values() for words in several
+    } <= set(COMMANDS)
     *_, loaded = done.stdout.splitlines()
     allowed = ["cli", "cli.main", "cli.options", "errors", "study", "study.choices"]
     assert loaded == str([f"scalebench.{name}" for name in allowed])
@@ -72,7 +81,9 @@ def test_help_names_every_command_and_imports_none() -> None:
 def test_every_command_exists_and_has_help(name: str) -> None:
     assert isinstance(command_of(name), click.Command)
     result = invoke(name, "--help")
-    assert (result.exit_code, "Usage: main " in result.output) == (0, True), result.output
+    assert (result.exit_code, "Usage: main " in result.output) == (0, True), (
+        result.output
+    )
 
 
 def test_version() -> None:
@@ -89,11 +100,20 @@ def test_no_arguments_print_the_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rnu"], "unknown command 'rnu'; did you mean 'run'? (see 'scalebench --help')"),
+        (
+            ["rnu"],
+            "unknown command 'rnu'; did you mean 'run'? (see 'scalebench --help')",
+        ),
         (["--nope"], "No such option '--nope' (see 'scalebench --help')"),
         (["list", "startegies"], "'startegies' is not one of"),
-        (["run", "--set"], "Option '--set' requires an argument (see 'scalebench run --help')"),
-        (["schema", "--nope"], "No such option '--nope' (see 'scalebench schema --help')"),
+        (
+            ["run", "--set"],
+            "Option '--set' requires an argument (see 'scalebench run --help')",
+        ),
+        (
+            ["schema", "--nope"],
+            "No such option '--nope' (see 'scalebench schema --help')",
+        ),
         (["-q", "-v", "schema"], "--quiet and --verbose exclude each other"),
     ],
 )
@@ -107,8 +127,12 @@ def test_usage_error_is_one_line(arguments: list[str], message: str) -> None:
 
 
 @pytest.mark.usefixtures("command")
-@pytest.mark.parametrize(("error", "code"), [(StudyError("no such\nkey"), 2), (RunError("it died"), 1)])
-def test_scalebench_error_is_one_line_with_its_exit_code(error: Exception, code: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(StudyError("no such\nkey"), 2), (RunError("it died"), 1)]
+)
+def test_scalebench_error_is_one_line_with_its_exit_code(
+    error: Exception, code: int
+) -> None:
     def body() -> None:
         raise error
 
@@ -124,11 +148,20 @@ def test_scalebench_error_is_one_line_with_its_exit_code(error: Exception, code:
     [
         (OSError(errno.EMFILE, "Too many open files"), "open files (ulimit -n)"),
         (OSError(errno.ENOSPC, "No space left on device"), "room on the disk"),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u)"),
+        (
+            BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "processes or threads (ulimit -u)",
+        ),
         (RuntimeError("can't start new thread"), "processes or threads (ulimit -u)"),
         (MemoryError(), "memory (ulimit -v"),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory (ulimit -v"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "memory (ulimit -v"),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            "memory (ulimit -v",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "memory (ulimit -v",
+        ),
     ],
 )
 def test_resource_that_is_used_up_is_one_line(error: Exception, limit: str) -> None:
@@ -143,7 +176,9 @@ def test_resource_that_is_used_up_is_one_line(error: Exception, limit: str) -> N
 
 
 @pytest.mark.usefixtures("command")
-def test_deleted_working_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_working_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -184,9 +219,17 @@ def test_command_returns_its_exit_code(returned: int | None, code: int) -> None:
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("arguments", "level"),
-    [(["probe"], 0), (["-q", "probe"], -1), (["probe", "--quiet"], -1), (["probe", "-v"], 1), (["-v", "probe"], 1)],
+    [
+        (["probe"], 0),
+        (["-q", "probe"], -1),
+        (["probe", "--quiet"], -1),
+        (["probe", "-v"], 1),
+        (["-v", "probe"], 1),
+    ],
 )
-def test_verbosity_options_work_before_and_after_the_command(arguments: list[str], level: int) -> None:
+def test_verbosity_options_work_before_and_after_the_command(
+    arguments: list[str], level: int
+) -> None:
     said: list[int] = []
     Probe.body = lambda: said.append(verbosity())  # type: ignore[assignment]
     assert invoke(*arguments).exit_code == 0
@@ -201,7 +244,8 @@ def test_interrupt_exits_with_130(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = (
         "import signal, sys, time, types, pathlib, click\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        # a shell's background jobs ignore it
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from scalebench.cli.main import COMMANDS, main\n"
         "@click.command()\n"
         f"def wait(): pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
@@ -209,7 +253,9 @@ def test_interrupt_exits_with_130(tmp_path: Path) -> None:
         "COMMANDS['wait'] = ''\n"
         "main(['wait'])"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True
+    ) as process:
         while not ready.exists():
             assert process.poll() is None
             time.sleep(0.02)
@@ -225,7 +271,10 @@ def test_interrupt_exits_with_130(tmp_path: Path) -> None:
 def test_closed_pipe_prints_no_error() -> None:
     reader, writer = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "scalebench", "schema"], stdout=writer, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "scalebench", "schema"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     os.close(reader)
     os.close(writer)
@@ -240,8 +289,13 @@ def test_the_module_runs_as_a_program() -> None:
 
 
 @pytest.mark.usefixtures("command")
-@pytest.mark.parametrize(("variables", "colored"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
-def test_no_color_disables_colors(variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variables", "colored"),
+    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)],
+)
+def test_no_color_disables_colors(
+    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     Probe.body = staticmethod(lambda: click.secho("slower", fg="red"))
     done = CliRunner().invoke(main, ["probe"], color=True, env=variables)
@@ -259,6 +313,13 @@ def test_no_color_disables_colors(variables: dict[str, str], colored: bool, monk
     ],
 )
 def test_shell_completion(words: list[str], offered: set[str]) -> None:
-    state = {"COMP_WORDS": " ".join(["scalebench", *words]), "COMP_CWORD": str(len(words))}
-    done = CliRunner().invoke(main, prog_name="scalebench", env={**state, "_SCALEBENCH_COMPLETE": "bash_complete"})
+    state = {
+        "COMP_WORDS": " ".join(["scalebench", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = CliRunner().invoke(
+        main,
+        prog_name="scalebench",
+        env={**state, "_SCALEBENCH_COMPLETE": "bash_complete"},
+    )
     assert {line.partition(",")[2] for line in done.output.splitlines()} == offered

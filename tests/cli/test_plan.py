@@ -12,22 +12,40 @@ import yaml
 
 from scalebench.analysis import load
 
-VIT = ("plan", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb", "--roofline")
+VIT = (
+    "plan",
+    "vit_b16",
+    "--cluster",
+    "juwels-booster",
+    "--device",
+    "a100-40gb",
+    "--roofline",
+)
 
 
 def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
     said = invoke(*VIT, "--devices", 8, "--batch", 64)
     first, second, third, fourth, *rest = said.splitlines()
     assert re.match(
-        r"vit_b16 on 8 a100-40gb at a global batch of 64: .* is the fastest of \d+ layouts, .* a worker;", first
+        r"vit_b16 on 8 a100-40gb at a global batch of 64: .* is the fastest of \d+ layouts, .* a worker;",
+        first,
     )
     assert "ends of the intervals" in second
     assert third.startswith("adaptive shares")
     assert "Deciding one number after the other" in fourth
     kinds = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "adaptive")
     rows = [line for line in rest if line.startswith(kinds)]
-    assert [sum(line.startswith(name) for line in rows) for name in kinds] == [1, 3, 1, 1, 1, 1]
-    assert sum(bool(re.match(r" *\d  (patches|blocks)", line)) for line in rest) > 1, "stages"
+    assert [sum(line.startswith(name) for line in rows) for name in kinds] == [
+        1,
+        3,
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert sum(bool(re.match(r" *\d  (patches|blocks)", line)) for line in rest) > 1, (
+        "stages"
+    )
 
 
 def test_a_plan_imports_only_what_it_needs():
@@ -38,19 +56,35 @@ def test_a_plan_imports_only_what_it_needs():
         f"main({[*VIT, '--devices', '8', '--batch', '64', '--quiet']!r}, standalone_mode=False)\n"
         f"sys.exit(', '.join(name for name in {unneeded} if name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.stderr.strip() == ""
     assert done.stdout.startswith("vit_b16 on 8 a100-40gb")
 
 
 def test_adaptive_shares_the_layers_whose_gradients_are_large(invoke):
     """The layers behind the convolutions of VGG-16 hold nine tenths of its parameters."""
-    place = ("--cluster", "juwels-booster", "--device", "a100-40gb", "--devices", 8, "--batch", 64, "--format", "csv")
+    place = (
+        "--cluster",
+        "juwels-booster",
+        "--device",
+        "a100-40gb",
+        "--devices",
+        8,
+        "--batch",
+        64,
+        "--format",
+        "csv",
+    )
     layouts, *_, components = invoke("plan", "vgg16", *place).split("\n\n")
     assert layouts.startswith("Layout")
     rows = list(csv.reader(components.strip().splitlines()))
     shared = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-    assert [(row["From"], int(row["Shared by"])) for row in shared] == [("features.0", 1), ("classifier.0", 8)]
+    assert [(row["From"], int(row["Shared by"])) for row in shared] == [
+        ("features.0", 1),
+        ("classifier.0", 8),
+    ]
 
 
 def test_a_memory_cap_computes_again_or_is_refused(invoke):
@@ -59,7 +93,10 @@ def test_a_memory_cap_computes_again_or_is_refused(invoke):
     assert "recompute=" in said
     assert "computed again" in said
     refused = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "0.2", code=2)
-    assert re.search(r"--memory: no layout on 4 devices fits into 0.2 GiB: the least is \S+ GiB a worker, by ", refused)
+    assert re.search(
+        r"--memory: no layout on 4 devices fits into 0.2 GiB: the least is \S+ GiB a worker, by ",
+        refused,
+    )
     said = invoke(*VIT, "--devices", 4, "--batch", 256, "--memory", "4GB", code=2)
     assert "expected GiB, as 40 or 40GiB, got '4GB'" in " ".join(said.split())
 
@@ -67,7 +104,16 @@ def test_a_memory_cap_computes_again_or_is_refused(invoke):
 @pytest.mark.parametrize("table", [True, False])
 def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
-    place = ("--cluster", "juwels-booster", "--devices", 4, "--batch", 32, "--write", "study.yaml")
+    place = (
+        "--cluster",
+        "juwels-booster",
+        "--devices",
+        4,
+        "--batch",
+        32,
+        "--write",
+        "study.yaml",
+    )
     if table:
         invoke("plan", "vit_b16", "--device", "a100-40gb", "--roofline", *place)
     else:
@@ -85,7 +131,9 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     runs = load(tmp_path / "results" / study["name"]).completed
     assert len(runs) == len(study["strategies"])
     (staged,) = (each["pipeline"] for each in study["strategies"] if "pipeline" in each)
-    assert all(isinstance(layers, int) for layers in staged["balance"]), "as planned, and no rule"
+    assert all(isinstance(layers, int) for layers in staged["balance"]), (
+        "as planned, and no rule"
+    )
     meshes = runs[["data_parallel", "pipeline_parallel", "tensor_parallel"]]
     assert set(meshes.prod(axis=1)) == {1, 4}
     assert set(runs["batch_global"]) == {32}
@@ -115,15 +163,35 @@ class Uncut(nn.Module):
 """
 
 
-def test_layouts_of_an_own_model_are_those_that_it_can_be_divided_into(invoke, tmp_path, monkeypatch):
+def test_layouts_of_an_own_model_are_those_that_it_can_be_divided_into(
+    invoke, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
-    place = ("--input", "16", "--step-time", 0.01, "--cluster", "juwels-booster", "--devices", 2, "--batch", 32)
+    place = (
+        "--input",
+        "16",
+        "--step-time",
+        0.01,
+        "--cluster",
+        "juwels-booster",
+        "--devices",
+        2,
+        "--batch",
+        32,
+    )
     rows = invoke("plan", "net.py:build", *place).splitlines()
     assert any(row.startswith("tensor ") for row in rows)
     assert any(row.startswith("pipeline ") for row in rows)
-    rows = invoke("plan", "net.py:build", *place[:-4], "--devices", 4, "--batch", 32).splitlines()
-    assert not any(row.startswith("hybrid ") for row in rows), "the first stage has nothing that torch modules share"
+    rows = invoke(
+        "plan", "net.py:build", *place[:-4], "--devices", 4, "--batch", 32
+    ).splitlines()
+    assert not any(row.startswith("hybrid ") for row in rows), (
+        "the first stage has nothing that torch modules share"
+    )
     said = invoke("plan", "net.py:Uncut", *place)
-    assert re.search(r"layouts that divide the model are left out: model net.py:Uncut: Uncut cannot be cut", said)
+    assert re.search(
+        r"layouts that divide the model are left out: model net.py:Uncut: Uncut cannot be cut",
+        said,
+    )
     assert not re.search(r"^(tensor|pipeline|fsdp shard 2)", said, re.MULTILINE)

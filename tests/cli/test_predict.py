@@ -39,7 +39,9 @@ def test_predict_prints_points_and_what_they_advise(tmp_path):
     assert {row["execution"] for row in rows} == {"modelled"}
     first, last = rows[0], rows[2]
     assert float(first["train_s"]) == pytest.approx(90 * 1281167 / 64 * 0.1, rel=1e-3)
-    assert float(last["speedup"]) == pytest.approx(float(first["train_s"]) / float(last["train_s"]), rel=1e-3)
+    assert float(last["speedup"]) == pytest.approx(
+        float(first["train_s"]) / float(last["train_s"]), rel=1e-3
+    )
     assert float(last["time_to_target_s"]) == pytest.approx(
         35 * (1 + float(last["batch_global"]) / 20000) * float(last["epoch_s"])
     )
@@ -51,8 +53,12 @@ def test_figure_is_written_in_the_format_of_its_ending(tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(("option", "file"), [("--figure", "points.gif"), ("--csv", "file/points.csv")])
-def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(tmp_path, option, file):
+@pytest.mark.parametrize(
+    ("option", "file"), [("--figure", "points.gif"), ("--csv", "file/points.csv")]
+)
+def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(
+    tmp_path, option, file
+):
     (tmp_path / "file").touch()
     with pytest.raises(click.BadParameter, match=file):
         invoke("--step-time", "0.1", option, str(tmp_path / file))
@@ -60,11 +66,22 @@ def test_output_that_cannot_be_written_is_refused_before_anything_is_predicted(t
 
 def test_bandwidth_that_is_needed_is_that_of_links_between_nodes():
     """By hand: 0.1 s computed, and a ring or tree whose time inside nodes stays; no link of a lone node is named."""
-    output = invoke("--step-time", "0.1", "--jitter", "0", "--workers", "4,1024", "--strategy", "allreduce").output
+    output = invoke(
+        "--step-time",
+        "0.1",
+        "--jitter",
+        "0",
+        "--workers",
+        "4,1024",
+        "--strategy",
+        "allreduce",
+    ).output
     needed = output.split("of a link between nodes: ")[1]
     found = [float(number) for number in re.findall(r"% ([\d.]+) Gbit/s", needed)]
     assert found == pytest.approx([4.21, 12.9, 41.5, 99.6], rel=0.01)
-    alone = invoke("--step-time", "0.1", "--workers", "1,4", "--strategy", "allreduce").output
+    alone = invoke(
+        "--step-time", "0.1", "--workers", "1,4", "--strategy", "allreduce"
+    ).output
     assert "of a link between nodes" not in alone
 
 
@@ -75,19 +92,47 @@ def test_batch_that_holds_efficiency_says_where_it_is_beyond_the_step_time():
 
 def test_law_of_gradient_averaging_marks_other_strategies():
     counts = ("--workers", "8,64", "--strategy", "ddp", "--strategy", "epoch_average")
-    output = invoke("--step-time", "0.05", *counts, "--epochs-to-target", "35,20000", "--budget", "300").output
+    output = invoke(
+        "--step-time",
+        "0.05",
+        *counts,
+        "--epochs-to-target",
+        "35,20000",
+        "--budget",
+        "300",
+    ).output
     assert re.search(r"ddp at 64 workers .*least", output)
     assert "Best for 300 GPU-hours: ddp" in output
     assert "averaged in every batch" in output
-    same = ("--strategy", "allreduce:compression=fp16", "--strategy", "allreduce:collective=tree", "--strategy", "bsp")
-    means = invoke("--step-time", "0.05", "--workers", "8", *same, "--epochs-to-target", "35,20000").output
+    same = (
+        "--strategy",
+        "allreduce:compression=fp16",
+        "--strategy",
+        "allreduce:collective=tree",
+        "--strategy",
+        "bsp",
+    )
+    means = invoke(
+        "--step-time", "0.05", "--workers", "8", *same, "--epochs-to-target", "35,20000"
+    ).output
     assert "averaged in every batch" not in means
-    alone = invoke("--step-time", "0.05", *counts[:2], *counts[4:], "--epochs-to-target", "35,20000").output
-    assert re.search(r"epoch_average at 64 workers .*least", alone), "if there is no other"
+    alone = invoke(
+        "--step-time",
+        "0.05",
+        *counts[:2],
+        *counts[4:],
+        "--epochs-to-target",
+        "35,20000",
+    ).output
+    assert re.search(r"epoch_average at 64 workers .*least", alone), (
+        "if there is no other"
+    )
 
 
 def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
-    output = invoke("--step-time", "0.1", "--workers", "1..16", "--strategy", "daso-heat").output
+    output = invoke(
+        "--step-time", "0.1", "--workers", "1..16", "--strategy", "daso-heat"
+    ).output
     assert output.count("Not predicted") == 1
     assert "1, 2, 4 workers" in output
 
@@ -112,18 +157,33 @@ def test_point_outside_the_inputs_range_is_marked():
 
 def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
     """Each strategy with a law gets an interval; batches beyond the study's are told."""
-    folder = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]).folder
+    folder = study(
+        rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS]
+    ).folder
     table = tmp_path / "points.csv"
-    asked = ("--step-time", "0.1", "--batch", "8", "--workers", "4,64", "--csv", str(table))
+    asked = (
+        "--step-time",
+        "0.1",
+        "--batch",
+        "8",
+        "--workers",
+        "4,64",
+        "--csv",
+        str(table),
+    )
     output = invoke(*asked, "--epochs-to-target", str(folder)).output
     assert "of allreduce: e0 (1 + B / b-crit)" in output
     assert "of epoch_average: not known" in output
-    assert re.search(r"\* outside .*global batches of 8 to 128", " ".join(output.split()))
+    assert re.search(
+        r"\* outside .*global batches of 8 to 128", " ".join(output.split())
+    )
     with table.open() as file:
         near, far, other, _ = csv.DictReader(file)
     assert float(near["epochs_to_target"]) == pytest.approx(law(4), rel=0.05)
     assert (
-        float(near["epochs_to_target_low"]) <= float(near["epochs_to_target"]) <= float(near["epochs_to_target_high"])
+        float(near["epochs_to_target_low"])
+        <= float(near["epochs_to_target"])
+        <= float(near["epochs_to_target_high"])
     )
     assert "global batches" in far["outside"]
     assert "global batches" not in near["outside"]
@@ -132,9 +192,19 @@ def test_epochs_to_target_are_fitted_to_a_study(study, tmp_path):  # noqa: F811
 
 def test_epochs_to_target_are_fitted_to_a_file(tmp_path):
     (tmp_path / "mine.csv").write_text("batch_global,epochs\n64,11\n128,12\n256,14\n")
-    output = invoke("--step-time", "0.1", "--workers", "4", "--epochs-to-target", str(tmp_path / "mine.csv")).output
+    output = invoke(
+        "--step-time",
+        "0.1",
+        "--workers",
+        "4",
+        "--epochs-to-target",
+        str(tmp_path / "mine.csv"),
+    ).output
     assert "To target" in output
-    assert re.search(rf"{tmp_path / 'mine.csv'} .*global batches of 64 to 256", output.replace("\n", " "))
+    assert re.search(
+        rf"{tmp_path / 'mine.csv'} .*global batches of 64 to 256",
+        output.replace("\n", " "),
+    )
 
 
 def test_step_time_is_scaled_to_another_device(tmp_path):
@@ -155,12 +225,23 @@ def test_step_time_is_scaled_to_another_device(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", ["--memory", "--jitter", "--price", "--budget", "--input-rate", "--epoch-overhead", "--step-time"]
+    "option",
+    [
+        "--memory",
+        "--jitter",
+        "--price",
+        "--budget",
+        "--input-rate",
+        "--epoch-overhead",
+        "--step-time",
+    ],
 )
 @pytest.mark.parametrize("number", ["nan", "inf"])
 def test_number_that_is_not_finite_is_refused(option, number):
     with pytest.raises((UsageError, click.UsageError)) as caught:
-        invoke(*(() if option == "--step-time" else ("--step-time", "0.1")), option, number)
+        invoke(
+            *(() if option == "--step-time" else ("--step-time", "0.1")), option, number
+        )
     assert caught.value.exit_code == 2
 
 
@@ -188,24 +269,49 @@ def test_all_of_the_answer_is_about_the_way_to_a_target():
     """Half of the epochs: half of every time and cost, links of other speed included."""
 
     def numbers(*aim: str) -> list[float]:
-        words = ("--step-time", "0.1", "--workers", "256", "--strategy", "allreduce", "--epochs", "90", *aim)
+        words = (
+            "--step-time",
+            "0.1",
+            "--workers",
+            "256",
+            "--strategy",
+            "allreduce",
+            "--epochs",
+            "90",
+            *aim,
+        )
         head, choice, links = invoke(*words).output.splitlines()[:3]
-        assert ("to the target" in head, "GPU-hours" in choice, "on links of" in links) == (bool(aim), True, True)
+        assert (
+            "to the target" in head,
+            "GPU-hours" in choice,
+            "on links of" in links,
+        ) == (bool(aim), True, True)
         assert ("to the target;" in choice) == bool(aim)
         hours, *_ = re.search(r"([\d.]+) GPU-hours", choice).groups()
-        found = [re.search(r"allreduce ([\d.]+) (s|min)", head), *re.finditer(r"Gbit/s ([\d.]+) (s|min) \(", links)]
-        return [float(hours), *(float(each[1]) * (60 if each[2] == "min" else 1) for each in found)]
+        found = [
+            re.search(r"allreduce ([\d.]+) (s|min)", head),
+            *re.finditer(r"Gbit/s ([\d.]+) (s|min) \(", links),
+        ]
+        return [
+            float(hours),
+            *(float(each[1]) * (60 if each[2] == "min" else 1) for each in found),
+        ]
 
     whole = numbers()
     assert len(whole) == 4
-    assert numbers("--epochs-to-target", "45,1e15") == pytest.approx([each / 2 for each in whole], rel=0.03)
+    assert numbers("--epochs-to-target", "45,1e15") == pytest.approx(
+        [each / 2 for each in whole], rel=0.03
+    )
 
 
 def test_answer_stands_first_with_intervals_and_what_they_rest_on():
     both = ("--strategy", "ddp", "--strategy", "epoch_average")
     asked = ("--device", "a100-40gb", "--roofline", "--workers", "64,256", *both)
     answer, *_ = invoke(*asked, "--price", "2").output.splitlines()
-    assert re.match(r"256 a100-40gb: epoch_average [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), ddp [\d.,]+ ", answer)
+    assert re.match(
+        r"256 a100-40gb: epoch_average [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), ddp [\d.,]+ ",
+        answer,
+    )
     output = " ".join(invoke(*asked, "--price", "2").output.split())
     assert re.search(r"29 to 142 % .*roofline", output)
     assert re.search(r"Jitter of a step: 3 % \(assumed; --jitter 0", output)
@@ -221,41 +327,101 @@ def test_jitter_of_the_cluster_file_is_taken(tmp_path):
 
     uneven = {"uneven": {"jitter": "normal", "jitter_sigma": 0.08}}
     file = tmp_path / "mine.yaml"
-    described = load_cluster("juwels-booster").model_dump(mode="json", exclude_unset=True) | uneven
+    described = (
+        load_cluster("juwels-booster").model_dump(mode="json", exclude_unset=True)
+        | uneven
+    )
     file.write_text(yaml.safe_dump(described))
-    output = invoke("--cluster", str(file), "--step-time", "0.1", "--workers", "64").output
+    output = invoke(
+        "--cluster", str(file), "--step-time", "0.1", "--workers", "64"
+    ).output
     assert re.search(r"Jitter of a step: 8 % \(.*juwels-booster; --jitter 0", output)
 
 
 def test_published_step_is_preferred_to_the_roofline():
     """2,470 images/s by NVIDIA's PyTorch example, and no published one in float32."""
-    asked = ("--device", "a100-80gb", "--batch", "256", "--workers", "1", "--strategy", "allreduce")
+    asked = (
+        "--device",
+        "a100-80gb",
+        "--batch",
+        "256",
+        "--workers",
+        "1",
+        "--strategy",
+        "allreduce",
+    )
     mixed = invoke(*asked, "--dtype", "bf16-mixed").output
-    assert re.search(r"published: 2,470 samples/s .*a100-80gb .*bf16-mixed .*256", mixed)
+    assert re.search(
+        r"published: 2,470 samples/s .*a100-80gb .*bf16-mixed .*256", mixed
+    )
     assert "104 ms" in mixed
     assert re.search(r"roofline .*a100-80gb in float32", invoke(*asked).output)
     for dtype, products in (("bf16-mixed", "bfloat16"), ("tf32", "tf32")):
         modelled = invoke(*asked, "--dtype", dtype, "--roofline").output
-        assert re.search(rf"roofline .*a100-80gb in {products} .*float32 parameters", modelled)
+        assert re.search(
+            rf"roofline .*a100-80gb in {products} .*float32 parameters", modelled
+        )
 
 
 def test_horovod_of_short_steps_is_bound_by_its_cycle(tmp_path):
     layers = tmp_path / "toy.csv"
     layers.write_text("name,parameters,flops,activations\na,1000,2000000,1000\n")
-    asked = ["predict", "--layers", str(layers), "--cluster", "this-machine", "--step-time", "0.0005"]
-    asked += ["--samples", "1797", "--epochs", "5", "--workers", "2", "--strategy", "horovod"]
-    output = CliRunner().invoke(main, asked, standalone_mode=False, catch_exceptions=False).output
+    asked = [
+        "predict",
+        "--layers",
+        str(layers),
+        "--cluster",
+        "this-machine",
+        "--step-time",
+        "0.0005",
+    ]
+    asked += [
+        "--samples",
+        "1797",
+        "--epochs",
+        "5",
+        "--workers",
+        "2",
+        "--strategy",
+        "horovod",
+    ]
+    output = (
+        CliRunner()
+        .invoke(main, asked, standalone_mode=False, catch_exceptions=False)
+        .output
+    )
     assert re.search(r"2 workers .*Horovod cycle", output)
 
 
 @pytest.mark.parametrize("varied", [(), ("--vary", "latency=1x,2x")])
 def test_what_takes_most_of_the_time_binds(varied):
     """On a slow network Horovod at 2 workers waits for it; averages of 4 steps take 56 % in several small parts."""
-    slow = ("--cluster", "ethernet-10g", "--step-time", "0.005", "--workers", "2", "--strategy", "horovod", *varied)
-    often = ("--cluster", "this-machine", "--step-time", "0.003", "--workers", "2", "--jitter", "0")
+    slow = (
+        "--cluster",
+        "ethernet-10g",
+        "--step-time",
+        "0.005",
+        "--workers",
+        "2",
+        "--strategy",
+        "horovod",
+        *varied,
+    )
+    often = (
+        "--cluster",
+        "this-machine",
+        "--step-time",
+        "0.003",
+        "--workers",
+        "2",
+        "--jitter",
+        "0",
+    )
     for asked in (slow, (*often, "--strategy", "local_sgd:steps=4", *varied)):
         output = invoke(*asked).output
-        assert re.search(r"bound by network bandwidth|\d %  +network bandwidth\n", output), output
+        assert re.search(
+            r"bound by network bandwidth|\d %  +network bandwidth\n", output
+        ), output
         assert "bound by compute" not in output
 
 
@@ -263,7 +429,15 @@ def test_what_takes_most_of_the_time_binds(varied):
 def test_a_nearly_hidden_network_does_not_bind(varied):
     """17 % of the time are exposed: half of the bandwidth's time takes off 13 %, half of compute's alone 13 %, with
     memory's 18 %."""
-    asked = ("--cluster", "ethernet-10g", "--device", "a100-40gb", "--roofline", "--batch", "128")
+    asked = (
+        "--cluster",
+        "ethernet-10g",
+        "--device",
+        "a100-40gb",
+        "--roofline",
+        "--batch",
+        "128",
+    )
     output = invoke(*asked, "--workers", "64", "--strategy", "ddp", *varied).output
     assert "bound by compute" in output or "  compute\n" in output
     assert "bound by network" not in output
@@ -271,7 +445,16 @@ def test_a_nearly_hidden_network_does_not_bind(varied):
 
 def test_strategies_with_components_of_their_own_are_predicted_beside_others():
     """Only Horovod has a cycle; at one worker nothing reacts to it."""
-    asked = ("--step-time", "0.1", "--workers", "1", "--strategy", "allreduce", "--strategy", "horovod")
+    asked = (
+        "--step-time",
+        "0.1",
+        "--workers",
+        "1",
+        "--strategy",
+        "allreduce",
+        "--strategy",
+        "horovod",
+    )
     assert "Nothing here reacts to" in invoke(*asked).output
 
 
@@ -288,19 +471,40 @@ def test_needed_batch_fits_the_device():
         "--workers",
         "64",
     ]
-    output = CliRunner().invoke(main, [*asked, "--strategy", "allreduce"], standalone_mode=False).output
-    assert re.search(r"80 % .*64 workers: accumulate=", output), "a batch of 1,024 needs 73 GiB"
+    output = (
+        CliRunner()
+        .invoke(main, [*asked, "--strategy", "allreduce"], standalone_mode=False)
+        .output
+    )
+    assert re.search(r"80 % .*64 workers: accumulate=", output), (
+        "a batch of 1,024 needs 73 GiB"
+    )
 
 
 def test_hours_are_those_of_the_device(tmp_path):
     """A cluster file without GPUs may be given a GPU, or another processor."""
     for device, unit in (("v100-16gb", "GPU-hours"), ("xeon-8160", "core-hours")):
         table = tmp_path / f"{device}.csv"
-        asked = ["predict", "resnet50", "--cluster", "ethernet-10g", "--device", device, "--workers", "2"]
-        output = CliRunner().invoke(main, [*asked, "--csv", str(table)], standalone_mode=False).output
+        asked = [
+            "predict",
+            "resnet50",
+            "--cluster",
+            "ethernet-10g",
+            "--device",
+            device,
+            "--workers",
+            "2",
+        ]
+        output = (
+            CliRunner()
+            .invoke(main, [*asked, "--csv", str(table)], standalone_mode=False)
+            .output
+        )
         assert unit in output
         with table.open() as file:
-            assert bool(next(csv.DictReader(file))["cost_gpu_hours"]) == (unit == "GPU-hours")
+            assert bool(next(csv.DictReader(file))["cost_gpu_hours"]) == (
+                unit == "GPU-hours"
+            )
 
 
 @pytest.mark.parametrize(
@@ -315,13 +519,22 @@ def test_hours_are_those_of_the_device(tmp_path):
         (["--step-time", "0.1", "--strategy", "local_sgd:step=4"], "steps"),
         (["--step-time", "0.1", "--workers", "4..1"], "--workers"),
         (["--step-time", "0.1", "--budget", "-1"], "--budget"),
-        (["--step-time", "0.1", "--epochs-to-target", "35"], "expected E0,B_CRIT, a study or a file.csv"),
-        (["--step-time", "0.1", "--epochs-to-target", "35,twenty"], "expected E0,B_CRIT, a study or a file.csv"),
+        (
+            ["--step-time", "0.1", "--epochs-to-target", "35"],
+            "expected E0,B_CRIT, a study or a file.csv",
+        ),
+        (
+            ["--step-time", "0.1", "--epochs-to-target", "35,twenty"],
+            "expected E0,B_CRIT, a study or a file.csv",
+        ),
         (["--step-time", "1e308"], "below 1e9"),
         (["--step-time", "0.1", "--jitter", "1e300"], "--jitter"),
         (["--step-time", "0.1", "--layers", "mine.csv"], "MODEL or --layers"),
         (["--step-time", "0.1", "--input", "3x0x32"], "3x224x224"),
-        (["--step-time", "0.1", "--epochs-to-target", "0,20000"], "epochs at batch 0 is 0; expected a number greater"),
+        (
+            ["--step-time", "0.1", "--epochs-to-target", "0,20000"],
+            "epochs at batch 0 is 0; expected a number greater",
+        ),
         (["--step-time", "0.1", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--device", "a100-40gb", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--step-time", "0.1", "--input-rate", "0"], "--input-rate"),
@@ -331,14 +544,24 @@ def test_hours_are_those_of_the_device(tmp_path):
             ["--step-time", "0.1", "--engine", "tasks"],
             "strategy allreduce cannot run on engine tasks, which has no bat",
         ),
-        (["--step-time", "0.1", "--engine", "mpi", "--strategy", "horovod"], "use --engine horovod, or leave --engine"),
-        (["--step-time", "0.1", "--backend", "dask"], "--backend: says where --engine tasks computes"),
+        (
+            ["--step-time", "0.1", "--engine", "mpi", "--strategy", "horovod"],
+            "use --engine horovod, or leave --engine",
+        ),
+        (
+            ["--step-time", "0.1", "--backend", "dask"],
+            "--backend: says where --engine tasks computes",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, message):
     with pytest.raises((UsageError, click.UsageError)) as caught:
         invoke(*arguments)
-    said = caught.value.format_message() if isinstance(caught.value, click.UsageError) else str(caught.value)
+    said = (
+        caught.value.format_message()
+        if isinstance(caught.value, click.UsageError)
+        else str(caught.value)
+    )
     assert message in said
     assert "\n" not in said
     assert caught.value.exit_code == 2
@@ -368,7 +591,9 @@ def study_rows(folder, engine: str, backend: str) -> dict[tuple[str, int], float
     return {(row.strategy, row.workers): row.train_s for row in runs.itertuples()}
 
 
-@pytest.mark.parametrize(("engine", "backend"), [("tasks", "processes"), ("tasks", "dask"), ("mpi", "")])
+@pytest.mark.parametrize(
+    ("engine", "backend"), [("tasks", "processes"), ("tasks", "dask"), ("mpi", "")]
+)
 def test_engine_charges_as_in_the_modelled_rows_of_a_study(tmp_path, engine, backend):
     table = tmp_path / "points.csv"
     said = invoke(
@@ -382,13 +607,27 @@ def test_engine_charges_as_in_the_modelled_rows_of_a_study(tmp_path, engine, bac
         rows = list(csv.DictReader(file))
     assert {row["engine"] for row in rows} == {engine}
     assert all(row["engine_source"].startswith(source) for row in rows)
-    found = {(row["strategy"], int(row["workers"])): float(row["train_s"]) for row in rows}
-    assert found == pytest.approx(study_rows(tmp_path, engine, backend or "processes"), rel=1e-9)
+    found = {
+        (row["strategy"], int(row["workers"])): float(row["train_s"]) for row in rows
+    }
+    assert found == pytest.approx(
+        study_rows(tmp_path, engine, backend or "processes"), rel=1e-9
+    )
 
 
 def test_backend_of_tasks_tells_in_the_answer_of_varied_numbers():
-    words = ("--step-time", "0.1", "--strategy", "epoch_average", "--vary", "network-bandwidth=100,200")
-    assert "Engine: tasks (typical of ray: 3.2 ms" in invoke(*words, "--engine", "tasks", "--backend", "ray").output
+    words = (
+        "--step-time",
+        "0.1",
+        "--strategy",
+        "epoch_average",
+        "--vary",
+        "network-bandwidth=100,200",
+    )
+    assert (
+        "Engine: tasks (typical of ray: 3.2 ms"
+        in invoke(*words, "--engine", "tasks", "--backend", "ray").output
+    )
     assert "Engine:" not in invoke(*words).output
 
 

@@ -10,7 +10,9 @@ from scalebench.cli.main import main
 def test_output_must_end_in_html(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        main.main(["report", "results/mine", "--output", "page.txt"], prog_name="scalebench")
+        main.main(
+            ["report", "results/mine", "--output", "page.txt"], prog_name="scalebench"
+        )
     assert end.value.code == 2
     assert "page.txt: expected a name that ends in .html" in capsys.readouterr().err
     assert not (tmp_path / "page.txt").exists()

@@ -24,7 +24,16 @@ from scalebench.launch.study_run import _jobs
 from scalebench.system import hardware
 from tests.conftest import needs_mpi, runs_made
 
-SMALL = ["--dataset", "wine", "--epochs", "1", "--repetitions", "1", "--execution", "virtual"]
+SMALL = [
+    "--dataset",
+    "wine",
+    "--epochs",
+    "1",
+    "--repetitions",
+    "1",
+    "--execution",
+    "virtual",
+]
 
 
 @dataclass
@@ -79,36 +88,82 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--strategy", "alreduce"], "unknown strategy 'alreduce'; did you mean 'allreduce'"),
+        (
+            ["--strategy", "alreduce"],
+            "unknown strategy 'alreduce'; did you mean 'allreduce'",
+        ),
         (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'"),
         (["--model", "mpl"], "unknown model 'mpl'; did you mean 'mlp'"),
-        (["--cluster", "juwels"], "unknown cluster 'juwels', and no such file; did you mean 'juwels-booster'"),
+        (
+            ["--cluster", "juwels"],
+            "unknown cluster 'juwels', and no such file; did you mean 'juwels-booster'",
+        ),
         (["--set", "epohcs=3"], "did you mean 'epochs'"),
         (["--set", "optimizer=sgdd"], "unknown optimizer 'sgdd'; did you mean 'sgd'"),
         (["--workers", "0"], "between 1 and 1,000,000"),
         (["--workers", "64..1"], "runs backwards"),
         (["--workers", "1.."], "cannot read the worker counts '1..'"),
         (["--workers", "1..64:0"], "between 1 and"),
-        (["--dataset", "wine", "--workers", "500"], "500 workers but 142 training samples"),
-        (["--dataset", "wine", "--workers", "8", "--set", "blocks=4"], "4 blocks but 8 workers"),
+        (
+            ["--dataset", "wine", "--workers", "500"],
+            "500 workers but 142 training samples",
+        ),
+        (
+            ["--dataset", "wine", "--workers", "8", "--set", "blocks=4"],
+            "4 blocks but 8 workers",
+        ),
         (["--batch-per-worker", "8", "--batch-global", "64"], "batch_per_worker"),
         (["--lr", "nan"], "lr"),
         (["--lr", "inf"], "lr"),
-        (["--lr", "1e308", "--dry-run"], "lr: 1e+308 is too large for float32; expected at most 1e+38"),
-        (["--set", "optimizer={sgd: {weight_decay: 1.0e+308}}", "--dry-run"], "option 'weight_decay'"),
-        (["--workers", "1..1000000:1"], "expected 1 to 1,000 worker counts, got 1,000,000"),
-        (["--repetitions", "1000000000"], "make 42,000,000,000 runs; a study has at most 100,000"),
+        (
+            ["--lr", "1e308", "--dry-run"],
+            "lr: 1e+308 is too large for float32; expected at most 1e+38",
+        ),
+        (
+            ["--set", "optimizer={sgd: {weight_decay: 1.0e+308}}", "--dry-run"],
+            "option 'weight_decay'",
+        ),
+        (
+            ["--workers", "1..1000000:1"],
+            "expected 1 to 1,000 worker counts, got 1,000,000",
+        ),
+        (
+            ["--repetitions", "1000000000"],
+            "make 42,000,000,000 runs; a study has at most 100,000",
+        ),
         (["--set", "device_step_time=.inf"], "device_step_time"),
         (["--set", "lr="], "--set lr=: key 'lr': expected a number, got nothing"),
-        (["--until", "x"], "--until: key 'until.ci_width': expected a share such as 5% or 0.05, got 'x'"),
-        (["--engine", "gloo", "--strategy", "epoch_async"], "epoch_async cannot run on engine gloo"),
-        (["--engine", "mpi", "--strategy", "horovod"], "horovod cannot run on engine mpi"),
+        (
+            ["--until", "x"],
+            "--until: key 'until.ci_width': expected a share such as 5% or 0.05, got 'x'",
+        ),
+        (
+            ["--engine", "gloo", "--strategy", "epoch_async"],
+            "epoch_async cannot run on engine gloo",
+        ),
+        (
+            ["--engine", "mpi", "--strategy", "horovod"],
+            "horovod cannot run on engine mpi",
+        ),
         (["--cluster", "dgx-h100"], "--device-step-time"),
         (["--execution", "paced"], "--device-step-time"),
         (["--dataset", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
         (["--scaling", "weak", "--dataset", "digits"], "synthetic"),
-        (["--set", "init_weights=nowhere.npz", "--dataset", "wine"], "cannot read nowhere.npz"),
-        (["--calibration", "nowhere.json", "--dataset", "wine", "--execution", "virtual"], "cannot read nowhere.json"),
+        (
+            ["--set", "init_weights=nowhere.npz", "--dataset", "wine"],
+            "cannot read nowhere.npz",
+        ),
+        (
+            [
+                "--calibration",
+                "nowhere.json",
+                "--dataset",
+                "wine",
+                "--execution",
+                "virtual",
+            ],
+            "cannot read nowhere.json",
+        ),
         (["--model", "nowhere.py:net"], "nowhere.py"),
         (["--name", "../../escape"], "name"),
         (["no-such-study.yaml"], "no-such-study.yaml"),
@@ -135,7 +190,18 @@ def test_usage_error_is_one_line(refused, arguments, message):
         ("strategies: [{epoch_average: {evry: 2}}]\n", "did you mean 'every'"),
         ("\x00\x01\x02", ""),
     ],
-    ids=["not YAML", "tab", "Python tag", "list", "wrong type", "twice", "unknown", "range", "option", "binary"],
+    ids=[
+        "not YAML",
+        "tab",
+        "Python tag",
+        "list",
+        "wrong type",
+        "twice",
+        "unknown",
+        "range",
+        "option",
+        "binary",
+    ],
 )
 def test_invalid_study_file_is_named(refused, tmp_path, text, message):
     (tmp_path / "study.yaml").write_text(text)
@@ -145,28 +211,55 @@ def test_invalid_study_file_is_named(refused, tmp_path, text, message):
 
 
 def test_repeated_strategy_is_refused(refused):
-    said = refused("--strategy", "serial", "--set", "strategies=[allreduce]", "--dry-run")
+    said = refused(
+        "--strategy", "serial", "--set", "strategies=[allreduce]", "--dry-run"
+    )
     assert re.search(r"--set strategies=\[allreduce\]: --strategy .*leave one", said)
 
 
 def test_dry_run_notes_local_batchnorm_statistics(scalebench):
-    small = ("--workers", "2", "--execution", "virtual", "--dry-run", "--dataset", "digits", "--strategy", "allreduce")
-    done = scalebench(*small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64)
+    small = (
+        "--workers",
+        "2",
+        "--execution",
+        "virtual",
+        "--dry-run",
+        "--dataset",
+        "digits",
+        "--strategy",
+        "allreduce",
+    )
+    done = scalebench(
+        *small, "--model", "resnet", "--epochs", 1, "--batch-per-worker", 64
+    )
     assert done.returncode == 0, done.stderr
     assert ", 1 epoch, " in done.stdout
-    assert re.search(r"^note: allreduce: .*BatchNorm.* resnet .*local", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^note: allreduce: .*BatchNorm.* resnet .*local", done.stdout, re.MULTILINE
+    )
     assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
 
 
 def test_powersgd_without_matrices_is_refused(refused, tmp_path):
     """4 x 13 and 3 x 4 weights do not shrink to less than half at rank 2."""
-    options = ("--dataset", "wine", "--model", "mlp", "--set", "model.hidden=[4]", "--workers", "2")
+    options = (
+        "--dataset",
+        "wine",
+        "--model",
+        "mlp",
+        "--set",
+        "model.hidden=[4]",
+        "--workers",
+        "2",
+    )
     for name in ("allreduce", "ddp"):
         study = f"strategies=[{{{name}: {{compression: powersgd, rank: 2}}}}]"
         for more in ((), ("--dry-run",)):
             said = refused(*options, "--set", study, "--execution", "virtual", *more)
             assert f"strategy {name}(compression=powersgd, rank=2): " in said
-            assert re.search(r"no layer shrinks .*lower rank.*wider model.*another compression", said)
+            assert re.search(
+                r"no layer shrinks .*lower rank.*wider model.*another compression", said
+            )
             assert not list(tmp_path.glob("results/*/runs.csv"))
 
 
@@ -188,13 +281,22 @@ def test_horovod_with_bfloat16_is_refused(refused, monkeypatch, execution):
     assert said.startswith("scalebench: error: strategy horovod: ")
     assert re.search(r"Horovod has no bfloat16|bfloat16; use another dtype", said)
     if execution != "virtual":
-        wire = ("--engine", "horovod", "--set", "strategies=[{allreduce: {compression: bf16}}]")
-        assert re.search(r"engine horovod .*bfloat16; use fp16.*--engine", refused(*options, *wire))
+        wire = (
+            "--engine",
+            "horovod",
+            "--set",
+            "strategies=[{allreduce: {compression: bf16}}]",
+        )
+        assert re.search(
+            r"engine horovod .*bfloat16; use fp16.*--engine", refused(*options, *wire)
+        )
 
 
 def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.comm.launchers.mpirun.find", lambda: None)
-    line = refused("--execution", "native", "--dataset", "wine", "--strategy", "allreduce")
+    line = refused(
+        "--execution", "native", "--dataset", "wine", "--strategy", "allreduce"
+    )
     assert "no mpirun" in line
     assert "pip install" in line
     done = scalebench(*SMALL[:6], "--strategy", "allreduce", "--workers", "2")
@@ -207,8 +309,18 @@ def test_missing_mpirun_refuses_native_but_not_auto(refused, scalebench, monkeyp
 def test_nccl_without_gpu_is_refused(refused, monkeypatch, execution):
     """A missing engine that is named is refused in every execution."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    line = refused(*SMALL[:6], "--engine", "nccl", "--execution", execution, "--device-step-time", "0.002")
-    assert re.search(r"engine nccl .*(no NVIDIA GPU here; use --engine gloo|torch has no CUDA)", line)
+    line = refused(
+        *SMALL[:6],
+        "--engine",
+        "nccl",
+        "--execution",
+        execution,
+        "--device-step-time",
+        "0.002",
+    )
+    assert re.search(
+        r"engine nccl .*(no NVIDIA GPU here; use --engine gloo|torch has no CUDA)", line
+    )
 
 
 def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
@@ -216,13 +328,19 @@ def test_missing_horovod_leaves_its_virtual_runs(scalebench, monkeypatch):
 
     whole = engines.available
     missing = "Horovod is not built for torch; add it with: scalebench install horovod"
-    monkeypatch.setattr(engines, "available", lambda name, **_: missing if name == "horovod" else whole(name))
+    monkeypatch.setattr(
+        engines,
+        "available",
+        lambda name, **_: missing if name == "horovod" else whole(name),
+    )
     done = scalebench(*SMALL[:6], "--strategy", "horovod", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert re.search(r"horovod: no native runs.*not built", done.stderr)
 
 
-@pytest.mark.parametrize("output", ["taken", "/proc/nowhere"], ids=["a file", "nobody may write"])
+@pytest.mark.parametrize(
+    "output", ["taken", "/proc/nowhere"], ids=["a file", "nobody may write"]
+)
 def test_unwritable_results_are_one_line(refused, tmp_path, output):
     (tmp_path / "taken").write_text("")
     line = refused(*SMALL, "--output", output)
@@ -235,13 +353,31 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
-    for fact in ("mlp(hidden=[128])", "float32", "wine", "4 epochs", "sgd(momentum=0.9)", "lr 0.06"):
+    for fact in (
+        "mlp(hidden=[128])",
+        "float32",
+        "wine",
+        "4 epochs",
+        "sgd(momentum=0.9)",
+        "lr 0.06",
+    ):
         assert fact in done.stdout
-    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:10]}
+    rows = {
+        line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()[1:10]
+    }
     columns = rows["workers"][rows["workers"].index("1") :]
     assert columns == ["1", "2", "4"]
-    for strategy in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
-        assert rows[strategy][-1] == ("-" if strategy == "serial" else "v"), "real ones end below 4 on this machine"
+    for strategy in (
+        "serial",
+        "allreduce",
+        "horovod",
+        "ddp",
+        "epoch_average",
+        "epoch_async",
+    ):
+        assert rows[strategy][-1] == ("-" if strategy == "serial" else "v"), (
+            "real ones end below 4 on this machine"
+        )
     assert "v virtual" in done.stdout
     assert "3 repetitions of each" in done.stdout
     assert len(done.stdout.splitlines()) < 20
@@ -249,8 +385,22 @@ def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
 
 
 def test_dry_run_of_a_table_of_layers_measures_no_step(scalebench):
-    words = ("--execution", "modelled", "--device-step-time", "0.01", "--workers", "1,8")
-    done = scalebench("--set", "model={layers: {table: resnet50}}", "--dataset", "wine", *words, "--dry-run")
+    words = (
+        "--execution",
+        "modelled",
+        "--device-step-time",
+        "0.01",
+        "--workers",
+        "1,8",
+    )
+    done = scalebench(
+        "--set",
+        "model={layers: {table: resnet50}}",
+        "--dataset",
+        "wine",
+        *words,
+        "--dry-run",
+    )
     assert done.returncode == 0, done.stderr
     assert "nothing is trained" in done.stdout
 
@@ -265,7 +415,10 @@ def test_dry_run_counts_what_is_done_and_refuses_what_run_refuses(scalebench, tm
     assert "v:1/3" in done.stdout
     kept = tmp_path / "results" / "mine" / "calibration.json"
     for spoil, said in (
-        (lambda: kept.write_text(kept.read_text().replace('"given"', '"other"')), "has changed since it charged"),
+        (
+            lambda: kept.write_text(kept.read_text().replace('"given"', '"other"')),
+            "has changed since it charged",
+        ),
         (lambda: (kept.parent / "runs.csv").write_text("a,b\n1,2\n"), "runs.csv"),
     ):
         spoil()
@@ -273,15 +426,28 @@ def test_dry_run_counts_what_is_done_and_refuses_what_run_refuses(scalebench, tm
             done = scalebench(*words)
             assert done.returncode == 2
             assert said in done.stderr.splitlines()[-1]
-    for words in ([*study, "--lr", "0.5", "--dry-run"], [*study, "--output", "given.json", "--dry-run"]):
+    for words in (
+        [*study, "--lr", "0.5", "--dry-run"],
+        [*study, "--output", "given.json", "--dry-run"],
+    ):
         assert scalebench(*words).returncode == 2
 
 
 def test_an_engine_that_was_not_measured_is_named(scalebench, tmp_path, machine):
     known = [entry for entry in machine.engines.entries if entry.engine != "horovod"]
     some = machine.engines.model_copy(update={"entries": known})
-    (tmp_path / "some.json").write_text(Calibration(key="some", tables=machine.tables, engines=some).model_dump_json())
-    both = ["--strategy", "allreduce", "--strategy", "horovod", "--workers", "1,2", *SMALL]
+    (tmp_path / "some.json").write_text(
+        Calibration(key="some", tables=machine.tables, engines=some).model_dump_json()
+    )
+    both = [
+        "--strategy",
+        "allreduce",
+        "--strategy",
+        "horovod",
+        "--workers",
+        "1,2",
+        *SMALL,
+    ]
     done = scalebench(*both, "--calibration", "some.json")
     assert (done.returncode, done.stderr.count("nothing is measured of")) == (0, 1)
     assert "measured of horovod" in done.stderr
@@ -289,7 +455,9 @@ def test_an_engine_that_was_not_measured_is_named(scalebench, tmp_path, machine)
 
 
 def test_batch_larger_than_the_shard_is_reduced_with_a_note(scalebench, tmp_path):
-    done = scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512")
+    done = scalebench(
+        *SMALL, "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "512"
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(r"2 workers: batch 512 .*reduced to 71\b", done.stderr)
     assert [row["batch_per_worker"] for row in rows(tmp_path)] == ["71"]
@@ -322,8 +490,19 @@ def test_failing_own_model_has_a_row_with_its_line(scalebench, tmp_path):
         "def build(input_shape, outputs):\n"
         "    return Odd(input_shape[0], outputs)\n"
     )
-    strategies = ["--strategy", "serial", "--strategy", "allreduce", "--workers", "2", "--batch-per-worker", "71"]
-    done = scalebench(*SMALL, *strategies, "--model", "mine.py:build", "--device-step-time", "0.01")
+    strategies = [
+        "--strategy",
+        "serial",
+        "--strategy",
+        "allreduce",
+        "--workers",
+        "2",
+        "--batch-per-worker",
+        "71",
+    ]
+    done = scalebench(
+        *SMALL, *strategies, "--model", "mine.py:build", "--device-step-time", "0.01"
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     said = {row["strategy"]: (row["status"], row["error"]) for row in rows(tmp_path)}
@@ -355,7 +534,9 @@ def test_incomplete_rows_of_a_killed_command_are_set_aside(scalebench, tmp_path)
     again = scalebench(*arguments)
     assert runs_made(again.stdout) == (1, 0)
     for name in ("runs.csv", "epochs.csv"):
-        assert re.search(rf"half-written .*results/mine/{re.escape(name)}\.partial", again.stderr)
+        assert re.search(
+            rf"half-written .*results/mine/{re.escape(name)}\.partial", again.stderr
+        )
         assert (table.parent / f"{name}.partial").exists()
 
 
@@ -372,13 +553,34 @@ def test_quiet_prints_one_line_and_verbose_every_run(scalebench):
 def test_saved_weights_can_be_initial_weights(scalebench, tmp_path):
     import numpy as np
 
-    assert scalebench(*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true").returncode == 0
+    assert (
+        scalebench(
+            *SMALL,
+            "--strategy",
+            "allreduce",
+            "--workers",
+            "2",
+            "--set",
+            "save_weights=true",
+        ).returncode
+        == 0
+    )
     (first,) = (tmp_path / "results").rglob("*.npz")
     with np.load(first) as archive:
         kept = dict(archive)
     assert kept["initial"].shape == kept["final"].shape
     assert np.abs(kept["final"] - kept["initial"]).max() > 0
-    arguments = [*SMALL, "--strategy", "allreduce", "--workers", "2", "--set", "save_weights=true", "--output", "more"]
+    arguments = [
+        *SMALL,
+        "--strategy",
+        "allreduce",
+        "--workers",
+        "2",
+        "--set",
+        "save_weights=true",
+        "--output",
+        "more",
+    ]
     assert scalebench(*arguments, "--set", f"init_weights={first}").returncode == 0
     (second,) = (tmp_path / "more").rglob("*.npz")
     with np.load(second) as archive:
@@ -390,10 +592,14 @@ def test_initial_weights_of_another_model_are_refused(refused, tmp_path):
 
     np.savez(tmp_path / "other.npz", final=np.zeros(7))
     wanted = 13 * 128 + 128 + 128 * 3 + 3
-    assert re.search(rf"\b7\b.*\b{wanted:,}\b", refused(*SMALL, "--set", "init_weights=other.npz"))
+    assert re.search(
+        rf"\b7\b.*\b{wanted:,}\b", refused(*SMALL, "--set", "init_weights=other.npz")
+    )
 
 
-@pytest.mark.parametrize("flag", ["scaling", "lr_policy", "execution", "engine", "dtype"])
+@pytest.mark.parametrize(
+    "flag", ["scaling", "lr_policy", "execution", "engine", "dtype"]
+)
 def test_flag_choices_match_the_study_model(flag):
     from scalebench.cli.run import run
     from scalebench.study.spec import Study
@@ -401,19 +607,43 @@ def test_flag_choices_match_the_study_model(flag):
     (option,) = (parameter for parameter in run.params if parameter.name == flag)
     accepted = Study.model_json_schema()["properties"][flag]
     accepted = {
-        choice for part in accepted.get("anyOf", [accepted]) for choice in (part.get("enum") or [part["const"]])
+        choice
+        for part in accepted.get("anyOf", [accepted])
+        for choice in (part.get("enum") or [part["const"]])
     }
-    assert set(option.type.choices) | {"auto"} == accepted | {"auto"}  # what is not said is auto
+    assert set(option.type.choices) | {"auto"} == accepted | {
+        "auto"
+    }  # what is not said is auto
 
 
 def test_dry_run_reads_the_named_calibration(refused, tmp_path):
-    assert "cannot read nowhere.json" in refused(*SMALL, "--calibration", "nowhere.json", "--dry-run")
+    assert "cannot read nowhere.json" in refused(
+        *SMALL, "--calibration", "nowhere.json", "--dry-run"
+    )
 
 
-def test_modelled_runs_take_the_times_of_virtual_ones_without_training(scalebench, tmp_path):
+def test_modelled_runs_take_the_times_of_virtual_ones_without_training(
+    scalebench, tmp_path
+):
     arguments = [
-        *("--dataset", "wine", "--epochs", "2", "--repetitions", "1", "--workers", "1,2,4"),
-        *("--strategy", "serial", "--strategy", "allreduce", "--strategy", "epoch_async"),
+        *(
+            "--dataset",
+            "wine",
+            "--epochs",
+            "2",
+            "--repetitions",
+            "1",
+            "--workers",
+            "1,2,4",
+        ),
+        *(
+            "--strategy",
+            "serial",
+            "--strategy",
+            "allreduce",
+            "--strategy",
+            "epoch_async",
+        ),
     ]
     done = scalebench(*arguments, "--execution", "virtual", "--name", "trained")
     assert done.returncode == 0, done.stderr
@@ -422,20 +652,38 @@ def test_modelled_runs_take_the_times_of_virtual_ones_without_training(scalebenc
     both = []
     for name in ("trained", "priced"):
         with (tmp_path / "results" / name / "runs.csv").open() as file:
-            both.append({(row["strategy"], row["workers"]): row for row in csv.DictReader(file)})
+            both.append(
+                {(row["strategy"], row["workers"]): row for row in csv.DictReader(file)}
+            )
     assert both[0].keys() == both[1].keys()
     for place, trained in both[0].items():
         priced = both[1][place]
         assert (priced["execution"], priced["engine"]) == ("modelled", "virtual")
         assert priced["final_metric"] == priced["final_train_loss"] == ""
         for column in ("train_s", "compute_s", "comm_s", "wait_s"):
-            assert float(priced[column]) == pytest.approx(float(trained[column]), rel=1e-9, abs=1e-15)
-        assert (priced["syncs"], priced["optimizer_steps"]) == (trained["syncs"], trained["optimizer_steps"])
+            assert float(priced[column]) == pytest.approx(
+                float(trained[column]), rel=1e-9, abs=1e-15
+            )
+        assert (priced["syncs"], priced["optimizer_steps"]) == (
+            trained["syncs"],
+            trained["optimizer_steps"],
+        )
 
 
 @needs_mpi
 def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tmp_path):
-    words = ["--dataset", "wine", "--epochs", "1", "--repetitions", "2", "--workers", "1", "--strategy", "serial"]
+    words = [
+        "--dataset",
+        "wine",
+        "--epochs",
+        "1",
+        "--repetitions",
+        "2",
+        "--workers",
+        "1",
+        "--strategy",
+        "serial",
+    ]
     scalebench(*words, "--native-budget", "1e-9", "--name", "mine")
     table = tmp_path / "results" / "mine" / "runs.csv"
     with table.open() as file:
@@ -445,7 +693,12 @@ def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tm
     scalebench(*words, "--name", "mine")
     with table.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["execution"] for row in rows] == ["virtual", "virtual", "native", "native"]
+    assert [row["execution"] for row in rows] == [
+        "virtual",
+        "virtual",
+        "native",
+        "native",
+    ]
     orders = [int(row["run_order"]) for row in rows]
     assert orders == sorted(orders)
     assert {row["calibration"] for row in rows[2:]} == {""}
@@ -453,16 +706,33 @@ def test_real_runs_follow_virtual_ones_until_their_budget_is_over(scalebench, tm
 
 @needs_mpi
 def test_virtual_runs_answer_before_real_ones_begin(scalebench):
-    words = ["--dataset", "wine", "--epochs", "1", "--repetitions", "3", "--workers", "1,2", "--native-budget", "1e-9"]
+    words = [
+        "--dataset",
+        "wine",
+        "--epochs",
+        "1",
+        "--repetitions",
+        "3",
+        "--workers",
+        "1,2",
+        "--native-budget",
+        "1e-9",
+    ]
     compared = ["--set", 'strategies=["allreduce", "epoch_average"]']
     said = scalebench(*words, *compared).stderr.splitlines()
-    places = [n for n, line in enumerate(said) if line.startswith("so far: At 2 workers, epoch_average ")]
+    places = [
+        n
+        for n, line in enumerate(said)
+        if line.startswith("so far: At 2 workers, epoch_average ")
+    ]
     assert places, said
     assert said[places[0] - 1] == "virtual workers: 12 of 12 runs"
 
 
 @pytest.mark.parametrize(("busy", "further"), [(0.0, 0), (1e3, 1000)])
-def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy, further):
+def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(
+    busy, further
+):
     assert _jobs(busy) == hardware.cores() + further
 
 
@@ -471,25 +741,43 @@ def test_further_virtual_runs_take_the_share_of_cores_that_others_keep_busy(busy
     [
         ({"completed": 2}, 0, ""),
         (
-            {"completed": 2, "remaining": 1, "why_left": "the 90 s for real runs are over"},
+            {
+                "completed": 2,
+                "remaining": 1,
+                "why_left": "the 90 s for real runs are over",
+            },
             3,
             "1 run is left, as the 90 s",
         ),
         (
-            {"completed": 2, "remaining": 1, "failed": [None], "why_left": "the 90 s for real runs are over"},
+            {
+                "completed": 2,
+                "remaining": 1,
+                "failed": [None],
+                "why_left": "the 90 s for real runs are over",
+            },
             1,
             "1 run is left, as the 90 s",
         ),
-        ({"completed": 2, "remaining": 2, "interrupted": 2}, 130, "2 runs are left, as SIGINT ended the command"),
+        (
+            {"completed": 2, "remaining": 2, "interrupted": 2},
+            130,
+            "2 runs are left, as SIGINT ended the command",
+        ),
         ({"completed": 2, "failed": [None]}, 1, ""),
     ],
 )
-def test_exit_code_is_zero_only_if_every_run_was_made(monkeypatch, capsys, tmp_path, tally, code, said):
+def test_exit_code_is_zero_only_if_every_run_was_made(
+    monkeypatch, capsys, tmp_path, tally, code, said
+):
     plan = SimpleNamespace(study=SimpleNamespace(name="mine"))
     found = Tally(tmp_path / "mine", **tally)
     monkeypatch.setattr("scalebench.launch.study_run.run_study", lambda *_, **__: found)
     monkeypatch.setattr("scalebench.cli.run_common.verbosity", lambda: -1)
-    monkeypatch.setattr("scalebench.records.progress.progress_of", lambda _: SimpleNamespace(remaining=Counter()))
+    monkeypatch.setattr(
+        "scalebench.records.progress.progress_of",
+        lambda _: SimpleNamespace(remaining=Counter()),
+    )
     (tmp_path / "mine").mkdir()
     assert run_plan(plan, tmp_path) == code
     last = capsys.readouterr().out.splitlines()[-1]
@@ -505,7 +793,9 @@ def test_help_has_twelve_options_before_those_for_experts(scalebench):
     assert len(re.findall(r"^│ --[a-z]", first, re.MULTILINE)) == 12
     for option in command_of("run").params:
         if isinstance(option, click.Option):
-            assert (f"│ {option.opts[0]}" in first + experts) is not option.hidden, option.name
+            assert (f"│ {option.opts[0]}" in first + experts) is not option.hidden, (
+                option.name
+            )
     assert "--patience" not in said
 
 
@@ -524,8 +814,12 @@ def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
     assert "next version" not in scalebench(*small, "--seed", "3", "--quiet").stderr
 
 
-@pytest.mark.parametrize("place", ["planning.plan_study", "study_run.keep_study", "study_run.machine_for"])
-def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(scalebench, monkeypatch, place):
+@pytest.mark.parametrize(
+    "place", ["planning.plan_study", "study_run.keep_study", "study_run.machine_for"]
+)
+def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(
+    scalebench, monkeypatch, place
+):
     """The job does not go back into the queue then, where the same would happen for ever: while planning, and later."""
 
     def signalled(*arguments, **options):

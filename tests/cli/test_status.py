@@ -51,7 +51,8 @@ def scalebench(tmp_path, monkeypatch, invoke, machine):
     monkeypatch.chdir(tmp_path)
     # How long real engines take to be measured says how busy the machine is.
     monkeypatch.setattr(
-        "scalebench.calibration.engine_measurement.measure_engine_costs", lambda *_, **__: machine.engines
+        "scalebench.calibration.engine_measurement.measure_engine_costs",
+        lambda *_, **__: machine.engines,
     )
     given = Calibration(key="given", tables=machine.tables, engines=machine.engines)
     (tmp_path / "given.json").write_text(given.model_dump_json())
@@ -78,9 +79,16 @@ def half_failed(scalebench, monkeypatch):
 def progress(invoke, *words):
     """Runs of the study that are planned, done, failed and remaining; the lines of `status` hold the same."""
     facts = json.loads(invoke("status", *words, "--json"))
-    counts = facts["planned"], facts["done"], len(facts["failed"]), sum(facts["remaining"].values())
+    counts = (
+        facts["planned"],
+        facts["done"],
+        len(facts["failed"]),
+        sum(facts["remaining"].values()),
+    )
     first = invoke("status", *words).splitlines()[0]
-    name, *numbers = re.match(r"(\S+): (\d+) of (\d+) runs done, (\d+) failed, (\d+) remaining", first).groups()
+    name, *numbers = re.match(
+        r"(\S+): (\d+) of (\d+) runs done, (\d+) failed, (\d+) remaining", first
+    ).groups()
     done, planned, failed, remaining = map(int, numbers)
     assert (facts["study"], *counts) == (name, planned, done, failed, remaining)
     return counts
@@ -104,10 +112,14 @@ def test_retry_repeats_only_failed_runs(half_failed, tmp_path):
     assert runs_made(half_failed("retry", "--jobs", "1")) == (2, 3)
     after = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     assert after.startswith(before)
-    assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [["2", "completed"]]
+    assert [line.split(",")[4:6] for line in after[len(before) :].splitlines()] == 2 * [
+        ["2", "completed"]
+    ]
     assert progress(half_failed) == (5, 5, 0, 0)
     assert "no failed runs in results/mine/\n" in half_failed("retry")
-    assert half_failed("retry", "results") == half_failed("retry"), "the folder given to run --output"
+    assert half_failed("retry", "results") == half_failed("retry"), (
+        "the folder given to run --output"
+    )
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == after
 
 
@@ -116,7 +128,9 @@ def test_run_with_retry_repeats_only_failed_runs(half_failed, study):
     words = ("run", study, "--retry", "--jobs", "1")
     assert runs_made(half_failed(*words)) == (2, 3)
     assert "no failed runs" in half_failed(*words)
-    assert re.search(r"--retry: .*results/mine2", half_failed(*words, "--name", "mine2", code=2))
+    assert re.search(
+        r"--retry: .*results/mine2", half_failed(*words, "--name", "mine2", code=2)
+    )
 
 
 def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
@@ -124,14 +138,24 @@ def test_retry_works_inside_the_folder(half_failed, tmp_path, monkeypatch):
     assert runs_made(half_failed("retry", ".", "--jobs", "1")) == (2, 3)
 
 
-def test_retry_resolves_relative_paths_from_the_first_folder(half_failed, tmp_path, monkeypatch):
+def test_retry_resolves_relative_paths_from_the_first_folder(
+    half_failed, tmp_path, monkeypatch
+):
     """`calibration: given.json` too, after everything was moved together; the file in another folder is another's."""
-    assert json.loads((tmp_path / "results" / "mine" / "planned.json").read_text())["begun_in"] == "../.."
+    assert (
+        json.loads((tmp_path / "results" / "mine" / "planned.json").read_text())[
+            "begun_in"
+        ]
+        == "../.."
+    )
     (tmp_path / "moved").mkdir()
     for name in ("results", "given.json", "study.yaml"):
         (tmp_path / name).rename(tmp_path / "moved" / name)
     (tmp_path / "given.json").write_text("another one's")
-    assert runs_made(half_failed("retry", "moved/results/mine", "--jobs", "1")) == (2, 3)
+    assert runs_made(half_failed("retry", "moved/results/mine", "--jobs", "1")) == (
+        2,
+        3,
+    )
 
 
 def test_run_goes_on_in_a_copy_of_another_name(half_failed, tmp_path):
@@ -139,7 +163,10 @@ def test_run_goes_on_in_a_copy_of_another_name(half_failed, tmp_path):
     results = tmp_path / "results"
     shutil.copytree(results / "mine", results / "copy")
     before = (results / "mine" / "runs.csv").read_text()
-    assert runs_made(half_failed("run", "results/copy", "--retry", "--jobs", "1")) == (2, 3)
+    assert runs_made(half_failed("run", "results/copy", "--retry", "--jobs", "1")) == (
+        2,
+        3,
+    )
     assert (results / "mine" / "runs.csv").read_text() == before
     assert (results / "copy" / "runs.csv").read_text().startswith(before)
     assert progress(half_failed, "results/copy") == (5, 5, 0, 0)
@@ -156,7 +183,9 @@ def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monke
     study = "../results/mine/study.yaml"
     assert "mine: 5 runs" in half_failed("run", study, "--dry-run")
     monkeypatch.chdir(tmp_path / "else")
-    said = half_failed("run", study, "--workers", "1", "--calibration", "../given.json", "--jobs", "1")
+    said = half_failed(
+        "run", study, "--workers", "1", "--calibration", "../given.json", "--jobs", "1"
+    )
     assert runs_made(said) == (3, 0)
     assert "results in results/mine/" in said
     said = half_failed("run", study, "--jobs", "1")
@@ -165,7 +194,9 @@ def test_run_on_study_yaml_in_results_resumes_there(half_failed, tmp_path, monke
     assert Path.cwd() == tmp_path
 
 
-def test_retry_from_another_folder_finds_the_own_model(scalebench, tmp_path, monkeypatch):
+def test_retry_from_another_folder_finds_the_own_model(
+    scalebench, tmp_path, monkeypatch
+):
     for folder in ("home/carlotta/work", "scratch", "else"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home" / "carlotta"))
@@ -174,8 +205,17 @@ def test_retry_from_another_folder_finds_the_own_model(scalebench, tmp_path, mon
     Path("net.py").write_text(NET)
     Path("broken").touch()
     study = tmp_path / "study.yaml"
-    words = ("--output", str(tmp_path / "scratch"), "--model", "./net.py:build", "--jobs", "1")
-    scalebench("run", str(study), *words, "--strategy", "serial", "--workers", "1", code=1)
+    words = (
+        "--output",
+        str(tmp_path / "scratch"),
+        "--model",
+        "./net.py:build",
+        "--jobs",
+        "1",
+    )
+    scalebench(
+        "run", str(study), *words, "--strategy", "serial", "--workers", "1", code=1
+    )
     Path("broken").unlink()
     monkeypatch.chdir(tmp_path / "else")
     planned = tmp_path / "scratch" / "mine" / "planned.json"
@@ -183,8 +223,12 @@ def test_retry_from_another_folder_finds_the_own_model(scalebench, tmp_path, mon
     assert runs_made(scalebench("retry", "../scratch/mine", "--jobs", "1")) == (1, 0)
     for path in (tmp_path / "scratch").rglob("*.*"):
         assert "carlotta" not in path.read_text(), path
-    planned.write_text(json.dumps(json.loads(planned.read_text()) | {"begun_in": ["no", "place"]}))
-    assert "no failed runs" in scalebench("retry", planned.parent), "what cannot be read is left out"
+    planned.write_text(
+        json.dumps(json.loads(planned.read_text()) | {"begun_in": ["no", "place"]})
+    )
+    assert "no failed runs" in scalebench("retry", planned.parent), (
+        "what cannot be read is left out"
+    )
 
 
 def test_retry_skips_runs_never_tried(half_failed, tmp_path):
@@ -207,7 +251,9 @@ def test_status_counts_repeated_rows(half_failed, tmp_path):
 
 def test_extended_study_continues_the_numbers(scalebench, tmp_path):
     scalebench("run", "study.yaml", "--jobs", "1")
-    scalebench("run", "study.yaml", "--jobs", "1", "--workers", "1,2,4", "--repetitions", "2")
+    scalebench(
+        "run", "study.yaml", "--jobs", "1", "--workers", "1,2,4", "--repetitions", "2"
+    )
     runs = load(tmp_path / "results" / "mine").runs
     assert sorted(runs["run_order"][:5]) == [0, 1, 2, 3, 4]
     assert len(runs) == runs["run_order"].nunique() == 14
@@ -222,7 +268,14 @@ def test_extended_study_continues_the_numbers(scalebench, tmp_path):
         ("report", "results/mine"),
         ("artifact", "results/mine"),
         ("compare", "results/mine", "results/mine"),
-        ("compare", "results/mine", "--strategy", "allreduce", "--strategy", "epoch_average"),
+        (
+            "compare",
+            "results/mine",
+            "--strategy",
+            "allreduce",
+            "--strategy",
+            "epoch_average",
+        ),
     ],
     ids=lambda words: " ".join(words[:3]),
 )
@@ -230,12 +283,22 @@ def test_study_without_completed_runs_is_one_line(tmp_path, monkeypatch, capsys,
     monkeypatch.chdir(tmp_path)
     with Store(tmp_path / "results" / "mine") as store:
         for strategy in ("allreduce", "epoch_average"):
-            store.append(run_row(run_id=strategy, strategy=strategy, status="failed", error="it broke", train_s=None))
+            store.append(
+                run_row(
+                    run_id=strategy,
+                    strategy=strategy,
+                    status="failed",
+                    error="it broke",
+                    train_s=None,
+                )
+            )
     with pytest.raises(SystemExit) as end:
         main.main(list(words), prog_name="scalebench")
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert re.fullmatch(r"scalebench: error: results/mine: .*`scalebench status results/mine`.*\n", err)
+    assert re.fullmatch(
+        r"scalebench: error: results/mine: .*`scalebench status results/mine`.*\n", err
+    )
     assert not (tmp_path / "plots").exists()
     assert not (tmp_path / "artifacts").exists()
 
@@ -259,7 +322,11 @@ def test_lost_calibration_is_not_measured_again(scalebench, tmp_path):
     assert (tmp_path / "results" / "mine" / "runs.csv").read_text() == before
 
 
-@pytest.mark.parametrize("stated", [("--cluster", "juwels-booster"), ()], ids=["another machine", "this machine"])
+@pytest.mark.parametrize(
+    "stated",
+    [("--cluster", "juwels-booster"), ()],
+    ids=["another machine", "this machine"],
+)
 def test_study_of_stated_step_times_resumes(scalebench, tmp_path, stated):
     """On another machine nothing of it is measured; on this one the engines are, which stay with it."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
@@ -272,24 +339,41 @@ def test_study_of_stated_step_times_resumes(scalebench, tmp_path, stated):
 def test_changed_calibration_file_is_refused(scalebench, tmp_path):
     scalebench("run", "study.yaml", "--jobs", "1")
     kept = tmp_path / "results" / "mine" / "calibration.json"
-    assert json.loads(kept.read_text()) == json.loads((tmp_path / "given.json").read_text())
+    assert json.loads(kept.read_text()) == json.loads(
+        (tmp_path / "given.json").read_text()
+    )
     facts = json.loads(kept.read_text())
     facts["tables"][0]["batches"][0]["forward_s"][0] *= 2
     (tmp_path / "given.json").write_text(json.dumps(facts))
-    said = scalebench("run", "study.yaml", "--jobs", "1", "--set", "repetitions=2", code=2)
+    said = scalebench(
+        "run", "study.yaml", "--jobs", "1", "--set", "repetitions=2", code=2
+    )
     assert re.search(r"given\.json has changed .*results/mine", said)
 
 
 @pytest.mark.parametrize("background", some([False, True], True))
-def test_further_worker_counts_use_the_first_calibration(scalebench, tmp_path, background):
+def test_further_worker_counts_use_the_first_calibration(
+    scalebench, tmp_path, background
+):
     """Missing loads are measured; on another machine that is refused, and existing numbers are used."""
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
-    run = ("run", "study.yaml", "--jobs", "1", "--strategy", "allreduce", "--set", "batch_global=64")
+    run = (
+        "run",
+        "study.yaml",
+        "--jobs",
+        "1",
+        "--strategy",
+        "allreduce",
+        "--set",
+        "batch_global=64",
+    )
     scalebench(*run, "--workers", "2")
     path = tmp_path / "results" / "mine" / "calibration.json"
     before = Calibration.model_validate_json(path.read_text())
     if background:
-        path.write_text(before.model_copy(update={"key": "of another machine"}).model_dump_json())
+        path.write_text(
+            before.model_copy(update={"key": "of another machine"}).model_dump_json()
+        )
         said = scalebench(*run, "--workers", "2,4", code=2)
         assert re.search(r"no step times .*11, 12 samples", said)
         assert Calibration.model_validate_json(path.read_text()).tables == before.tables
@@ -314,7 +398,9 @@ def test_status_names_the_writer_and_run_refuses(half_failed, tmp_path):
 
 
 def test_new_puts_a_changed_study_into_its_own_folder(half_failed, tmp_path):
-    assert "use --new" in half_failed("run", "study.yaml", "--lr", "0.5", "--jobs", "1", code=2)
+    assert "use --new" in half_failed(
+        "run", "study.yaml", "--lr", "0.5", "--jobs", "1", code=2
+    )
     half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
     assert (tmp_path / "results" / "mine-2" / "runs.csv").exists()
     said = half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
@@ -330,17 +416,30 @@ def test_missing_study_is_one_line(scalebench, command):
 
 def test_retry_refuses_a_renamed_folder(half_failed, tmp_path):
     (tmp_path / "results" / "mine").rename(tmp_path / "results" / "yours")
-    assert re.search(r"results/yours.* mine again", half_failed("retry", "results/yours", code=2))
+    assert re.search(
+        r"results/yours.* mine again", half_failed("retry", "results/yours", code=2)
+    )
 
 
 def test_status_imports_nothing_heavy(tmp_path):
     with Store(tmp_path / "mine", fsync=False) as store:
         store.append(run_row(), [])
-    heavy = ("torch", "pandas", "numpy", "scipy", "sklearn", "matplotlib", "mpi4py", "rich")
+    heavy = (
+        "torch",
+        "pandas",
+        "numpy",
+        "scipy",
+        "sklearn",
+        "matplotlib",
+        "mpi4py",
+        "rich",
+    )
     program = (
         "import sys; from scalebench.cli.status import status; "
         f"status(['{tmp_path}/mine'], standalone_mode=False); "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -10,15 +10,28 @@ from scalebench.cli.main import main
 from scalebench.errors import UsageError
 from scalebench.figures.drawing.canvas import Canvas
 
-BASE = ["predict", "resnet50", "--cluster", "ethernet-10g", "--step-time", "0.1", "--strategy", "allreduce"]
+BASE = [
+    "predict",
+    "resnet50",
+    "--cluster",
+    "ethernet-10g",
+    "--step-time",
+    "0.1",
+    "--strategy",
+    "allreduce",
+]
 
 
 def test_plane_is_written_and_drawn(tmp_path):
     table, figure = tmp_path / "cells.csv", tmp_path / "plane.png"
     axes = ["--vary", "link-bandwidth=1..100:5", "--vary", "workers=4,16"]
     arguments = [*BASE, *axes, "--csv", str(table), "--figure", str(figure)]
-    result = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
-    rows = re.findall(r"^ +[\d.]+ Gbit/s +(?:4|16)  .*\(.* to .*\)", result.output, re.MULTILINE)
+    result = CliRunner().invoke(
+        main, arguments, standalone_mode=False, catch_exceptions=False
+    )
+    rows = re.findall(
+        r"^ +[\d.]+ Gbit/s +(?:4|16)  .*\(.* to .*\)", result.output, re.MULTILINE
+    )
     assert len(rows) == 10, "each of few cells has a row with its interval"
     assert "network-bandwidth" in result.output, "the old name is an alias"
     assert "cells, modelled" not in result.output, "the rows say which times there are"
@@ -32,14 +45,27 @@ def test_plane_is_written_and_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("axes", "panels"), [(["network-bandwidth=1..100:5"], 1), (["network-bandwidth=1..100:5", "workers=4,16"], 2)]
+    ("axes", "panels"),
+    [
+        (["network-bandwidth=1..100:5"], 1),
+        (["network-bandwidth=1..100:5", "workers=4,16"], 2),
+    ],
 )
 def test_strategies_share_one_figure(tmp_path, monkeypatch, axes, panels):
     drawn = []
     finish = Canvas.finish
-    monkeypatch.setattr(Canvas, "finish", lambda canvas: drawn.append(canvas) or finish(canvas))
+    monkeypatch.setattr(
+        Canvas, "finish", lambda canvas: drawn.append(canvas) or finish(canvas)
+    )
     varied = [word for axis in axes for word in ("--vary", axis)]
-    arguments = [*BASE, "--strategy", "local_sgd:steps=8", *varied, "--figure", str(tmp_path / "both.svg")]
+    arguments = [
+        *BASE,
+        "--strategy",
+        "local_sgd:steps=8",
+        *varied,
+        "--figure",
+        str(tmp_path / "both.svg"),
+    ]
     CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
     assert [path.name for path in tmp_path.iterdir()] == ["both.svg"]
     (canvas,) = drawn
@@ -48,11 +74,22 @@ def test_strategies_share_one_figure(tmp_path, monkeypatch, axes, panels):
     if panels == 2:
         assert titles == ["(a) allreduce", "(b) local_sgd(steps=8)"]
     else:
-        assert len(canvas.shown[0].ax.lines) == 4, "for each strategy a line, and the crosses over it"
+        assert len(canvas.shown[0].ax.lines) == 4, (
+            "for each strategy a line, and the crosses over it"
+        )
 
 
 def test_decision_between_links_is_one_command_with_an_interval():
-    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
+    arguments = [
+        "predict",
+        "vit_b16",
+        "--cluster",
+        "juwels-booster",
+        "--step-time",
+        "0.075",
+        "--workers",
+        "256",
+    ]
     arguments += [
         "--strategy",
         "ddp",
@@ -63,7 +100,11 @@ def test_decision_between_links_is_one_command_with_an_interval():
         "--price",
         "2",
     ]
-    output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
+    output = (
+        CliRunner()
+        .invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
+        .output
+    )
     decision, first, *_ = output.splitlines()
     span = r"[\d.,]+ \([\d.,]+ to [\d.,]+\)"
     time = r"[\d.,]+ \w+ \([\d.,]+ to [\d.,]+\)"
@@ -87,16 +128,46 @@ def test_decision_between_links_is_one_command_with_an_interval():
 
 
 def test_difference_at_an_end_of_the_interval_is_said():
-    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--device", "a100-40gb", "--workers", "256"]
-    arguments += ["--roofline", "--dtype", "bf16-mixed", "--strategy", "ddp", "--strategy", "epoch_average"]
+    arguments = [
+        "predict",
+        "vit_b16",
+        "--cluster",
+        "juwels-booster",
+        "--device",
+        "a100-40gb",
+        "--workers",
+        "256",
+    ]
+    arguments += [
+        "--roofline",
+        "--dtype",
+        "bf16-mixed",
+        "--strategy",
+        "ddp",
+        "--strategy",
+        "epoch_average",
+    ]
     arguments += ["--vary", "network-bandwidth=100,200"]
-    decision, first, *_ = CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
-    assert first.endswith("over the interval); more than a tenth for ddp at an end of the interval only.")
+    decision, first, *_ = (
+        CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
+    )
+    assert first.endswith(
+        "over the interval); more than a tenth for ddp at an end of the interval only."
+    )
     assert decision.endswith("epoch_average in both cells with slow links.")
 
 
 def test_eight_strategies_have_one_sentence_and_their_rows():
-    arguments = ["predict", "vit_b16", "--cluster", "juwels-booster", "--step-time", "0.075", "--workers", "256"]
+    arguments = [
+        "predict",
+        "vit_b16",
+        "--cluster",
+        "juwels-booster",
+        "--step-time",
+        "0.075",
+        "--workers",
+        "256",
+    ]
     names = [
         "ddp",
         "allreduce",
@@ -106,42 +177,93 @@ def test_eight_strategies_have_one_sentence_and_their_rows():
     ]
     arguments += [word for name in names for word in ("--strategy", name)]
     arguments += ["--vary", "network-bandwidth=100,200"]
-    output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
+    output = (
+        CliRunner()
+        .invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
+        .output
+    )
     decision, caveat, title, *_ = output.splitlines()
     assert decision.startswith("Decision: ")
     assert decision.endswith(".")
     assert "local_sgd(steps=16)" in caveat
     assert title.startswith("modelled")
-    assert sum(bool(re.match(r" +[12]00 Gbit/s ", line)) for line in output.splitlines()) == 16
+    assert (
+        sum(bool(re.match(r" +[12]00 Gbit/s ", line)) for line in output.splitlines())
+        == 16
+    )
 
 
 def test_axis_without_effect_says_why():
     def said(cluster, workers, axis):
-        arguments = ["what-if", "resnet50", "--cluster", cluster, "--step-time", "0.1", "--workers", str(workers)]
-        return CliRunner().invoke(main, [*arguments, "--vary", axis], standalone_mode=False).output
+        arguments = [
+            "what-if",
+            "resnet50",
+            "--cluster",
+            cluster,
+            "--step-time",
+            "0.1",
+            "--workers",
+            str(workers),
+        ]
+        return (
+            CliRunner()
+            .invoke(main, [*arguments, "--vary", axis], standalone_mode=False)
+            .output
+        )
 
-    assert "network-bandwidth: all 4 workers are on one node" in said("juwels-booster", 4, "network-bandwidth=1,200")
-    assert "node-bandwidth: a node holds one worker" in said("ethernet-10g", 4, "node-bandwidth=1,200")
-    assert "latency: a single worker neither sends nor waits" in said("ethernet-10g", 1, "latency=0.1,10")
+    assert "network-bandwidth: all 4 workers are on one node" in said(
+        "juwels-booster", 4, "network-bandwidth=1,200"
+    )
+    assert "node-bandwidth: a node holds one worker" in said(
+        "ethernet-10g", 4, "node-bandwidth=1,200"
+    )
+    assert "latency: a single worker neither sends nor waits" in said(
+        "ethernet-10g", 1, "latency=0.1,10"
+    )
     hidden = said("juwels-booster", 8, "latency=0.9,1.1")
-    assert re.search(r"latency: exposed communication is [\d.]+ % of it, [\d.]+ % hides behind compute", hidden)
+    assert re.search(
+        r"latency: exposed communication is [\d.]+ % of it, [\d.]+ % hides behind compute",
+        hidden,
+    )
 
 
 def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
     table, figure = tmp_path / "cells.csv", tmp_path / "plane.png"
-    asked = ["what-if", "resnet50", "--cluster", "juwels-booster", "--device", "v100-16gb"]
+    asked = [
+        "what-if",
+        "resnet50",
+        "--cluster",
+        "juwels-booster",
+        "--device",
+        "v100-16gb",
+    ]
     axes = ["--vary", "workers=64,4096", "--vary", "batch=32,512"]
     arguments = [*asked, *axes, "--csv", str(table), "--figure", str(figure)]
-    output = CliRunner().invoke(main, arguments, standalone_mode=False, catch_exceptions=False).output
-    assert re.search(
-        r"^the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.", output, re.MULTILINE
+    output = (
+        CliRunner()
+        .invoke(main, arguments, standalone_mode=False, catch_exceptions=False)
+        .output
     )
-    assert "outside what the inputs are known to hold for, 50 % of the cells: beyond the 3,744 workers" in output
+    assert re.search(
+        r"^the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.",
+        output,
+        re.MULTILINE,
+    )
+    assert (
+        "outside what the inputs are known to hold for, 50 % of the cells: beyond the 3,744 workers"
+        in output
+    )
     assert "too large, 50 % of the cells: resnet50 at batch 5" in output
     with table.open() as file:
         rows = {(row["workers"], row["batch"]): row for row in csv.DictReader(file)}
-    assert {place for place, row in rows.items() if row["fits"] == "no"} == {("64.0", "512.0"), ("4096.0", "512.0")}
-    assert {place for place, row in rows.items() if row["outside"]} == {("4096.0", "32.0"), ("4096.0", "512.0")}
+    assert {place for place, row in rows.items() if row["fits"] == "no"} == {
+        ("64.0", "512.0"),
+        ("4096.0", "512.0"),
+    }
+    assert {place for place, row in rows.items() if row["outside"]} == {
+        ("4096.0", "32.0"),
+        ("4096.0", "512.0"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -164,5 +286,7 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
 )
 def test_bad_axis_is_one_line(axis):
     with pytest.raises(UsageError) as caught:
-        CliRunner().invoke(main, [*BASE, "--vary", axis], standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(
+            main, [*BASE, "--vary", axis], standalone_mode=False, catch_exceptions=False
+        )
     assert "\n" not in str(caught.value)

@@ -23,7 +23,9 @@ def test_every_shipped_device_parses(name):
     assert device.name == name
     assert device.description
     assert 1e12 < device.peak("float32") < 1e14
-    assert "assumed, range" in device.source  # of the launch overhead, which no data sheet states
+    assert (
+        "assumed, range" in device.source
+    )  # of the launch overhead, which no data sheet states
 
 
 def test_a_file_is_read(tmp_path):
@@ -32,30 +34,54 @@ def test_a_file_is_read(tmp_path):
 
 
 def test_variants_of_a_device_are_named_where_it_is_given_without_one():
-    with pytest.raises(ClusterError, match=r"did you mean 'a100-40gb' or 'a100-80gb'\?"):
+    with pytest.raises(
+        ClusterError, match=r"did you mean 'a100-40gb' or 'a100-80gb'\?"
+    ):
         load_device("a100")
 
 
 def test_unknown_names_and_dtypes():
-    with pytest.raises(ClusterError, match=r"unknown device 'v100-16g', and no such file; did you mean 'v100-16gb'\?"):
+    with pytest.raises(
+        ClusterError,
+        match=r"unknown device 'v100-16g', and no such file; did you mean 'v100-16gb'\?",
+    ):
         load_device("v100-16g")
-    with pytest.raises(ClusterError, match="device k80: no peak_flops_per_s in bfloat16; it has float64, float32"):
+    with pytest.raises(
+        ClusterError,
+        match="device k80: no peak_flops_per_s in bfloat16; it has float64, float32",
+    ):
         load_device("k80").peak("bfloat16")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("float32: 1e13", "float32: 15.7", "expected flop/s, 312 Tflop/s as 312e12, got 15.7 for float32"),
+        (
+            "float32: 1e13",
+            "float32: 15.7",
+            "expected flop/s, 312 Tflop/s as 312e12, got 15.7 for float32",
+        ),
         ("float32: 1e13", "float32: -1e13", "expected a number greater than 0, got -1"),
         ("float32: 1e13", "float8: 1e13", "peak_flops_per_s.float8"),
         ("{float32: 1e13}", "{}", "peak_flops_per_s"),
         ("9e11", "900", "expected bytes/s, 900 GB/s as 900e9, got 900"),
         ("9e11", "0", "expected a number greater than 0, got 0"),
         ("9e11", "900 GB/s", "expected a number, got '900 GB/s'"),
-        ("memory_bandwidth_bytes_per_s", "memory_bandwidth", "did you mean 'memory_bandwidth_bytes_per_s'"),
-        ("launch_overhead_s: 5e-6", "launch_overhead_s: 5", "expected seconds, 5 us as 5e-6, got 5"),
-        ("memory_gib: 16\n", "", "key 'memory_gib' is missing (GiB of the device's memory)"),
+        (
+            "memory_bandwidth_bytes_per_s",
+            "memory_bandwidth",
+            "did you mean 'memory_bandwidth_bytes_per_s'",
+        ),
+        (
+            "launch_overhead_s: 5e-6",
+            "launch_overhead_s: 5",
+            "expected seconds, 5 us as 5e-6, got 5",
+        ),
+        (
+            "memory_gib: 16\n",
+            "",
+            "key 'memory_gib' is missing (GiB of the device's memory)",
+        ),
         ("data sheet", "''", "source"),
     ],
 )

@@ -18,8 +18,16 @@ KEY = b"of this launch"
 def on_each(ranks, program):
     """Return the results of `program` on `ranks` ranks, threads here, which have a connection each."""
     first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    stores = [first, *(dist.TCPStore("127.0.0.1", first.port, timeout=timedelta(seconds=20)) for _ in range(1, ranks))]
-    worlds = [StoreGroup(store, KEY, range(ranks), rank) for rank, store in enumerate(stores)]
+    stores = [
+        first,
+        *(
+            dist.TCPStore("127.0.0.1", first.port, timeout=timedelta(seconds=20))
+            for _ in range(1, ranks)
+        ),
+    ]
+    worlds = [
+        StoreGroup(store, KEY, range(ranks), rank) for rank, store in enumerate(stores)
+    ]
     with ThreadPoolExecutor(ranks) as pool:
         found = list(pool.map(program, worlds))
     return found, first
@@ -31,7 +39,9 @@ def test_collectives_of_a_store_are_those_of_mpi():
         half = world.Split(world.rank % 2, -world.rank)
         arrival = world.Ibarrier()
         found = [
-            world.bcast("told" if world.rank == 0 else None) if arrival.Test() else None,
+            world.bcast("told" if world.rank == 0 else None)
+            if arrival.Test()
+            else None,
             gathered,
             world.allgather((world.rank, world.size)),
             (half.rank, half.size, half.allgather(world.rank)),

@@ -31,9 +31,14 @@ def test_an_engine_says_what_others_rely_on(name):
     engine = engines.named(name)
     assert engine.name == name
     assert Capability.COLLECTIVES in engine.provides
-    assert Capability.OVERLAP not in engine.provides, "gradients are really overlapped, not charged as such"
+    assert Capability.OVERLAP not in engine.provides, (
+        "gradients are really overlapped, not charged as such"
+    )
     assert engine.progress_threads in (0, 1)
-    assert not engine.moves_by or Capability.COLLECTIVES in engines.named(engine.moves_by).provides
+    assert (
+        not engine.moves_by
+        or Capability.COLLECTIVES in engines.named(engine.moves_by).provides
+    )
     assert "float32" not in engine.cannot_carry
     assert engine.has_ranks or not engine.is_measured
 
@@ -43,7 +48,11 @@ def test_studies_commands_and_rows_can_name_an_engine(name):
     assert Study(name="one", engine=name).engine == name
     assert name in STUDY_OPTIONS["engine"]["type"].choices
     assert name in str(RunRow.model_fields["engine"].annotation)
-    charges = {each for kind in get_args(VirtualOptions.model_fields["engine"].annotation) for each in get_args(kind)}
+    charges = {
+        each
+        for kind in get_args(VirtualOptions.model_fields["engine"].annotation)
+        for each in get_args(kind)
+    }
     assert name in charges
 
 
@@ -66,17 +75,31 @@ def test_an_engine_joins_its_ranks_again_and_again(name):
         pytest.skip(reason)
     ranks = min(2, hardware.gpus()) if engine.on_gpus else 2
     command = [*launch_command(ranks)[0], sys.executable, str(PROGRAM), name]
-    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment(1), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     expected = {"engine": name, "size": ranks, "mean": [(ranks - 1) / 2] * 5}
-    assert json.loads(done.stdout.splitlines()[-1]) == [[expected | {"rank": rank}] * 2 for rank in range(ranks)]
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        [expected | {"rank": rank}] * 2 for rank in range(ranks)
+    ]
 
 
 def test_baselines_need_their_own_engine():
     assert Capability.HOROVOD_OPTIMIZER in engines.named("horovod").provides
-    assert Capability.PROCESS_GROUP in engines.named("gloo").provides & engines.named("nccl").provides
-    assert not {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP} & engines.named("mpi").provides
-    shared = [name for name in engines.NAMES if Capability.SHARED_STATE in engines.named(name).provides]
+    assert (
+        Capability.PROCESS_GROUP
+        in engines.named("gloo").provides & engines.named("nccl").provides
+    )
+    assert (
+        not {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
+        & engines.named("mpi").provides
+    )
+    shared = [
+        name
+        for name in engines.NAMES
+        if Capability.SHARED_STATE in engines.named(name).provides
+    ]
     assert shared == ["mpi", "tasks"]
 
 
@@ -86,7 +109,13 @@ def test_unknown_engine_suggests_the_nearest_name():
 
 
 def test_progress_threads_count_as_busy_cores():
-    busy = {"mpi": 1, "horovod": 2, "gloo": 2, "nccl": 0, "tasks": 1}  # nccl computes on GPUs
+    busy = {
+        "mpi": 1,
+        "horovod": 2,
+        "gloo": 2,
+        "nccl": 0,
+        "tasks": 1,
+    }  # nccl computes on GPUs
     assert {name: engines.named(name).busy_threads(2) for name in busy} == busy
     assert engines.named("mpi").busy_threads(2, threads_per_worker=3) == 3
     assert engines.named("gloo").busy_threads(1) == 1, "a lone worker moves no bytes"
@@ -94,7 +123,14 @@ def test_progress_threads_count_as_busy_cores():
 
 @pytest.mark.parametrize(
     ("given", "count"),
-    [("0,1,3", 3), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,-1,1", 1), ("GPU-3a5e,MIG-GPU-1/2/0", 2)],
+    [
+        ("0,1,3", 3),
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("0,-1,1", 1),
+        ("GPU-3a5e,MIG-GPU-1/2/0", 2),
+    ],
 )
 def test_gpus_follow_cuda_visible_devices(monkeypatch, given, count):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
@@ -103,7 +139,9 @@ def test_gpus_follow_cuda_visible_devices(monkeypatch, given, count):
 
 def test_missing_engine_names_the_command_that_adds_it(monkeypatch):
     monkeypatch.setattr(mpirun, "find", lambda: None)
-    with pytest.raises(EngineError, match=r'engine mpi .*no mpirun.*pip install "scalebench\[mpi\]"'):
+    with pytest.raises(
+        EngineError, match=r'engine mpi .*no mpirun.*pip install "scalebench\[mpi\]"'
+    ):
         engines.require("mpi")
 
 
@@ -113,5 +151,7 @@ def test_availability_check_imports_nothing_heavy():
         "[engines.available(e) for e in engines.NAMES]; "
         "print([m for m in ('torch', 'horovod', 'mpi4py') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

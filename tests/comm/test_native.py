@@ -12,12 +12,25 @@ from scalebench.launch.processes import environment, launch_command
 from tests.conftest import some
 
 PROGRAMS = Path(__file__).parent / "programs"
-LACKS = {"mpi": [], "gloo": [], "horovod": ["bfloat16", "bfloat16", "sub-communicators", "point-to-point"]}
+LACKS = {
+    "mpi": [],
+    "gloo": [],
+    "horovod": ["bfloat16", "bfloat16", "sub-communicators", "point-to-point"],
+}
 
 
 def run(program, ranks, *arguments):
-    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
-    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
+    command = [
+        *launch_command(ranks)[0],
+        sys.executable,
+        "-W",
+        "error",
+        str(PROGRAMS / program),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, env=environment(1), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -59,10 +72,16 @@ def test_shared_state_loses_no_merge_and_server_keeps_arrival_order(ranks):
     if reason := available("mpi"):
         pytest.skip(reason)
     found = run("shared_and_server.py", ranks)
-    assert found["positions"] == list(range(10 * ranks))  # every access saw its own, none twice
+    assert found["positions"] == list(
+        range(10 * ranks)
+    )  # every access saw its own, none twice
     assert found["ascending"]
     assert found["handled"] == 3 * (ranks - 1)
     assert found["tickets"] == list(range(ranks - 1, 0, -1))
     assert "leaves every worker waiting" in found["deaf"]
-    assert found["served_meanwhile"] == ranks - 2  # by a server whose reply to worker 0 is still on its way
-    assert found["beats"] >= 1000  # while a reply was on its way to a worker that did not take it
+    assert (
+        found["served_meanwhile"] == ranks - 2
+    )  # by a server whose reply to worker 0 is still on its way
+    assert (
+        found["beats"] >= 1000
+    )  # while a reply was on its way to a worker that did not take it

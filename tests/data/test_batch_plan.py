@@ -13,7 +13,11 @@ from scalebench.data.layout import SHUFFLES
 from scalebench.errors import DataError
 from scalebench.study.spec import Component, Study
 
-PARTITIONS = [Component(name="iid"), Component(name="by_order"), Component(name="dirichlet", options={"alpha": 5.0})]
+PARTITIONS = [
+    Component(name="iid"),
+    Component(name="by_order"),
+    Component(name="dirichlet", options={"alpha": 5.0}),
+]
 
 
 @st.composite
@@ -88,7 +92,9 @@ def test_blocks_keep_their_rows_together(plan, epoch):
 
     def blocks(of_epoch):
         parts = (
-            np.split(plan.indices(of_epoch, worker), plan.block_starts(of_epoch, worker)[1:])
+            np.split(
+                plan.indices(of_epoch, worker), plan.block_starts(of_epoch, worker)[1:]
+            )
             for worker in range(plan.workers)
         )
         return {frozenset(block.tolist()) for chain in parts for block in chain}
@@ -98,7 +104,15 @@ def test_blocks_keep_their_rows_together(plan, epoch):
 
 
 def test_block_k_goes_to_worker_k_mod_workers_in_file_order():
-    plan = BatchPlan(11, 2, seed=0, batch_per_worker=2, blocks=4, shuffle="none", partition=PARTITIONS[1])
+    plan = BatchPlan(
+        11,
+        2,
+        seed=0,
+        batch_per_worker=2,
+        blocks=4,
+        shuffle="none",
+        partition=PARTITIONS[1],
+    )
     assert plan.indices(0, 0).tolist() == [0, 1, 2, 6, 7, 8]
     assert plan.indices(0, 1).tolist() == [3, 4, 5, 9, 10]
     assert plan.block_starts(0, 0).tolist() == [0, 3]
@@ -106,7 +120,9 @@ def test_block_k_goes_to_worker_k_mod_workers_in_file_order():
 
 
 def test_in_block_permutes_inside_blocks_each_epoch():
-    plan = BatchPlan(200, 2, seed=0, batch_per_worker=10, blocks=4, partition=PARTITIONS[1])
+    plan = BatchPlan(
+        200, 2, seed=0, batch_per_worker=10, blocks=4, partition=PARTITIONS[1]
+    )
     first, second = plan.indices(0, 0), plan.indices(1, 0)
     assert sorted(first[:50]) == sorted(second[:50]) == list(range(50))
     assert first.tolist() != second.tolist()
@@ -114,7 +130,9 @@ def test_in_block_permutes_inside_blocks_each_epoch():
 
 
 def test_rotation_moves_whole_blocks():
-    plan = BatchPlan(64, 4, seed=1, batch_per_worker=4, blocks=8, shuffle="rotate_blocks")
+    plan = BatchPlan(
+        64, 4, seed=1, batch_per_worker=4, blocks=8, shuffle="rotate_blocks"
+    )
     moved = sum(plan.moved(epoch) for epoch in range(1, 6))
     assert moved.sum() > 0
     assert (moved % 8 == 0).all()
@@ -124,7 +142,11 @@ def test_rotation_moves_whole_blocks():
 def test_order_is_a_function_of_seed_epoch_and_worker(shuffle):
     def orders(seed, epochs):
         plan = BatchPlan(100, 4, seed=seed, batch_per_worker=5, shuffle=shuffle)
-        return {(epoch, worker): plan.indices(epoch, worker).tolist() for epoch in epochs for worker in (3, 0, 2, 1)}
+        return {
+            (epoch, worker): plan.indices(epoch, worker).tolist()
+            for epoch in epochs
+            for worker in (3, 0, 2, 1)
+        }
 
     forward, backward = orders(7, range(8)), orders(7, reversed(range(8)))
     assert forward == backward
@@ -144,7 +166,9 @@ def test_too_large_batches_are_reduced_and_noted():
     assert plan.notes == ["batch 512 is larger than the shard of 300: reduced to 300"]
     assert (plan.batch_size, plan.steps(0)) == (300, 1)
     plan = BatchPlan(600, 2, seed=0, batch_global=1000)
-    assert plan.notes == ["batch_global 1000 is larger than the 600 samples: reduced to 600"]
+    assert plan.notes == [
+        "batch_global 1000 is larger than the 600 samples: reduced to 600"
+    ]
     assert BatchPlan(600, 2, seed=0, batch_per_worker=300).notes == []
 
 
@@ -154,14 +178,46 @@ def test_too_large_batches_are_reduced_and_noted():
         ({"workers": 101}, "101 workers but 100 training samples; use at most 100"),
         ({"workers": 8, "blocks": 4}, "4 blocks but 8 workers; use blocks: 8"),
         ({"workers": 8, "blocks": 101}, "101 blocks but 100 training samples"),
-        ({"workers": 3, "blocks": 4, "batch_per_worker": 1}, "a shard of 25 samples cannot fill the 50 steps"),
-        ({"workers": 2, "blocks": 3, "shuffle": "rotate_blocks", "batch_per_worker": 1}, "cannot fill the 67 steps"),
-        ({"workers": 64, "batch_per_worker": None, "batch_global": 32}, "batch_global 32 is smaller than 64 workers"),
-        ({"workers": 1, "partition": Component(name="dirichlet")}, "needs class labels"),
+        (
+            {"workers": 3, "blocks": 4, "batch_per_worker": 1},
+            "a shard of 25 samples cannot fill the 50 steps",
+        ),
+        (
+            {
+                "workers": 2,
+                "blocks": 3,
+                "shuffle": "rotate_blocks",
+                "batch_per_worker": 1,
+            },
+            "cannot fill the 67 steps",
+        ),
+        (
+            {"workers": 64, "batch_per_worker": None, "batch_global": 32},
+            "batch_global 32 is smaller than 64 workers",
+        ),
+        (
+            {"workers": 1, "partition": Component(name="dirichlet")},
+            "needs class labels",
+        ),
         ({"workers": 1, "partition": Component(name="idd")}, "did you mean 'iid'"),
-        ({"workers": 1, "partition": Component(name="iid", options={"alpha": 1})}, "unknown option 'alpha'"),
-        ({"workers": 1, "partition": Component(name="dirichlet", options={"alfa": 1})}, "did you mean 'alpha'"),
-        ({"workers": 1, "partition": Component(name="dirichlet", options={"alpha": 0})}, "greater than 0, got 0"),
+        (
+            {"workers": 1, "partition": Component(name="iid", options={"alpha": 1})},
+            "unknown option 'alpha'",
+        ),
+        (
+            {
+                "workers": 1,
+                "partition": Component(name="dirichlet", options={"alfa": 1}),
+            },
+            "did you mean 'alpha'",
+        ),
+        (
+            {
+                "workers": 1,
+                "partition": Component(name="dirichlet", options={"alpha": 0}),
+            },
+            "greater than 0, got 0",
+        ),
     ],
 )
 def test_impossible_plan_is_a_one_line_error(options, message):
@@ -182,7 +238,10 @@ def test_smaller_alpha_skews_labels_more():
             labels=labels,
             partition=Component(name="dirichlet", options={"alpha": alpha}),
         )
-        counts = [np.bincount(labels[plan.indices(0, worker)], minlength=10) for worker in range(5)]
+        counts = [
+            np.bincount(labels[plan.indices(0, worker)], minlength=10)
+            for worker in range(5)
+        ]
         return np.mean([count.max() / count.sum() for count in counts])
 
     assert largest_share(100) < 0.15  # nearly iid: 10 classes, a tenth each
@@ -192,18 +251,28 @@ def test_smaller_alpha_skews_labels_more():
 def test_dirichlet_refuses_an_empty_worker():
     one_class = Component(name="dirichlet", options={"alpha": 0.001})
     with pytest.raises(DataError, match=r"leaves worker .* of 8 with 0 samples"):
-        BatchPlan(100, 8, seed=0, batch_per_worker=8, labels=np.zeros(100, dtype=int), partition=one_class)
+        BatchPlan(
+            100,
+            8,
+            seed=0,
+            batch_per_worker=8,
+            labels=np.zeros(100, dtype=int),
+            partition=one_class,
+        )
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_grid_blocks_are_visited_row_by_row(shuffle, blobs, make_run):
     """[rows, columns]: every sample once, block (i, j) with worker (columns i + j) mod K."""
     plans = [
-        BatchPlan.of(make_run("serial", 4, shuffle=shuffle, blocks=blocks), 4, 0, blobs) for blocks in ([4, 3], 12)
+        BatchPlan.of(make_run("serial", 4, shuffle=shuffle, blocks=blocks), 4, 0, blobs)
+        for blocks in ([4, 3], 12)
     ]
     assert plans[0].blocks == 12
     for epoch in range(3):
-        chains = [[plan.indices(epoch, worker) for worker in range(4)] for plan in plans]
+        chains = [
+            [plan.indices(epoch, worker) for worker in range(4)] for plan in plans
+        ]
         assert all(map(np.array_equal, *chains))
         assert np.array_equal(np.sort(np.concatenate(chains[0])), np.arange(96))
     study = Study.model_validate({"blocks": [4, 3]})

@@ -22,7 +22,9 @@ def training(dataset, **options):
 
 
 def load(tmp_path, dataset, workers=1, **options):
-    return open_dataset(prepare(training(dataset, **options), workers, tmp_path / "cache"))
+    return open_dataset(
+        prepare(training(dataset, **options), workers, tmp_path / "cache")
+    )
 
 
 def test_every_data_set_has_a_name_and_a_summary():
@@ -35,7 +37,13 @@ def test_every_data_set_has_a_name_and_a_summary():
 
 def test_registering_a_name_twice_is_refused():
     with pytest.raises(ValueError, match="'digits' is registered twice"):
-        DATASETS.add(type("Copy", (DatasetBuilder,), {"name": "digits", "summary": "", "__module__": __name__}))
+        DATASETS.add(
+            type(
+                "Copy",
+                (DatasetBuilder,),
+                {"name": "digits", "summary": "", "__module__": __name__},
+            )
+        )
 
 
 def test_listing_imports_neither_torch_nor_sklearn():
@@ -45,7 +53,9 @@ def test_listing_imports_neither_torch_nor_sklearn():
         "DATASETS.describe(); m.describe_models()\n"
         "print(sorted({'torch', 'sklearn', 'PIL', 'pandas'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -60,7 +70,11 @@ def test_second_preparation_uses_the_cache(tmp_path):
 def test_arrays_are_memory_mapped_and_named(tmp_path):
     dataset = load(tmp_path, "digits")
     assert isinstance(dataset.x_train, np.memmap)
-    assert (dataset.name, dataset.task, dataset.outputs) == ("digits", "classification", 10)
+    assert (dataset.name, dataset.task, dataset.outputs) == (
+        "digits",
+        "classification",
+        10,
+    )
     assert (dataset.n_train, dataset.n_test, dataset.input_shape) == (1437, 360, (64,))
     assert dataset.metric_name == "accuracy"
     assert len(dataset.sha256) == 64
@@ -71,10 +85,15 @@ def test_checksum_covers_the_content(tmp_path):
     small = {"synthetic": {"n_train": 40, "n_test": 8}}
     sums = {load(tmp_path / str(copy), small).sha256 for copy in range(2)}
     assert len(sums) == 1
-    assert load(tmp_path, {"synthetic": {"n_train": 40, "n_test": 8, "seed": 1}}).sha256 not in sums
+    assert (
+        load(tmp_path, {"synthetic": {"n_train": 40, "n_test": 8, "seed": 1}}).sha256
+        not in sums
+    )
 
 
-@pytest.mark.parametrize("damage", ["shorten", "remove", "reshape", "meta", "no_meta", "format"])
+@pytest.mark.parametrize(
+    "damage", ["shorten", "remove", "reshape", "meta", "no_meta", "format"]
+)
 def test_a_damaged_cache_is_refused_and_rebuilt(tmp_path, damage):
     wine = training("wine")
     folder = prepare(wine, 1, tmp_path)
@@ -107,7 +126,11 @@ def test_concurrent_processes_prepare_one_data_set(tmp_path):
         "print(prepare(Training(dataset='digits_shifted'), 1, Path(sys.argv[1])))"
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(3)
     ]
     folders = [process.communicate(timeout=120)[0].strip() for process in processes]
@@ -149,10 +172,22 @@ def test_changed_file_rebuilds_the_cache(tmp_path):
     ("dataset", "message"),
     [
         ("digit", "unknown data set 'digit'; did you mean 'digits'"),
-        ({"digits": {"size": 3}}, "data set digits: unknown option 'size'; it takes no options"),
-        ({"synthetic": {"ntrain": 3}}, "unknown option 'ntrain'; did you mean 'n_train'"),
-        ({"synthetic": {"n_train": 0}}, "option 'n_train': expected a number greater than 0, got 0"),
-        ({"synthetic": {"kind": "images", "shape": [3, 3]}}, r"shape of images is \[channels, height, width\]"),
+        (
+            {"digits": {"size": 3}},
+            "data set digits: unknown option 'size'; it takes no options",
+        ),
+        (
+            {"synthetic": {"ntrain": 3}},
+            "unknown option 'ntrain'; did you mean 'n_train'",
+        ),
+        (
+            {"synthetic": {"n_train": 0}},
+            "option 'n_train': expected a number greater than 0, got 0",
+        ),
+        (
+            {"synthetic": {"kind": "images", "shape": [3, 3]}},
+            r"shape of images is \[channels, height, width\]",
+        ),
         ({"synthetic": {"classes": 1}}, "classes must be at least 2"),
     ],
 )
@@ -162,8 +197,18 @@ def test_unknown_names_and_options(tmp_path, dataset, message):
 
 
 def test_weak_scaling_multiplies_samples(tmp_path):
-    four = load(tmp_path, {"synthetic": {"n_train": 1100, "n_test": 10}}, workers=4, scaling="weak")
-    one = load(tmp_path, {"synthetic": {"n_train": 1100, "n_test": 10}}, workers=1, scaling="weak")
+    four = load(
+        tmp_path,
+        {"synthetic": {"n_train": 1100, "n_test": 10}},
+        workers=4,
+        scaling="weak",
+    )
+    one = load(
+        tmp_path,
+        {"synthetic": {"n_train": 1100, "n_test": 10}},
+        workers=1,
+        scaling="weak",
+    )
     assert (four.n_train, four.n_test, one.n_train) == (4400, 10, 1100)
     assert np.array_equal(four.x_train[:1100], one.x_train)
     with pytest.raises(DataError, match="'digits' cannot; use dataset: synthetic"):
@@ -172,7 +217,14 @@ def test_weak_scaling_multiplies_samples(tmp_path):
 
 def arrays(**changes):
     x, y = np.zeros((6, 2), np.float32), np.arange(6) % 3
-    parts = {"task": "classification", "outputs": 3, "x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    parts = {
+        "task": "classification",
+        "outputs": 3,
+        "x_train": x,
+        "y_train": y,
+        "x_test": x,
+        "y_test": y,
+    }
     return Arrays(**{**parts, **changes})
 
 
@@ -183,11 +235,20 @@ def arrays(**changes):
         ({"y_train": np.zeros(5, np.int64)}, "6 samples but 5 targets"),
         ({"x_test": np.zeros((6, 3), np.float32)}, r"shape \(3,\), expected \(2,\)"),
         ({"x_train": np.zeros((6, 2))}, "float64, expected float32"),
-        ({"y_train": np.array([0, 1, 2, 3, 0, 1])}, "row 3 has label 3, expected 0 to 2"),
+        (
+            {"y_train": np.array([0, 1, 2, 3, 0, 1])},
+            "row 3 has label 3, expected 0 to 2",
+        ),
         ({"y_test": np.array([0, 1, 2, 0, -1, 1])}, "row 4 has label -1"),
         ({"y_test": np.zeros((6, 1), np.int64)}, "expected int64"),
-        ({"task": "regression", "outputs": 1}, r"targets of shape \(6,\), expected \(6, 1\)"),
-        ({"x_train": np.array([[0, 0]] * 5 + [[0, np.inf]], np.float32)}, "row 5 .* NaN or infinity"),
+        (
+            {"task": "regression", "outputs": 1},
+            r"targets of shape \(6,\), expected \(6, 1\)",
+        ),
+        (
+            {"x_train": np.array([[0, 0]] * 5 + [[0, np.inf]], np.float32)},
+            "row 5 .* NaN or infinity",
+        ),
     ],
 )
 def test_invalid_arrays_are_refused(changes, message):

@@ -14,7 +14,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", [*DATASETS.names(), *PARTITIONS.names(), *SHUFFLES])
 def test_data_page(name):
-    assert f"| `{name}`" in (DOCS / "data.md").read_text() or f", `{name}` |" in (DOCS / "data.md").read_text()
+    assert (
+        f"| `{name}`" in (DOCS / "data.md").read_text()
+        or f", `{name}` |" in (DOCS / "data.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", MODELS.names())
@@ -25,4 +28,8 @@ def test_models_page(name):
 @pytest.mark.parametrize("name", DATASETS.names())
 def test_every_option_is_on_the_page(name):
     text = (DOCS / "data.md").read_text()
-    assert [option for option in DATASETS.find(name).model_fields if f"`{option}" not in text] == []
+    assert [
+        option
+        for option in DATASETS.find(name).model_fields
+        if f"`{option}" not in text
+    ] == []

@@ -40,7 +40,9 @@ def test_grid_is_row_major_and_has_every_row_once(rows, columns, extra):
     assert tensor.n_blocks == rows * columns
     grid = [tensor.block(i, j) for i in range(rows) for j in range(columns)]
     assert np.array_equal(np.concatenate(grid), array)
-    assert np.array_equal(tensor.block(rows - 1, columns - 1), tensor.block(rows * columns - 1))
+    assert np.array_equal(
+        tensor.block(rows - 1, columns - 1), tensor.block(rows * columns - 1)
+    )
 
 
 def test_npy_blocks_are_views_of_the_file(tmp_path):
@@ -55,7 +57,13 @@ def test_npy_blocks_are_views_of_the_file(tmp_path):
 
 def test_npz_reads_the_named_array(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(6), y=np.zeros(3))
-    assert DsTensor.from_npz(tmp_path / "a.npz", "x", [1, 5]).block(1).tolist() == [1, 2, 3, 4, 5]
+    assert DsTensor.from_npz(tmp_path / "a.npz", "x", [1, 5]).block(1).tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     with pytest.raises(DataError, match="no array 'z'; it holds x, y"):
         DsTensor.from_npz(tmp_path / "a.npz", "z")
 
@@ -97,17 +105,28 @@ def test_impossible_blocks_are_refused(blocks, message):
     ],
 )
 def test_invalid_blocks_error_names_valid_forms(blocks, got):
-    for act in (lambda: DsTensor(np.zeros(3), blocks), lambda: DsTensor(np.zeros(3)).rechunk(blocks)):
+    for act in (
+        lambda: DsTensor(np.zeros(3), blocks),
+        lambda: DsTensor(np.zeros(3)).rechunk(blocks),
+    ):
         with pytest.raises(DataError) as raised:
             act()
-        assert str(raised.value) == f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
+        assert (
+            str(raised.value)
+            == f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
+        )
 
 
 def test_empty_tensor_needs_explicit_sizes():
     for blocks in (None, 1, (1, 1)):
-        with pytest.raises(DataError, match=r"^cannot cut 0 rows into 1x1 blocks; .* a list of sizes"):
+        with pytest.raises(
+            DataError, match=r"^cannot cut 0 rows into 1x1 blocks; .* a list of sizes"
+        ):
             DsTensor(np.zeros((0, 3)), blocks)
-    assert [block.shape for block in DsTensor(np.zeros((0, 3)), [0, 0])] == [(0, 3), (0, 3)]
+    assert [block.shape for block in DsTensor(np.zeros((0, 3)), [0, 0])] == [
+        (0, 3),
+        (0, 3),
+    ]
 
 
 def test_array_likes_are_accepted():
@@ -143,7 +162,14 @@ def test_indexing_is_that_of_the_array():
     assert tensor.block_shape == (3, 3)
     assert tensor[5].tolist() == array[5].tolist()
     assert np.shares_memory(tensor[2:7], array)
-    for index in (slice(1, 8, 2), np.array([4, 1, 4]), array[:, 0] > 9, (slice(5, None), 0), (3, 2), -1):
+    for index in (
+        slice(1, 8, 2),
+        np.array([4, 1, 4]),
+        array[:, 0] > 9,
+        (slice(5, None), 0),
+        (3, 2),
+        -1,
+    ):
         assert np.array_equal(tensor[index], array[index])
     with pytest.raises(IndexError):
         tensor[8]
@@ -158,7 +184,9 @@ def test_map_applies_to_blocks_and_may_change_their_shape():
     assert (pairs.shape, pairs.block_sizes.tolist()) == ((10, 2), [5, 3, 2])
     with pytest.raises(DataError, match="first axis"):
         tensor.map(lambda block: block.sum())
-    with pytest.raises(DataError, match=r"cannot join rows of shapes \(2,\) and \(3,\) and \(5,\)"):
+    with pytest.raises(
+        DataError, match=r"cannot join rows of shapes \(2,\) and \(3,\) and \(5,\)"
+    ):
         tensor.map(lambda block: block[None])
 
 
@@ -167,7 +195,9 @@ def test_operations_on_blocks_keep_the_grid(rows, columns, how):
     tensor = DsTensor(np.arange(rows * columns * 2 + 1), (rows, columns))
     doubled = tensor.map(lambda block: 2 * block)
     assert doubled.grid == tensor.shuffle(how, 1).grid == (rows, columns)
-    assert np.array_equal(doubled.block(rows - 1, columns - 1), 2 * tensor.block(rows - 1, columns - 1))
+    assert np.array_equal(
+        doubled.block(rows - 1, columns - 1), 2 * tensor.block(rows - 1, columns - 1)
+    )
     below = DsTensor.concatenate([tensor, doubled])
     assert below.grid == (2 * rows, columns)
     assert np.array_equal(below.block(rows, 0), doubled.block(0, 0))
@@ -218,7 +248,9 @@ def test_shuffles_do_shuffle_and_depend_on_the_seed(how):
 
 
 def test_concatenate_joins_rows_and_blocks():
-    joined = DsTensor.concatenate([DsTensor(np.arange(5), 2), DsTensor(np.arange(5, 9), [1, 3])])
+    joined = DsTensor.concatenate(
+        [DsTensor(np.arange(5), 2), DsTensor(np.arange(5, 9), [1, 3])]
+    )
     assert joined.collect().tolist() == list(range(9))
     assert joined.block_sizes.tolist() == [3, 2, 1, 3]
     with pytest.raises(DataError, match="expected one shape"):
@@ -229,7 +261,9 @@ def test_hdf5_contiguous_data_are_mapped_and_packed_ones_read(tmp_path):
     array = np.random.default_rng(0).standard_normal((20, 3)).astype(">f4")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["plain"] = array
-        file.create_dataset("group/packed", data=array, chunks=(5, 3), compression="gzip")
+        file.create_dataset(
+            "group/packed", data=array, chunks=(5, 3), compression="gzip"
+        )
         file["empty"] = np.empty((0, 3))
         file["words"] = ["a", "b"]
     plain = DsTensor.from_hdf5(tmp_path / "x.h5", "plain", 3)
@@ -242,7 +276,10 @@ def test_hdf5_contiguous_data_are_mapped_and_packed_ones_read(tmp_path):
     assert np.array_equal(packed.block(1), array[12:])
     assert DsTensor.from_hdf5(tmp_path / "x.h5", "empty", [0]).shape == (0, 3)
     assert DsTensor.from_hdf5(tmp_path / "x.h5", "words").shape == (2,)
-    with pytest.raises(DataError, match=r"no data set 'plane'; it holds empty, group/packed, plain, words"):
+    with pytest.raises(
+        DataError,
+        match=r"no data set 'plane'; it holds empty, group/packed, plain, words",
+    ):
         DsTensor.from_hdf5(tmp_path / "x.h5", "plane")
     with pytest.raises(DataError, match="no data set 'group'"):
         DsTensor.from_hdf5(tmp_path / "x.h5", "group")
@@ -254,5 +291,7 @@ def test_hdf5_contiguous_data_are_mapped_and_packed_ones_read(tmp_path):
 
 def test_hdf5_without_h5py_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(DataError, match=r"need h5py; install it with pip install 'scalebench\[hdf5\]'"):
+    with pytest.raises(
+        DataError, match=r"need h5py; install it with pip install 'scalebench\[hdf5\]'"
+    ):
         DsTensor.from_hdf5(tmp_path / "x.h5", "x")

@@ -16,12 +16,18 @@ def split(rows, sizes):
     return np.split(rows, np.cumsum(sizes)[:-1])
 
 
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), seed=st.integers(0, 5))
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=9), seed=st.integers(0, 5)
+)
 def test_blocks_exchange_rows_in_pairs_and_an_odd_block_stays_alone(sizes, seed):
     rows = np.arange(sum(sizes)) * 10
     mixed = mix_pairs(rows, np.array(sizes), np.random.default_rng(seed))
     assert sorted(mixed) == rows.tolist()
-    home = dict(zip(rows.tolist(), np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True))
+    home = dict(
+        zip(
+            rows.tolist(), np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True
+        )
+    )
     came_from = [{home[row] for row in block.tolist()} for block in split(mixed, sizes)]
     partners = [origins | {block} for block, origins in enumerate(came_from)]
     assert all(len(members) <= 2 for members in partners)
@@ -63,21 +69,36 @@ def test_round_does_not_depend_on_previous_queries():
 
 
 def test_rows_reach_all_workers():
-    plan = BatchPlan(64, 4, seed=0, batch_per_worker=8, shuffle="pairwise", partition=Component(name="by_order"))
-    owners = [set(np.flatnonzero(plan.owners(epoch) == 0).tolist()) for epoch in range(8)]
+    plan = BatchPlan(
+        64,
+        4,
+        seed=0,
+        batch_per_worker=8,
+        shuffle="pairwise",
+        partition=Component(name="by_order"),
+    )
+    owners = [
+        set(np.flatnonzero(plan.owners(epoch) == 0).tolist()) for epoch in range(8)
+    ]
     assert len(owners[0] & owners[1]) > 2  # half of them stay ...
     assert plan.moved(1).sum() < 64 * 0.8
-    assert len(set().union(*owners)) > 50  # ... and in the end nearly all have been there
+    assert (
+        len(set().union(*owners)) > 50
+    )  # ... and in the end nearly all have been there
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("epoch_average", 4), ("allreduce", 3)])
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("epoch_average", 4), ("allreduce", 3)]
+)
 def test_moved_bytes_are_charged(play, strategy, workers, blobs):
     """2 float64 features and an int64 class: 24 bytes a row that leaves its worker."""
     epochs = 4
     options = {"epochs": epochs, "shuffle": "pairwise", "blocks": 2 * workers}
     still, _ = play(strategy, workers, **{**options, "shuffle": "in_block"})
     moving, _ = play(strategy, workers, **options)
-    plan = BatchPlan(96, workers, seed=3, batch_per_worker=8, shuffle="pairwise", blocks=2 * workers)
+    plan = BatchPlan(
+        96, workers, seed=3, batch_per_worker=8, shuffle="pairwise", blocks=2 * workers
+    )
     moved = sum(plan.moved(epoch) for epoch in range(1, epochs))
     assert moved.sum() > 0
     for worker in range(workers):

@@ -17,8 +17,14 @@ from scalebench.data.shard import Shard
 def make_dataset(n, task="classification"):
     rng = np.random.default_rng(n)
     x = rng.standard_normal((n, 2, 3)).astype(np.float32)
-    y = np.arange(n) if task == "classification" else rng.standard_normal((n, 2)).astype(np.float32)
-    return Dataset("made", task, n if task == "classification" else 2, x, y, x[:1], y[:1])
+    y = (
+        np.arange(n)
+        if task == "classification"
+        else rng.standard_normal((n, 2)).astype(np.float32)
+    )
+    return Dataset(
+        "made", task, n if task == "classification" else 2, x, y, x[:1], y[:1]
+    )
 
 
 class Exchange:
@@ -36,7 +42,9 @@ class Exchange:
             assert all(tensor.is_contiguous() for tensor in tensors)
             self.given[worker] = tensors
             self.barrier.wait()
-            received = [tensors_of_peer[worker].clone() for tensors_of_peer in self.given]
+            received = [
+                tensors_of_peer[worker].clone() for tensors_of_peer in self.given
+            ]
             self.barrier.wait()
             return received
 
@@ -54,7 +62,9 @@ def run_epochs(dataset, plan, epochs, dtype=torch.float64):
             x, y = shard.epoch(epoch, exchange.of(worker))
             held[worker].append((x.clone(), y.clone(), len(x)))
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(plan.workers)]
+    threads = [
+        threading.Thread(target=work, args=(worker,)) for worker in range(plan.workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -73,13 +83,22 @@ def run_epochs(dataset, plan, epochs, dtype=torch.float64):
 )
 def test_exchanged_rows_equal_read_rows(n, workers, blocks_each, shuffle, seed, task):
     dataset = make_dataset(n, task)
-    plan = BatchPlan(n, workers, seed=seed, batch_per_worker=6, blocks=workers * blocks_each, shuffle=shuffle)
+    plan = BatchPlan(
+        n,
+        workers,
+        seed=seed,
+        batch_per_worker=6,
+        blocks=workers * blocks_each,
+        shuffle=shuffle,
+    )
     held, calls = run_epochs(dataset, plan, 4)
     moves = sum(bool(plan.moved(epoch).any()) for epoch in range(4))
     assert calls == [2 * moves] * workers
     for worker in range(workers):
         for epoch in range(4):
-            fresh_x, fresh_y = Shard(dataset, plan, worker, torch.float64, torch.device("cpu")).epoch(epoch)
+            fresh_x, fresh_y = Shard(
+                dataset, plan, worker, torch.float64, torch.device("cpu")
+            ).epoch(epoch)
             x, y, length = held[worker][epoch]
             assert torch.equal(x, fresh_x)
             assert torch.equal(y, fresh_y)
@@ -101,7 +120,9 @@ def test_dtypes_and_layout():
     assert (x.dtype, y.dtype) == (torch.bfloat16, torch.bfloat16)
     assert (tuple(x.shape), tuple(y.shape)) == ((4, 2, 3), (4, 2))
     assert x.is_contiguous()
-    _, labels = Shard(make_dataset(12), plan, 1, torch.float32, torch.device("cpu")).epoch(0)
+    _, labels = Shard(
+        make_dataset(12), plan, 1, torch.float32, torch.device("cpu")
+    ).epoch(0)
     assert labels.dtype == torch.int64
     assert labels.tolist() == plan.indices(0, 1).tolist()
 
@@ -120,7 +141,13 @@ def test_tensors_are_reused_when_nothing_changes():
 def test_rows_are_read_at_the_first_epoch_only(tmp_path):
     """The data set may be deleted after the first epoch."""
     dataset = make_dataset(12)
-    shard = Shard(dataset, BatchPlan(12, 1, seed=0, batch_per_worker=2), 0, torch.float32, torch.device("cpu"))
+    shard = Shard(
+        dataset,
+        BatchPlan(12, 1, seed=0, batch_per_worker=2),
+        0,
+        torch.float32,
+        torch.device("cpu"),
+    )
     shard.epoch(0)
     dataset.x_train[:] = np.nan
     assert torch.isfinite(shard.epoch(1)[0]).all()

@@ -18,7 +18,9 @@ def rows(array):
 def split(tmp_path, share=0.2, seed=3, workers=1, **options):
     training = Training.model_validate(options)
     whole = open_dataset(prepare(training, workers, tmp_path))
-    return whole, open_dataset(prepare_validation(training, workers, share, seed, tmp_path))
+    return whole, open_dataset(
+        prepare_validation(training, workers, share, seed, tmp_path)
+    )
 
 
 def test_validation_samples_come_from_the_training_part_only(tmp_path):
@@ -28,8 +30,13 @@ def test_validation_samples_come_from_the_training_part_only(tmp_path):
     assert rows(part.x_train) | rows(part.x_test) == rows(whole.x_train)
     assert not rows(part.x_test) & rows(whole.x_test)
     assert part.sha256 != whole.sha256
-    shares = np.bincount(part.y_test) / part.n_test - np.bincount(whole.y_train) / whole.n_train
-    assert np.abs(shares).max() < 1 / part.n_test  # stratified: each class is within one sample
+    shares = (
+        np.bincount(part.y_test) / part.n_test
+        - np.bincount(whole.y_train) / whole.n_train
+    )
+    assert (
+        np.abs(shares).max() < 1 / part.n_test
+    )  # stratified: each class is within one sample
 
 
 def test_no_shifted_copy_of_a_held_out_image_stays_in_training(tmp_path):
@@ -37,22 +44,39 @@ def test_no_shifted_copy_of_a_held_out_image_stays_in_training(tmp_path):
     images = whole.n_train // 5
     assert (part.n_train, part.n_test) == (5 * 1149, 288)
     copies = np.asarray(whole.x_train).reshape(5, images, -1)
-    held = [place for place in range(images) if copies[0, place].tobytes() in rows(part.x_test)]
+    held = [
+        place
+        for place in range(images)
+        if copies[0, place].tobytes() in rows(part.x_test)
+    ]
     assert len(held) == 288
     assert not rows(copies[:, held].reshape(-1, 64)) & rows(part.x_train)
 
 
 def test_the_seed_decides_the_split(tmp_path):
-    first, again, other = (split(tmp_path, dataset="wine", seed=seed)[1].folder for seed in (1, 1, 2))
+    first, again, other = (
+        split(tmp_path, dataset="wine", seed=seed)[1].folder for seed in (1, 1, 2)
+    )
     assert first == again != other
 
 
-def test_split_grows_with_the_data_under_weak_scaling_and_works_for_regression(tmp_path):
-    weak = split(tmp_path, dataset={"name": "synthetic", "n_train": 50, "n_test": 10}, scaling="weak", workers=4)[1]
+def test_split_grows_with_the_data_under_weak_scaling_and_works_for_regression(
+    tmp_path,
+):
+    weak = split(
+        tmp_path,
+        dataset={"name": "synthetic", "n_train": 50, "n_test": 10},
+        scaling="weak",
+        workers=4,
+    )[1]
     assert (weak.n_train, weak.n_test) == (160, 40)
     assert split(tmp_path, dataset="diabetes")[1].task == "regression"
 
 
 def test_a_split_that_leaves_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match="one part empty"):
-        split(tmp_path, share=0.999, dataset={"name": "synthetic", "n_train": 20, "n_test": 10})
+        split(
+            tmp_path,
+            share=0.999,
+            dataset={"name": "synthetic", "n_train": 20, "n_test": 10},
+        )

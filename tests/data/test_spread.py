@@ -27,8 +27,17 @@ def test_tensor_over_real_ranks_equals_one_process(ranks, tmp_path):
     """Every operation bit for bit on uneven, empty and few blocks, grids and files; bad input ends on every rank."""
     if reason := available("mpi"):
         pytest.skip(reason)
-    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
-    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=240)
+    command = [
+        *launch_command(ranks)[0],
+        sys.executable,
+        "-W",
+        "error",
+        str(PROGRAM),
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, env=environment(1), capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"tensors": 184, "refused": 21}
 
@@ -37,14 +46,27 @@ def test_the_documented_example_runs(tmp_path):
     if reason := available("mpi"):
         pytest.skip(reason)
     page = (Path(__file__).parents[2] / "docs/data.md").read_text()
-    (found,) = re.findall(r"Save this as `spread.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    (found,) = re.findall(
+        r"Save this as `spread.py`:\n\n```python\n(.*?)```", page, re.DOTALL
+    )
     (tmp_path / "spread.py").write_text(found)
-    command = [*launch_command(2)[0], sys.executable, "-W", "error", str(tmp_path / "spread.py")]
-    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=120)
+    command = [
+        *launch_command(2)[0],
+        sys.executable,
+        "-W",
+        "error",
+        str(tmp_path / "spread.py"),
+    ]
+    done = subprocess.run(
+        command, env=environment(1), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     sizes = [2, 2, 2, 2, 1, 1]
     mean = "column means [7.  7.5]"  # of the rows (5, 5.5) to (9, 9.5)
-    told = [f"rank {k % 2} has block {k}, {size} of 10 rows; {mean}" for k, size in enumerate(sizes)]
+    told = [
+        f"rank {k % 2} has block {k}, {size} of 10 rows; {mean}"
+        for k, size in enumerate(sizes)
+    ]
     assert sorted(done.stdout.splitlines()) == sorted(told)
 
 
@@ -80,7 +102,9 @@ class Threads:
             except Exception as error:
                 found[rank] = error
 
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(found))]
+        threads = [
+            threading.Thread(target=work, args=(rank,)) for rank in range(len(found))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,7 +131,9 @@ def test_any_blocks_over_any_number_of_ranks(sizes, other, ranks, how, seed):
         return mixed, joined, joined.collect()
 
     whole = act(DsTensor(array, sizes))
-    for rank, found in enumerate(Threads(ranks).all_do(lambda comm: act(DsTensor(array, sizes, comm)))):
+    for rank, found in enumerate(
+        Threads(ranks).all_do(lambda comm: act(DsTensor(array, sizes, comm)))
+    ):
         assert np.array_equal(found[2], whole[2])
         for spread, alone in zip(found[:2], whole[:2], strict=True):
             assert spread.block_sizes.tolist() == alone.block_sizes.tolist()
@@ -122,7 +148,9 @@ def test_moving_shuffle_makes_one_alltoallv(how):
     tensors = threads.all_do(lambda comm: DsTensor(np.arange(30), 6, comm))
     before = threads.calls
     threads.all_do(lambda comm: tensors[comm.rank].shuffle(how, 1))
-    assert threads.calls - before == 1 + (how in MOVING)  # one more: all ask for the same
+    assert threads.calls - before == 1 + (
+        how in MOVING
+    )  # one more: all ask for the same
 
 
 def test_rank_reads_only_its_own_blocks():
@@ -130,7 +158,9 @@ def test_rank_reads_only_its_own_blocks():
 
     class Array(np.ndarray):
         def __getitem__(self, index):
-            read.setdefault(threading.current_thread().name, []).append((index.start, index.stop))
+            read.setdefault(threading.current_thread().name, []).append(
+                (index.start, index.stop)
+            )
             return np.asarray(super().__getitem__(index))
 
     def make(comm):
@@ -138,7 +168,10 @@ def test_rank_reads_only_its_own_blocks():
         return DsTensor(np.arange(10).view(Array), [4, 3, 0, 3], comm)
 
     found = Threads(2).all_do(make)
-    assert [tensor.array.tolist() for tensor in found] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    assert [tensor.array.tolist() for tensor in found] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7, 8, 9],
+    ]
     assert read == {"rank 0": [(0, 4), (7, 7)], "rank 1": [(4, 7), (7, 10)]}
 
 
@@ -159,8 +192,15 @@ def test_other_ranks_name_the_failing_rank():
 
 
 def test_impossible_blocks_raise_equally_on_every_rank():
-    for array, blocks in [([[1, 2], [3, 4]], [[6, 7]]), (np.zeros(13), 2.5), (np.zeros((0, 3)), None), ([[1], []], 1)]:
-        errors = Threads(3).all_do(lambda comm, array=array, blocks=blocks: DsTensor(array, blocks, comm))
+    for array, blocks in [
+        ([[1, 2], [3, 4]], [[6, 7]]),
+        (np.zeros(13), 2.5),
+        (np.zeros((0, 3)), None),
+        ([[1], []], 1),
+    ]:
+        errors = Threads(3).all_do(
+            lambda comm, array=array, blocks=blocks: DsTensor(array, blocks, comm)
+        )
         assert {type(error) for error in errors} == {DataError}
         assert len({str(error) for error in errors}) == 1
     made = Threads(2).all_do(lambda comm: DsTensor([[1, 2], [3, 4]], 2, comm))

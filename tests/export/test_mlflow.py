@@ -19,7 +19,10 @@ STATUS = {"completed": 3, "failed": 4}
 
 def read(folder: Path) -> dict[str, str]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in files
+    }
 
 
 def history(lines: str) -> list[tuple[int, float, int]]:
@@ -31,9 +34,15 @@ def history(lines: str) -> list[tuple[int, float, int]]:
 def test_runs_have_params_metrics_and_tags(results, tmp_path):
     experiment = write_mlflow(results, tmp_path / "mlruns")
     facts = yaml.safe_load((experiment / "meta.yaml").read_text())
-    assert (facts["name"], facts["experiment_id"], facts["lifecycle_stage"]) == ("synthetic", experiment.name, "active")
+    assert (facts["name"], facts["experiment_id"], facts["lifecycle_stage"]) == (
+        "synthetic",
+        experiment.name,
+        "active",
+    )
     assert EXPERIMENT_ID.match(experiment.name)
-    folders = [path for path in experiment.iterdir() if path.is_dir() and path.name != "tags"]
+    folders = [
+        path for path in experiment.iterdir() if path.is_dir() and path.name != "tags"
+    ]
     runs = results.runs.set_index("run_id")
     assert len(folders) == len(runs)
     for folder in folders:
@@ -44,7 +53,9 @@ def test_runs_have_params_metrics_and_tags(results, tmp_path):
         assert about["status"] == STATUS[run["status"]]
         assert about["artifact_uri"] == (folder / "artifacts").as_uri()
         assert (folder / "artifacts").is_dir()
-        params, tags, metrics = (read(folder / kind) for kind in ("params", "tags", "metrics"))
+        params, tags, metrics = (
+            read(folder / kind) for kind in ("params", "tags", "metrics")
+        )
         assert all(NAME.match(name) for name in (*params, *tags, *metrics))
         assert (params["workers"], params["strategy"], float(params["lr"])) == (
             str(run["workers"]),
@@ -54,8 +65,12 @@ def test_runs_have_params_metrics_and_tags(results, tmp_path):
         assert tags["mlflow.runName"] == about["run_name"]
         assert tags["scalebench.status"] == run["status"]
         if run["status"] == "completed":
-            assert history(metrics["train_s"]) == [(about["end_time"], run["train_s"], 0)]
-            assert about["end_time"] - about["start_time"] == round(1000 * run["train_s"])
+            assert history(metrics["train_s"]) == [
+                (about["end_time"], run["train_s"], 0)
+            ]
+            assert about["end_time"] - about["start_time"] == round(
+                1000 * run["train_s"]
+            )
         else:
             assert "train_s" not in metrics
             assert "ünïcode" in tags["scalebench.error"]
@@ -73,8 +88,12 @@ def test_epoch_metrics_have_increasing_timestamps(results, tmp_path):
                 assert not (folder / "metrics" / key).exists()
                 continue
             lines = history((folder / "metrics" / key).read_text())
-            assert [(step, value) for _, value, step in lines] == list(expected.itertuples(index=False, name=None))
-            assert [stamp for stamp, _, _ in lines] == sorted(stamp for stamp, _, _ in lines)
+            assert [(step, value) for _, value, step in lines] == list(
+                expected.itertuples(index=False, name=None)
+            )
+            assert [stamp for stamp, _, _ in lines] == sorted(
+                stamp for stamp, _, _ in lines
+            )
             seen += 1
     assert seen > 60
 
@@ -92,7 +111,9 @@ def test_every_column_is_param_metric_or_tag():
     """A new column must be assigned explicitly."""
     kind_of = kinds(RunRow)
     assert {*_MEASURED, *_TAGS} <= set(kind_of)
-    assert {name for name, kind in kind_of.items() if kind == "number"} - {*_MEASURED} == {
+    assert {name for name, kind in kind_of.items() if kind == "number"} - {
+        *_MEASURED
+    } == {
         "lr",
         "target_metric",
         "chance_metric",
@@ -101,6 +122,8 @@ def test_every_column_is_param_metric_or_tag():
 
 def test_missing_start_and_values_are_left_out(results, tmp_path):
     bare = results.runs.assign(started_utc=None, git_dirty=pd.NA)
-    experiment = write_mlflow(type(results)(results.folder, bare, results.epochs, {}), tmp_path / "mlruns")
+    experiment = write_mlflow(
+        type(results)(results.folder, bare, results.epochs, {}), tmp_path / "mlruns"
+    )
     facts = yaml.safe_load((experiment / "meta.yaml").read_text())
     assert facts["creation_time"] == 0

@@ -36,7 +36,9 @@ calibration: given.json
 class Command:
     """A `scalebench` command under way."""
 
-    def __init__(self, zygote: subprocess.Popen[str], folder: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, zygote: subprocess.Popen[str], folder: Path, arguments: tuple[str, ...]
+    ) -> None:
         assert zygote.stdin
         assert zygote.stdout
         self._answers = zygote.stdout
@@ -75,7 +77,9 @@ class Place:
         return Command(self._zygote, self.folder, arguments)
 
     def run(self, output: str, *more: str) -> int:
-        return self.start("run", "study.yaml", "--output", output, "--jobs", "1", *more).wait()
+        return self.start(
+            "run", "study.yaml", "--output", output, "--jobs", "1", *more
+        ).wait()
 
     def runs_csv(self, output: str) -> Path:
         return self.folder / output / "small" / "runs.csv"
@@ -86,7 +90,9 @@ class Place:
         data = path.read_bytes() if path.exists() else b""
         return data[: data.rfind(b"\n") + 1]
 
-    def tables(self, output: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    def tables(
+        self, output: str
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         """runs.csv without its environment columns and epochs.csv, sorted."""
         tables = []
         for name in ("runs.csv", "epochs.csv"):
@@ -99,7 +105,9 @@ class Place:
     def printed(self) -> str:
         return (self.folder / "printed.txt").read_text()
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
+    def until(
+        self, condition: Callable[[], bool], what: str, seconds: float = 240.0
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{what} never came; {self.printed()}"
@@ -109,7 +117,10 @@ class Place:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(ZYGOTE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         yield process
         assert process.stdin

@@ -37,8 +37,16 @@ warmup_runs: 0
 def set_back(tmp_path):
     """The environment of a command whose wall clock is an hour behind once the file `later` is there."""
     library = tmp_path / "clock_back.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"], check=True, timeout=60)
-    return {**os.environ, "LD_PRELOAD": str(library), "CLOCK_BACK": str(tmp_path / "later")}
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"],
+        check=True,
+        timeout=60,
+    )
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "CLOCK_BACK": str(tmp_path / "later"),
+    }
 
 
 def rows_in(folder):
@@ -59,11 +67,19 @@ def begun(row):
 
 @pytest.mark.thorough
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-def test_wall_clock_set_back_during_a_run_changes_no_duration_no_order_and_no_resume(tmp_path, set_back):
+def test_wall_clock_set_back_during_a_run_changes_no_duration_no_order_and_no_resume(
+    tmp_path, set_back
+):
     (tmp_path / "study.yaml").write_text(STUDY)
     command = [sys.executable, "-m", "scalebench", "run", "study.yaml", "--quiet"]
     folder = tmp_path / "results" / "clocks"
-    options = {"cwd": tmp_path, "env": set_back, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    options = {
+        "cwd": tmp_path,
+        "env": set_back,
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     began = time.monotonic()
     first = subprocess.Popen(command, **options)
     try:
@@ -88,16 +104,22 @@ def test_wall_clock_set_back_during_a_run_changes_no_duration_no_order_and_no_re
     rows = rows_in(folder)
     assert [int(row["run_order"]) for row in rows] == list(range(6))
     assert {(row["attempt"], row["status"]) for row in rows} == {("1", "completed")}
-    assert begun(rows[-1]) - begun(rows[0]) < -3000, "the clock of the ranks' launcher was set back"
+    assert begun(rows[-1]) - begun(rows[0]) < -3000, (
+        "the clock of the ranks' launcher was set back"
+    )
     times = [float(row["train_s"]) for row in rows]
     assert all(time > 0 for time in times)
     assert sum(times) < took
     for row in rows:
-        parts = [float(row[name]) for name in ("compute_s", "comm_s", "data_s", "other_s")]
+        parts = [
+            float(row[name]) for name in ("compute_s", "comm_s", "data_s", "other_s")
+        ]
         assert min(parts) >= 0
         assert sum(parts) == pytest.approx(float(row["train_s"]))
     with (folder / "epochs.csv").open(newline="") as file:
-        elapsed = [(row["run_id"], float(row["elapsed_s"])) for row in csv.DictReader(file)]
+        elapsed = [
+            (row["run_id"], float(row["elapsed_s"])) for row in csv.DictReader(file)
+        ]
     for row, seconds in zip(rows, times, strict=True):
         own = [moment for run_id, moment in elapsed if run_id == row["run_id"]]
         assert own == sorted(own)

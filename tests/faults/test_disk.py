@@ -16,9 +16,25 @@ LIBC = ctypes.CDLL(None)
 
 
 def run(place, output, *more, **popen):
-    command = [sys.executable, "-m", "scalebench", "run", "study.yaml", "--output", output, "--jobs", "1", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "scalebench",
+        "run",
+        "study.yaml",
+        "--output",
+        output,
+        "--jobs",
+        "1",
+        *more,
+    ]
     return subprocess.Popen(
-        command, cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+        command,
+        cwd=place.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **popen,
     )
 
 
@@ -27,29 +43,45 @@ def heed_permissions():
     LIBC.prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
 
 
-def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(place, undisturbed):
+def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(
+    place, undisturbed
+):
     """A tmpfs of 40 KiB in a mount namespace of its own; it grows before the second command."""
     if os.getuid() != 0:
         pytest.skip("only root may mount a small file system")
     (place.folder / "small-disk").mkdir()
-    command = f"{sys.executable} -m scalebench run study.yaml --output small-disk --jobs 1"
+    command = (
+        f"{sys.executable} -m scalebench run study.yaml --output small-disk --jobs 1"
+    )
     script = (
         "mount -t tmpfs -o size=40k tmpfs small-disk || exit 77\n"
         f"{command} --quiet 2>first.txt; echo $? >first.code; cp -r small-disk first\n"
         "mount -o remount,size=16m small-disk || exit 77\n"
         f"{command} >second.txt 2>&1; echo $? >second.code; cp -r small-disk second\n"
     )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=place.folder, capture_output=True, check=False)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        cwd=place.folder,
+        capture_output=True,
+        check=False,
+    )
     if done.returncode in (1, 77):
-        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+        pytest.skip(
+            f"no file system can be mounted here: {done.stderr.decode().strip()}"
+        )
     output = (place.folder / "first.txt").read_text().strip().splitlines()
     assert (place.folder / "first.code").read_text().strip() == "2", output
-    assert "No space left on device; make room or permit it, and the same command goes on" in output[-1]
+    assert (
+        "No space left on device; make room or permit it, and the same command goes on"
+        in output[-1]
+    )
     assert "Traceback" not in "\n".join(output)
     kept = place.whole_lines("first")
     assert kept == place.runs_csv("first").read_bytes(), "a torn row was left"
     assert 1 < kept.count(b"\n") < 33
-    assert (place.folder / "second.code").read_text().strip() == "0", (place.folder / "second.txt").read_text()
+    assert (place.folder / "second.code").read_text().strip() == "0", (
+        place.folder / "second.txt"
+    ).read_text()
     assert place.tables("second") == undisturbed.tables("out")
 
 
@@ -61,7 +93,10 @@ def test_study_folder_deleted_during_the_study_is_written_again_with_all_rows(pl
     shutil.rmtree(place.folder / "out", ignore_errors=True)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
-    assert "deleted by something else during the study, and written again with all rows" in output
+    assert (
+        "deleted by something else during the study, and written again with all rows"
+        in output
+    )
     assert place.run("out", *long) == 0
     assert "Traceback" not in output + place.printed()
     assert {"study.yaml", "planned.json", "provenance"} <= {
@@ -82,13 +117,25 @@ def test_lost_epochs_are_named_and_their_runs_made_again(place, undisturbed, kep
     if not kept:
         epochs.unlink()
     lost = f"{32 - kept // 2} completed runs"
-    place.start("plot", "out/small", "--figure", "strong-scaling", "--figure", "convergence", "--format", "png").wait()
+    place.start(
+        "plot",
+        "out/small",
+        "--figure",
+        "strong-scaling",
+        "--figure",
+        "convergence",
+        "--format",
+        "png",
+    ).wait()
     assert f"epochs.csv lacks epochs of {lost} (" in place.printed()
     place.start("check", "out/small").wait()
     assert f"epochs of {lost} are missing" in place.printed()
     assert "never made" not in place.printed()
     place.start("status", "out/small").wait()
-    assert f"{kept // 2} of 32 runs done, 0 failed, {32 - kept // 2} remaining" in place.printed()
+    assert (
+        f"{kept // 2} of 32 runs done, 0 failed, {32 - kept // 2} remaining"
+        in place.printed()
+    )
     assert f"epochs.csv lacks epochs of {lost} (" in place.printed()
     assert place.run("out", "--dry-run") == 0
     assert "all of it is done" not in place.printed()
@@ -103,9 +150,18 @@ def test_lost_epochs_are_named_and_their_runs_made_again(place, undisturbed, kep
 @pytest.mark.thorough
 def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
     """Open files stay open; weights, which are new files, fail with their reason and are made later."""
-    process = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    process = run(
+        place,
+        "out",
+        "--save-weights",
+        "--set",
+        "epochs=20",
+        preexec_fn=heed_permissions,
+    )
     weights = place.folder / "out" / "small" / "weights"
-    place.until(lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights")
+    place.until(
+        lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights"
+    )
     weights.chmod(0o555)
     output = process.communicate(timeout=120)[0]
     weights.chmod(0o755)
@@ -114,12 +170,26 @@ def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
     assert "Permission denied" in output
     assert "Traceback" not in output
     (place.folder / "out" / "small").chmod(0o555)
-    again = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    again = run(
+        place,
+        "out",
+        "--save-weights",
+        "--set",
+        "epochs=20",
+        preexec_fn=heed_permissions,
+    )
     (line,) = again.communicate(timeout=60)[0].strip().splitlines()
     assert again.returncode == 2
     assert "Permission denied; choose another folder with --output" in line
     (place.folder / "out" / "small").chmod(0o755)
-    last = run(place, "out", "--save-weights", "--set", "epochs=20", preexec_fn=heed_permissions)
+    last = run(
+        place,
+        "out",
+        "--save-weights",
+        "--set",
+        "epochs=20",
+        preexec_fn=heed_permissions,
+    )
     output = last.communicate(timeout=120)[0]
     assert last.returncode == 0, output
     assert len(list(weights.glob("*.npz"))) == 32
@@ -156,19 +226,30 @@ def test_disk_that_fills_while_real_ranks_train_ends_the_command_at_once(place):
     (place.folder / "filling.py").write_text(FILLING)
     native = "--execution native --engine mpi --workers 2 --strategy allreduce --repetitions 1 --epochs 40 "
     native += "--model filling.py:build"
-    command = f"{sys.executable} -m scalebench run study.yaml --output small-disk {native}"
+    command = (
+        f"{sys.executable} -m scalebench run study.yaml --output small-disk {native}"
+    )
     script = (
         "mount -t tmpfs -o size=300k tmpfs small-disk || exit 77\n"
         f"FILL=small-disk/fill {command} >first.txt 2>&1; echo $? >first.code\n"
         "rm small-disk/fill\n"
         f"FILL=/dev/null/none {command} >second.txt 2>&1; echo $? >second.code\n"
     )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=place.folder, capture_output=True, check=False)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        cwd=place.folder,
+        capture_output=True,
+        check=False,
+    )
     if done.returncode in (1, 77):
-        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+        pytest.skip(
+            f"no file system can be mounted here: {done.stderr.decode().strip()}"
+        )
     first = (place.folder / "first.txt").read_text()
     assert (place.folder / "first.code").read_text().strip() in ("1", "2"), first
     assert "No space left on device" in first
     assert "Traceback" not in first
     print(first)
-    assert (place.folder / "second.code").read_text().strip() == "0", (place.folder / "second.txt").read_text()
+    assert (place.folder / "second.code").read_text().strip() == "0", (
+        place.folder / "second.txt"
+    ).read_text()

@@ -1,6 +1,7 @@
 """kill -9 at random moments of a sweep, each followed by a resume: nothing lost, nothing twice, the same numbers.
 
-`SCALEBENCH_KILLS=100` makes a hundred of them; `pytest -s` shows what each was doing when it was hit.
+`SCALEBENCH_KILLS=100` makes a hundred of them; `pytest -s` shows what each was doing
+when it was hit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import pytest
 KILLS = int(os.environ.get("SCALEBENCH_KILLS", "12"))
 RUNS, EPOCHS = 2 * (1 + 5 * 3), 2
 AIMS = ("any moment", "a run", "a run", "a row")
-PHASES = {  # what stands in the stack of a command that is killed -> what it was doing; the first that is found
+# what stands in the stack of a command that is killed -> what it was doing; the first
+# that is found
+PHASES = {
     "calibrating": ("in machine_for",),
     "writing": ("in append", "in _write", "in write_atomic"),
     "in a run": ("in simulate_alike",),
@@ -31,20 +34,36 @@ def kill(place, command, output):
     """SIGKILL; what the command was doing at that moment, as its stack and the tables tell."""
     command.send(signal.SIGUSR2)
     stack, deadline = place.folder / "stack.txt", time.monotonic() + 0.05
-    while not stack.read_text().endswith("in <module>\n") and command.is_alive() and time.monotonic() < deadline:
+    while (
+        not stack.read_text().endswith("in <module>\n")
+        and command.is_alive()
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.0001)
     command.send(signal.SIGKILL)
     code = command.wait()
     assert code in (0, -signal.SIGKILL), place.printed()
     if code == 0:
         return "missed"
-    committed, epochs = place.whole_lines(output), place.runs_csv(output).with_name("epochs.csv")
+    committed, epochs = (
+        place.whole_lines(output),
+        place.runs_csv(output).with_name("epochs.csv"),
+    )
     with suppress(FileNotFoundError):
-        uncommitted = epochs.read_bytes().count(b"\n") - 1 > EPOCHS * (committed.count(b"\n") - 1)
+        uncommitted = epochs.read_bytes().count(b"\n") - 1 > EPOCHS * (
+            committed.count(b"\n") - 1
+        )
         if uncommitted or place.runs_csv(output).read_bytes() != committed:
             return "writing"
     printed = stack.read_text()
-    return next((phase for phase, names in PHASES.items() if any(name in printed for name in names)), "starting")
+    return next(
+        (
+            phase
+            for phase, names in PHASES.items()
+            if any(name in printed for name in names)
+        ),
+        "starting",
+    )
 
 
 def amid(phases):
@@ -84,22 +103,37 @@ def test_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_one
     (place.folder / "measured.yaml").write_text(own)
 
     draw, phases, sweeps = random.Random(20261120), Counter(), 0
-    while phases.total() < KILLS or (amid(phases) < KILLS // 4 and phases.total() < 4 * KILLS):
+    while phases.total() < KILLS or (
+        amid(phases) < KILLS // 4 and phases.total() < 4 * KILLS
+    ):
         sweeps += 1
         output = f"disturbed-{sweeps}"
         measures = sweeps % 3 == 2
-        arguments = ("run", "measured.yaml" if measures else "study.yaml", "--output", output, "--jobs", "1")
+        arguments = (
+            "run",
+            "measured.yaml" if measures else "study.yaml",
+            "--output",
+            output,
+            "--jobs",
+            "1",
+        )
         while True:
             before = place.whole_lines(output)
             command = place.start(*arguments)
-            if measures and not (place.folder / output / "small" / "calibration.json").exists() and draw.random() < 0.7:
+            if (
+                measures
+                and not (place.folder / output / "small" / "calibration.json").exists()
+                and draw.random() < 0.7
+            ):
                 kept = place.folder / output / "small" / "provenance"
                 place.until(lambda kept=kept: kept.exists(), "the calibration")
                 time.sleep(draw.uniform(0.0, whole))
             else:
                 wait_for(place, command, output, draw.choice(AIMS), draw, whole)
             phase = kill(place, command, output)
-            assert place.whole_lines(output).startswith(before), "a completed row was lost or changed"
+            assert place.whole_lines(output).startswith(before), (
+                "a completed row was lost or changed"
+            )
             if phase == "missed":
                 break
             phases[phase] += 1
@@ -114,25 +148,45 @@ def test_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_one
 
 
 def test_killed_command_leaves_no_worker_processes(place):
-    command = place.start("run", "study.yaml", "--output", "out", "--jobs", "2", "--set", "epochs=40")
+    command = place.start(
+        "run", "study.yaml", "--output", "out", "--jobs", "2", "--set", "epochs=40"
+    )
     place.until(lambda: place.whole_lines("out").count(b"\n") > 1, "a row")
     family = command.family()
     assert len(family) >= 2
     command.send(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
-    place.until(lambda: not any(process.is_running() for process in family), "the end of the worker processes", 60)
+    place.until(
+        lambda: not any(process.is_running() for process in family),
+        "the end of the worker processes",
+        60,
+    )
 
 
 @pytest.mark.thorough
 def test_killed_study_with_a_stopping_rule_resumes_to_the_same_rows(place):
-    until = ("--set", "until.ci_width=4%", "--set", "until.at_most=5", "--set", "virtual.jitter=normal")
+    until = (
+        "--set",
+        "until.ci_width=4%",
+        "--set",
+        "until.at_most=5",
+        "--set",
+        "virtual.jitter=normal",
+    )
     assert place.run("undisturbed", *until) == 0
     wanted = place.tables("undisturbed")
     certain = 3 * (1 + 5 * 3)
-    assert certain < len(wanted[0]) < certain // 3 * 5, "some points are repeated, and not all"
+    assert certain < len(wanted[0]) < certain // 3 * 5, (
+        "some points are repeated, and not all"
+    )
     for rows in (certain - 2, certain + 3, len(wanted[0]) - 2):
-        command = place.start("run", "study.yaml", "--output", "disturbed", "--jobs", "1", *until)
-        place.until(lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows, "a row")
+        command = place.start(
+            "run", "study.yaml", "--output", "disturbed", "--jobs", "1", *until
+        )
+        place.until(
+            lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows,
+            "a row",
+        )
         command.send(signal.SIGKILL)
         assert command.wait() in (0, -signal.SIGKILL)
     assert place.run("disturbed", *until) == 0
@@ -141,15 +195,26 @@ def test_killed_study_with_a_stopping_rule_resumes_to_the_same_rows(place):
 
 def test_study_killed_amid_its_trials_ends_with_the_rows_of_an_undisturbed_one(place):
     study = place.folder / "study.yaml"
-    text = study.read_text().replace("workers: 1,2,4", "workers: 1,2").replace("horovod, ddp, ", "")
-    study.write_text(f"{text}target_metric: 0.8\ntune: {{over: {{lr: [0.003, 0.3]}}, trials: 4}}\n")
+    text = (
+        study.read_text()
+        .replace("workers: 1,2,4", "workers: 1,2")
+        .replace("horovod, ddp, ", "")
+    )
+    study.write_text(
+        f"{text}target_metric: 0.8\ntune: {{over: {{lr: [0.003, 0.3]}}, trials: 4}}\n"
+    )
     assert place.run("undisturbed") == 0
     wanted = place.tables("undisturbed")
     trials = 4 * 7
     assert len(wanted[0]) == trials + 2 * 7
     for rows in (3, trials - 2, trials + 2):
-        command = place.start("run", "study.yaml", "--output", "disturbed", "--jobs", "1")
-        place.until(lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows, "a row")
+        command = place.start(
+            "run", "study.yaml", "--output", "disturbed", "--jobs", "1"
+        )
+        place.until(
+            lambda rows=rows: place.whole_lines("disturbed").count(b"\n") > rows,
+            "a row",
+        )
         command.send(signal.SIGKILL)
         assert command.wait() in (0, -signal.SIGKILL)
     assert place.run("disturbed") == 0

@@ -17,7 +17,12 @@ from scalebench.records.progress import progress_of
 from scalebench.records.store import Store
 from tests.records_factory import study_rows
 
-SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+SETTINGS = settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 TOKENS = [
     b",",
     b'"',
@@ -44,7 +49,9 @@ TOKENS = [
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     with Store(folder, fsync=False) as store:
-        for run, epochs in study_rows(workers=(1, 2), native_workers=(1,), repetitions=1):
+        for run, epochs in study_rows(
+            workers=(1, 2), native_workers=(1,), repetitions=1
+        ):
             store.append(run, epochs)
     return folder
 
@@ -76,7 +83,11 @@ def hurt(whole, name, data):
         st.tuples(
             st.floats(0, 1),
             st.integers(0, 40),
-            st.one_of(st.sampled_from(TOKENS), st.binary(max_size=12), st.text(max_size=6).map(str.encode)),
+            st.one_of(
+                st.sampled_from(TOKENS),
+                st.binary(max_size=12),
+                st.text(max_size=6).map(str.encode),
+            ),
         ),
         min_size=1,
         max_size=4,
@@ -92,7 +103,10 @@ def test_edited_tables_are_read_or_refused_in_one_line(whole, name, edits):
 
 @pytest.mark.thorough
 @SETTINGS
-@given(name=st.sampled_from(["runs.csv", "epochs.csv", "planned.json", "lock"]), data=st.binary(max_size=300))
+@given(
+    name=st.sampled_from(["runs.csv", "epochs.csv", "planned.json", "lock"]),
+    data=st.binary(max_size=300),
+)
 def test_any_bytes_are_read_or_refused_in_one_line(whole, name, data):
     read_all(hurt(whole, name, data))
 
@@ -104,7 +118,9 @@ def test_shuffled_and_repeated_cells_are_read_or_refused_in_one_line(whole, data
     header, *rows = (whole / "runs.csv").read_text().splitlines()
     row = data.draw(st.integers(0, len(rows) - 1))
     cells = rows[row].split(",")
-    cells = data.draw(st.one_of(st.permutations(cells), st.lists(st.sampled_from(cells), max_size=90)))
+    cells = data.draw(
+        st.one_of(st.permutations(cells), st.lists(st.sampled_from(cells), max_size=90))
+    )
     rows[row] = ",".join(cells)
     read_all(hurt(whole, "runs.csv", "\n".join([header, *rows, ""]).encode()))
 
@@ -114,17 +130,27 @@ def test_shuffled_and_repeated_cells_are_read_or_refused_in_one_line(whole, data
     [
         ("train_s", "inf", "1e-09 to 1e+09 s"),
         ("comm_s", "-1e300", "at most 1e+09 s"),
-        ("parameters", "99999999999999999999", "a whole number of at most 9007199254740992"),
+        (
+            "parameters",
+            "99999999999999999999",
+            "a whole number of at most 9007199254740992",
+        ),
         ("attempt", "9" * 5000, "a number from 1 up"),
         ("attempt", "0", "a number from 1 up"),
         ("others_load", "much", "a number"),
     ],
 )
-def test_status_refuses_the_same_numbers_as_other_commands(whole, column, cell, expected):
+def test_status_refuses_the_same_numbers_as_other_commands(
+    whole, column, cell, expected
+):
     header, *lines = (whole / "runs.csv").read_text().splitlines()
     cells = lines[-1].split(",")
     cells[header.split(",").index(column)] = cell
-    folder = hurt(whole, "runs.csv", "\n".join([header, *lines[:-1], ",".join(cells), ""]).encode())
+    folder = hurt(
+        whole,
+        "runs.csv",
+        "\n".join([header, *lines[:-1], ",".join(cells), ""]).encode(),
+    )
     place = f"runs.csv, line {len(lines) + 1}: {column} is "
     with pytest.raises(ResultsError, match=place) as error:
         progress_of(folder)

@@ -12,14 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.calibration.calibration_file import Calibration, Measurement, read_calibration
+from scalebench.calibration.calibration_file import (
+    Calibration,
+    Measurement,
+    read_calibration,
+)
 from scalebench.cli.main import main
 from scalebench.cluster.cluster_file import preset
 from scalebench.comm import engines
 from scalebench.study.load import load_study
 
 SECRET, PERSON = "hf_0123456789abcdef", "carlotta"
-GIVEN = "Qz4vBn8wXr2k"  # in values of variables whose names say nothing, or begin as those that are recorded
+# in values of variables whose names say nothing, or begin as those that are recorded
+GIVEN = "Qz4vBn8wXr2k"
 SHORT = "zq7Kx"  # of a secret variable, too short to be looked for in every text
 MODEL = """\
 import os
@@ -38,7 +43,18 @@ def build(input_shape, outputs):
     return Net(input_shape[0], outputs)
 """
 STUDY = (
-    *("--dataset", "wine", "--execution", "virtual", "--workers", "1,2", "--epochs", "1", "--repetitions", "2"),
+    *(
+        "--dataset",
+        "wine",
+        "--execution",
+        "virtual",
+        "--workers",
+        "1,2",
+        "--epochs",
+        "1",
+        "--repetitions",
+        "2",
+    ),
     *("--strategy", "allreduce", "--name", "open", "--jobs", "1"),
 )
 
@@ -58,7 +74,9 @@ def home(tmp_path, monkeypatch, machine):
         cores=2,
         torch="2",
     )
-    given = Calibration(key="given", measured=measured, tables=machine.tables, engines=machine.engines)
+    given = Calibration(
+        key="given", measured=measured, tables=machine.tables, engines=machine.engines
+    )
     (folder / "given.json").write_text(given.model_dump_json())
     (folder / f"{PERSON}-cluster.yaml").write_text(preset("this-machine").read_text())
     for name, value in {
@@ -114,8 +132,20 @@ def start(home: Path) -> Path:
 
 def run(home: Path) -> object:
     """A study with a calibration of a model at home, on a cluster whose file is named after its owner."""
-    words = ("--model", f"{home}/net.py:build", "--calibration", f"{home}/given.json", "--init-weights", start(home))
-    cluster = ("--cluster", f"{home}/{PERSON}-cluster.yaml", "--set", f"description=with ghp_{GIVEN}, in {home}/x")
+    words = (
+        "--model",
+        f"{home}/net.py:build",
+        "--calibration",
+        f"{home}/given.json",
+        "--init-weights",
+        start(home),
+    )
+    cluster = (
+        "--cluster",
+        f"{home}/{PERSON}-cluster.yaml",
+        "--set",
+        f"description=with ghp_{GIVEN}, in {home}/x",
+    )
     return call("run", *STUDY, *map(str, words), *cluster)
 
 
@@ -123,11 +153,15 @@ def test_records_hold_no_secret_and_no_user_name(home):
     assert run(home) == 0
     assert run(home) == 0, "it goes on with what it wrote"
     files = [path for path in Path("results").rglob("*") if path.is_file()]
-    assert {"runs.csv", "epochs.csv", "study.yaml", "planned.json"} <= {path.name for path in files}
+    assert {"runs.csv", "epochs.csv", "study.yaml", "planned.json"} <= {
+        path.name for path in files
+    }
     with Path("results/open/runs.csv").open(newline="") as table:
         named = {row["provenance"] for row in csv.DictReader(table)}
     assert named == {path.stem for path in files if path.parent.name == "provenance"}
-    assert "UCX_NOTE" in "".join(Path(f"results/open/provenance/{name}.json").read_text() for name in named)
+    assert "UCX_NOTE" in "".join(
+        Path(f"results/open/provenance/{name}.json").read_text() for name in named
+    )
     for path in files:
         assert SECRET not in path.read_text(), path
         assert SHORT not in path.read_text(), path
@@ -158,20 +192,37 @@ def contents(folder: Path) -> dict[str, bytes]:
         found[str(path)] = data = path.read_bytes()
         if path.suffix == ".zip" or path.suffix == ".whl":
             with zipfile.ZipFile(path) as archive:
-                found |= {f"{path}!{name}": archive.read(name) for name in archive.namelist()}
+                found |= {
+                    f"{path}!{name}": archive.read(name) for name in archive.namelist()
+                }
         if path.suffix == ".pdf":
-            for number, stream in enumerate(re.findall(rb"stream\r?\n(.*?)\r?\nendstream", data, re.DOTALL)):
+            for number, stream in enumerate(
+                re.findall(rb"stream\r?\n(.*?)\r?\nendstream", data, re.DOTALL)
+            ):
                 with suppress(zlib.error):
                     found[f"{path}!{number}"] = zlib.decompress(stream)
     return found
 
 
-def test_figures_reports_artifacts_exports_and_timelines_hold_no_secret_and_no_user_name(home):
+def test_figures_reports_artifacts_exports_and_timelines_hold_no_secret_and_no_user_name(
+    home,
+):
     """Names of packages and files are left out: they are no secrets, and a user name may equal one."""
     assert run(home) == 0
     folder = "results/open"
     (home / "paper.yaml").write_text("title: Ours\n")
-    short = ("--dataset", "wine", "--workers", "2", "--epochs", "1", "--strategy", "allreduce", "--name", "open")
+    short = (
+        "--dataset",
+        "wine",
+        "--workers",
+        "2",
+        "--epochs",
+        "1",
+        "--strategy",
+        "allreduce",
+        "--name",
+        "open",
+    )
     for words in (
         ("check", folder),
         ("status", folder),
@@ -181,12 +232,25 @@ def test_figures_reports_artifacts_exports_and_timelines_hold_no_secret_and_no_u
         ("export", folder, "--json", "out/open.json"),
         ("export", folder, "--parquet", "out"),
         ("export", folder, "--mlflow-dir", "out/mlruns"),
-        ("trace", *short, "--model", f"{home}/net.py:build", "--set", f"calibration={home}/given.json"),
+        (
+            "trace",
+            *short,
+            "--model",
+            f"{home}/net.py:build",
+            "--set",
+            f"calibration={home}/given.json",
+        ),
     ):
         assert call(*words) in (0, None) or words[0] == "check", words
     found = contents(Path())
     names = {Path(name).name for name in found}
-    assert {"report.html", "ro-crate-metadata.json", "open-artifact.zip", "open.json", "runs.parquet"} <= names
+    assert {
+        "report.html",
+        "ro-crate-metadata.json",
+        "open-artifact.zip",
+        "open.json",
+        "runs.parquet",
+    } <= names
     assert any("trace" in name for name in names)
     for where, data in found.items():
         assert SECRET.encode() not in data, where
@@ -196,18 +260,42 @@ def test_figures_reports_artifacts_exports_and_timelines_hold_no_secret_and_no_u
 
 
 @pytest.mark.skipif(engines.available("mpi") is not None, reason="no MPI here")
-def test_logs_of_failed_ranks_and_printed_text_hold_no_secret_and_no_user_name(home, capfd):
+def test_logs_of_failed_ranks_and_printed_text_hold_no_secret_and_no_user_name(
+    home, capfd
+):
     Path("broken").touch()
-    alone = ("--strategy", "serial", "--workers", "1", "--repetitions", "1", "--execution", "native")
-    assert call("run", *STUDY, *alone, "--engine", "mpi", "--model", f"{home}/net.py:build") == 1
+    alone = (
+        "--strategy",
+        "serial",
+        "--workers",
+        "1",
+        "--repetitions",
+        "1",
+        "--execution",
+        "native",
+    )
+    assert (
+        call(
+            "run", *STUDY, *alone, "--engine", "mpi", "--model", f"{home}/net.py:build"
+        )
+        == 1
+    )
     printed = "".join(capfd.readouterr())
     files = [path for path in Path("results").rglob("*") if path.is_file()]
-    logged = {path.name: path.read_text() for path in files if path.name in ("stdout.txt", "stderr.txt")}
-    assert not [path for path in files if path.name == "heartbeats"], "it holds the names of hosts"
+    logged = {
+        path.name: path.read_text()
+        for path in files
+        if path.name in ("stdout.txt", "stderr.txt")
+    }
+    assert not [path for path in files if path.name == "heartbeats"], (
+        "it holds the names of hosts"
+    )
     assert "<user> has <secret>" in logged["stdout.txt"]
     assert "in ~/net.py" in logged["stderr.txt"]
     assert "cannot open ~/net.py with <secret>" in " ".join(printed.split())
-    texts = {"the terminal": printed} | {str(path): path.read_text(errors="replace") for path in files}
+    texts = {"the terminal": printed} | {
+        str(path): path.read_text(errors="replace") for path in files
+    }
     for where, text in texts.items():
         assert SECRET not in text, where
         assert PERSON not in text, where

@@ -24,20 +24,30 @@ def begun(place, *more, output="out"):
 
 
 def no_orphans(place, family):
-    place.until(lambda: not any(process.is_running() for process in family), "the end of its processes", 60)
+    place.until(
+        lambda: not any(process.is_running() for process in family),
+        "the end of its processes",
+        60,
+    )
 
 
 @pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.thorough), "2"])
 @pytest.mark.parametrize(
     ("signum", "code", "line"),
     [
-        (signal.SIGINT, 130, "any run that has begun is finished and kept; Ctrl-C again abandons it"),
+        (
+            signal.SIGINT,
+            130,
+            "any run that has begun is finished and kept; Ctrl-C again abandons it",
+        ),
         pytest.param(signal.SIGTERM, 143, "SIGTERM", marks=pytest.mark.thorough),
         pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.thorough),
     ],
     ids=["SIGINT", "SIGTERM", "SIGUSR1"],
 )
-def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(place, signum, code, line, jobs):
+def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(
+    place, signum, code, line, jobs
+):
     command, family = begun(place, *LONG, "--jobs", jobs)
     command.send(signum)
     assert command.wait() == code, place.printed()
@@ -49,7 +59,12 @@ def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(pl
     assert 0 < kept < 12
     assert not (place.folder / "out" / "small" / "lock").exists()
     if (signum, jobs) == (signal.SIGINT, "2"):
-        assert place.start("run", "study.yaml", "--output", "out", *LONG, "--jobs", "1").wait() == 0
+        assert (
+            place.start(
+                "run", "study.yaml", "--output", "out", *LONG, "--jobs", "1"
+            ).wait()
+            == 0
+        )
         assert f"{kept} were there before" in place.printed()
         assert place.run("whole", *LONG) == 0
         assert place.tables("out") == place.tables("whole")
@@ -60,12 +75,16 @@ def test_second_ctrl_c_abandons_the_runs_under_way(place, jobs):
     endless = ("--output", "endless", "--set", "epochs=100000", "--set", "workers=4")
     command = place.start("run", "study.yaml", *endless, "--jobs", jobs, "--verbose")
     place.until(lambda: "start " in place.printed(), "the first run")
-    processes = 4 if jobs == "2" else 0  # two workers, the process that forks them, the tracker of their resources
+    processes = (
+        4 if jobs == "2" else 0
+    )  # two workers, the process that forks them, the tracker of their resources
     place.until(lambda: len(command.family()) >= processes, "the worker processes")
     family = command.family()
     command.send(signal.SIGINT)
     place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
-    time.sleep(0.5)  # a signal within 0.3 s would count as the first one delivered twice
+    time.sleep(
+        0.5
+    )  # a signal within 0.3 s would count as the first one delivered twice
     command.send(signal.SIGINT)
     assert command.wait() == 130, place.printed()
     no_orphans(place, family)
@@ -75,7 +94,11 @@ def test_second_ctrl_c_abandons_the_runs_under_way(place, jobs):
 
 
 def test_calibration_and_its_processes_end_at_the_first_signal(place):
-    text = (place.folder / "study.yaml").read_text().replace("calibration: given.json\n", "")
+    text = (
+        (place.folder / "study.yaml")
+        .read_text()
+        .replace("calibration: given.json\n", "")
+    )
     (place.folder / "study.yaml").write_text(text)
     command = place.start("run", "study.yaml", "--output", "out", "--jobs", "1")
     place.until(lambda: len(command.family()) >= 2, "the measuring processes")
@@ -93,12 +116,25 @@ def test_calibration_and_its_processes_end_at_the_first_signal(place):
 
 
 @pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_real_ranks_finish_their_run_at_the_first_signal_and_leave_it_at_the_second(place, signals):
+def test_real_ranks_finish_their_run_at_the_first_signal_and_leave_it_at_the_second(
+    place, signals
+):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     epochs = 300 if signals == 1 else 100000
     arguments = (
-        *("run", "study.yaml", "--output", "out", "--execution", "native", "--engine", "mpi", "--workers", "2"),
+        *(
+            "run",
+            "study.yaml",
+            "--output",
+            "out",
+            "--execution",
+            "native",
+            "--engine",
+            "mpi",
+            "--workers",
+            "2",
+        ),
         *("--strategy", "allreduce", "--epochs", str(epochs), "--verbose"),
     )
     command = place.start(*arguments)
@@ -108,7 +144,9 @@ def test_real_ranks_finish_their_run_at_the_first_signal_and_leave_it_at_the_sec
     command.send(signal.SIGINT)
     if signals == 2:
         place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
-        time.sleep(0.5)  # a signal within 0.3 s would count as the first one delivered twice
+        time.sleep(
+            0.5
+        )  # a signal within 0.3 s would count as the first one delivered twice
         command.send(signal.SIGINT)
     assert command.wait() == 130, place.printed()
     no_orphans(place, family)
@@ -130,8 +168,28 @@ def test_fail_fast_begins_no_real_run_after_the_first_failure(place):
     """`--jobs` is of virtual runs: real ones come one after another, and the first that fails is the last."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    native = ("--execution", "native", "--engine", "mpi", "--workers", "1,2", "--strategy", "allreduce")
-    words = ("run", "study.yaml", "--output", "out", *native, "--set", "lr=1e30", "--fail-fast", "--jobs", "2")
+    native = (
+        "--execution",
+        "native",
+        "--engine",
+        "mpi",
+        "--workers",
+        "1,2",
+        "--strategy",
+        "allreduce",
+    )
+    words = (
+        "run",
+        "study.yaml",
+        "--output",
+        "out",
+        *native,
+        "--set",
+        "lr=1e30",
+        "--fail-fast",
+        "--jobs",
+        "2",
+    )
     assert place.start(*words).wait() == 1, place.printed()
     assert rows(place) == 1, place.printed()
     assert "3 runs are left" in place.printed()

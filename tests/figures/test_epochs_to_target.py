@@ -14,15 +14,22 @@ from tests.figures.test_time_to_target import drawn
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr("scalebench.analysis.critical_batch.DRAWS", 3)  # each takes milliseconds
+    monkeypatch.setattr(
+        "scalebench.analysis.critical_batch.DRAWS", 3
+    )  # each takes milliseconds
 
 
 def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811
     rows = [aimed("allreduce", workers, law(workers)) for workers in COUNTS]
-    canvas = drawn(study(rows=[aimed("serial", 1, 20), *rows, aimed("allreduce", 32, None)]), "epochs-to-target")
+    canvas = drawn(
+        study(rows=[aimed("serial", 1, 20), *rows, aimed("allreduce", 32, None)]),
+        "epochs-to-target",
+    )
     assert [panel.name for panel in canvas.panels] == ["serial", "allreduce"]
     data = canvas.data()
-    points = data[(data["quantity"] == "epochs_to_target") & (data["series"] == "allreduce")].sort_values("x")
+    points = data[
+        (data["quantity"] == "epochs_to_target") & (data["series"] == "allreduce")
+    ].sort_values("x")
     assert points["x"].tolist() == [8, 16, 32, 64, 128]
     assert points["y"].tolist() == [law(workers) for workers in COUNTS]
     assert data.loc[data["quantity"] == "place_of_unreached", "x"].tolist() == [256]
@@ -35,15 +42,26 @@ def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811
 
 
 def test_two_batches_are_points_without_a_law(study):  # noqa: F811
-    canvas = drawn(study(rows=[aimed("allreduce", workers, 20) for workers in (1, 2)]), "epochs-to-target")
+    canvas = drawn(
+        study(rows=[aimed("allreduce", workers, 20) for workers in (1, 2)]),
+        "epochs-to-target",
+    )
     assert "No law is fitted: a series needs 3 global batches" in canvas.caption()
 
 
 def test_epochs_that_do_not_grow_have_no_critical_batch(study):  # noqa: F811
-    canvas = drawn(study(rows=[aimed("allreduce", workers, 20) for workers in COUNTS]), "epochs-to-target")
-    assert "allreduce (virtual) none within 10 times the largest batch" in canvas.caption()
+    canvas = drawn(
+        study(rows=[aimed("allreduce", workers, 20) for workers in COUNTS]),
+        "epochs-to-target",
+    )
+    assert (
+        "allreduce (virtual) none within 10 times the largest batch" in canvas.caption()
+    )
 
 
 def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F811
-    with pytest.raises(ResultsError, match="epochs-to-target cannot be drawn: the study states no target_metric"):
+    with pytest.raises(
+        ResultsError,
+        match="epochs-to-target cannot be drawn: the study states no target_metric",
+    ):
         plot(study(rows=[run("serial", 1, 4.0)]), tmp_path, ["epochs-to-target"])

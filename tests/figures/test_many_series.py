@@ -64,15 +64,25 @@ def eight(tmp_path_factory) -> Results:
                         "train_s": run.train_s * (1 + 0.02 * place),
                     }
                 ),
-                [epoch.model_copy(update={"run_id": f"{run.run_id}-{place}"}) for epoch in epochs],
+                [
+                    epoch.model_copy(update={"run_id": f"{run.run_id}-{place}"})
+                    for epoch in epochs
+                ],
             )
-            for run, epochs in study_rows(strategies=("epoch_average",), seed=place, **counts)
+            for run, epochs in study_rows(
+                strategies=("epoch_average",), seed=place, **counts
+            )
         ]
     with Store(folder, fsync=False) as store:
         for run, epochs in rows:
             at = next((epoch for epoch in epochs if epoch.test_metric >= 0.9), None)
-            reached = {"time_to_target_s": at and at.elapsed_s, "epochs_to_target": at and at.epoch + 1}
-            store.append(run.model_copy(update={"target_metric": 0.9, **reached}), epochs)
+            reached = {
+                "time_to_target_s": at and at.elapsed_s,
+                "epochs_to_target": at and at.epoch + 1,
+            }
+            store.append(
+                run.model_copy(update={"target_metric": 0.9, **reached}), epochs
+            )
     return load(folder)
 
 
@@ -87,12 +97,16 @@ def draw(results, name, style):
 def drawn(eight):
     """A figure of the study in a style: drawn once, as tests only look at it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scalebench.analysis.critical_batch.DRAWS", 20)  # an interval as wide as any in print
+        patch.setattr(
+            "scalebench.analysis.critical_batch.DRAWS", 20
+        )  # an interval as wide as any in print
         yield cache(lambda name, style: draw(eight, name, choose_style(style)))
 
 
 @pytest.mark.parametrize("style", some(["ieee", "slides", "report"], "ieee"))
-@pytest.mark.parametrize("name", [name for name in figure_names() if name not in NOT_HERE])
+@pytest.mark.parametrize(
+    "name", [name for name in figure_names() if name not in NOT_HERE]
+)
 def test_each_page_fits_and_names_its_series(drawn, name, style):
     canvas, pages = drawn(name, style)
     for page, figure in zip(canvas._pages, pages, strict=True):
@@ -105,7 +119,9 @@ def test_each_page_fits_and_names_its_series(drawn, name, style):
         shown = [text.get_text() for text in figure.findobj(Text)]
         named = {re.sub(r"[\s\n]+", "", text) for text in shown}
         for series in page.series:
-            assert re.sub(r"\s+", "", canvas.names[series]) in named, "each curve is in the legend of its page"
+            assert re.sub(r"\s+", "", canvas.names[series]) in named, (
+                "each curve is in the legend of its page"
+            )
     titles = [panel.ax.get_title(loc="left") for panel in canvas.shown]
     assert len(set(titles)) == len(titles)
     assert not any("..." in title for title in titles)
@@ -121,13 +137,19 @@ def test_slides_keep_texts_apart_below_long_titles(drawn, name):
         assert any(ax.get_ylabel() for ax in figure.axes)
         for ax in figure.axes:
             label = ax.yaxis.label.get_window_extent()
-            assert not ax.get_ylabel() or label.height <= 1.1 * ax.get_window_extent().height, ax.get_ylabel()
+            assert (
+                not ax.get_ylabel()
+                or label.height <= 1.1 * ax.get_window_extent().height
+            ), ax.get_ylabel()
 
 
 @pytest.mark.parametrize("name", ["strong-scaling", "convergence"])
 def test_panels_of_a_group_are_on_one_page(drawn, name):
     canvas, _ = drawn(name, "ieee")
-    groups = [[panel.ax.get_title(loc="left").partition(": ")[2] for panel in page.panels] for page in canvas._pages]
+    groups = [
+        [panel.ax.get_title(loc="left").partition(": ")[2] for panel in page.panels]
+        for page in canvas._pages
+    ]
     assert len(groups) > 1
     assert all(not set(one) & set(other) for one, other in combinations(groups, 2))
 
@@ -136,10 +158,14 @@ def test_panels_of_a_group_are_on_one_page(drawn, name):
 def test_axes_of_bars_are_labelled_workers_and_the_legend_names_executions(drawn, name):
     canvas, (figure, *_) = drawn(name, "ieee")
     assert {panel.ax.get_xlabel() for panel in canvas.shown} == {"workers"}
-    legend = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    legend = {
+        text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()
+    }
     assert {"virtual (computed time)", "native (measured)"} <= legend
     below = {text.get_text() for text in canvas.shown[-1].ax.texts}
-    assert {"native", "virtual"} <= below, "two executions have a name each below their counts"
+    assert {"native", "virtual"} <= below, (
+        "two executions have a name each below their counts"
+    )
 
 
 def test_marks_at_the_end_of_an_axis_are_whole(tmp_path):
@@ -149,13 +175,19 @@ def test_marks_at_the_end_of_an_axis_are_whole(tmp_path):
             store.append(row, [])
     canvas, _ = draw(load(tmp_path / "whole"), "strong-scaling", choose_style("ieee"))
     (metric,) = [panel for panel in canvas.shown if panel.name == "test accuracy"]
-    (line,) = [line for line in metric.ax.get_lines() if line.get_marker() not in ("", "None")]
+    (line,) = [
+        line for line in metric.ax.get_lines() if line.get_marker() not in ("", "None")
+    ]
     assert not line.get_clip_on()
 
 
 def test_equal_curves_of_convergence_are_seen_side_by_side(drawn):
     canvas, _ = drawn("convergence", "ieee")
-    lines = [line for line in canvas.shown[0].ax.get_lines() if line.get_marker() not in ("", "None")]
+    lines = [
+        line
+        for line in canvas.shown[0].ax.get_lines()
+        if line.get_marker() not in ("", "None")
+    ]
     heights = [line.get_transform().transform((1, 0.9))[1] for line in lines]
     assert canvas.shown[0].series == {"serial", "allreduce", "horovod", "ddp"}
     assert len(set(np.round(heights, 3))) == 3, (
@@ -165,12 +197,20 @@ def test_equal_curves_of_convergence_are_seen_side_by_side(drawn):
 
 def test_equal_trials_are_seen_side_by_side():
     names = [f"local_sgd(steps={steps})" for steps in (2, 4, 8)]
-    trials = pd.DataFrame({"series": np.repeat(names, 2), "trial": [1, 2] * 3, "best": 0.5})
-    trials = trials.assign(execution="virtual", engine="virtual", workers=8, oversubscribed=False)
+    trials = pd.DataFrame(
+        {"series": np.repeat(names, 2), "trial": [1, 2] * 3, "best": 0.5}
+    )
+    trials = trials.assign(
+        execution="virtual", engine="virtual", workers=8, oversubscribed=False
+    )
     with house_style():
         ((panel,),) = Canvas("tuning").grids((1, 1, 2.0))
         panel.curve(trials, "best", looks(names), x="trial", shift=False, aside=1.5)
-    lines = [line for line in panel.ax.get_lines() if len(line.get_xdata()) == 2 and line.get_linestyle() != "None"]
+    lines = [
+        line
+        for line in panel.ax.get_lines()
+        if len(line.get_xdata()) == 2 and line.get_linestyle() != "None"
+    ]
     first = [line.get_xdata()[0] for line in lines]
     assert np.diff(first).min() > 0.05
     assert abs(np.array(first) - 1).max() < 0.5
@@ -180,16 +220,37 @@ def test_equal_trials_are_seen_side_by_side():
 def test_panels_with_one_series_are_told_apart_without_their_letter(drawn):
     for name in ("breakdown", "reduction-parts", "epochs-to-target"):
         canvas, _ = drawn(name, "ieee")
-        titles = [re.sub(r"^\([a-z]+\) |\n| ", "", panel.ax.get_title(loc="left")) for panel in canvas.shown]
+        titles = [
+            re.sub(r"^\([a-z]+\) |\n| ", "", panel.ax.get_title(loc="left"))
+            for panel in canvas.shown
+        ]
         assert len(set(titles)) == len(titles)
 
 
 def test_groups_keep_a_family_together():
-    shown = ["epoch_average", "epoch_average(every=2)", "local_sgd(steps=4)", "local_sgd(steps=16)"]
-    names = ["allreduce", "ddp", "diloco(outer_lr=0.5)", "diloco(outer_lr=0.7)", "epoch_async", *shown, "ssp"]
+    shown = [
+        "epoch_average",
+        "epoch_average(every=2)",
+        "local_sgd(steps=4)",
+        "local_sgd(steps=16)",
+    ]
+    names = [
+        "allreduce",
+        "ddp",
+        "diloco(outer_lr=0.5)",
+        "diloco(outer_lr=0.7)",
+        "epoch_async",
+        *shown,
+        "ssp",
+    ]
     assert grouped(names) == [names[:2], names[2:5], names[5:]]
     alone = [f"local_sgd(steps={n})" for n in range(9)]
-    assert [len(part) for part in grouped(["allreduce", "ddp", *alone])] == [2, 3, 3, 3], "one family is split evenly"
+    assert [len(part) for part in grouped(["allreduce", "ddp", *alone])] == [
+        2,
+        3,
+        3,
+        3,
+    ], "one family is split evenly"
 
 
 def test_further_pages_are_written_beside_the_first(eight, tmp_path):
@@ -207,7 +268,11 @@ def test_caption_in_the_picture_has_at_most_four_lines(drawn):
     assert set(NOT_HERE) < set(figure_names())
     for name in set(figure_names()) - set(NOT_HERE):
         _, (first, *_) = drawn(name, "report")
-        (text,) = [text.get_text() for text in first.findobj(Text) if text.get_text().startswith("mlp(hidden")]
+        (text,) = [
+            text.get_text()
+            for text in first.findobj(Text)
+            if text.get_text().startswith("mlp(hidden")
+        ]
         assert text.count("\n") < 4
         assert "steps per epoch" not in text
 
@@ -226,7 +291,10 @@ def test_short_names_keep_the_difference():
         names[1]: "local_sgd(…, steps=32)",
     }
     assert (
-        short_names(["epoch_average(every=2)", "epoch_average"])["epoch_average(every=2)"] == "epoch_average(every=2)"
+        short_names(["epoch_average(every=2)", "epoch_average"])[
+            "epoch_average(every=2)"
+        ]
+        == "epoch_average(every=2)"
     )
     beside = [
         "epoch_average",
@@ -234,7 +302,9 @@ def test_short_names_keep_the_difference():
         "epoch_average in another",
         "epoch_average(every=2) in another",
     ]
-    assert list(short_names(beside).values()) == beside, "every=2 is what tells two of them apart"
+    assert list(short_names(beside).values()) == beside, (
+        "every=2 is what tells two of them apart"
+    )
     alone = "hierarchical_local_sgd(groups=[4, 16], periods=[8, 32])"
     assert short_names([alone, "ddp"])[alone] == alone
     assert family("mine.py:Mine(first=3) on gloo") == "mine.py:Mine"
@@ -245,14 +315,20 @@ def test_short_names_are_distinct(seed):
     draw = random.Random(seed)
     options = [f"{key}={draw.randint(1, 3)}" for key in ("alpha", "beta", "gamma_ray")]
     heads = ["local_sgd", "a_very_long_name_of_a_strategy"]
-    names = {f"{draw.choice(heads)}({', '.join(sorted(draw.sample(options, draw.randint(1, 3))))})" for _ in range(12)}
+    names = {
+        f"{draw.choice(heads)}({', '.join(sorted(draw.sample(options, draw.randint(1, 3))))})"
+        for _ in range(12)
+    }
     names |= {f"{name} on gloo" for name in list(names)[:3]}
     assert len(set(short_names(names).values())) == len(names)
 
 
 def test_letter_of_a_panel_has_no_line_of_its_own():
     with house_style():
-        assert wrapped("(d) epoch_average(every=2)", 95, 8) == "(d) epoch_average(\nevery=2)"
+        assert (
+            wrapped("(d) epoch_average(every=2)", 95, 8)
+            == "(d) epoch_average(\nevery=2)"
+        )
 
 
 def test_numbers_are_not_broken():
@@ -262,18 +338,29 @@ def test_numbers_are_not_broken():
 
 
 def test_wrapped_lines_lose_no_letter():
-    text = "(a) hierarchical_local_sgd(groups=[4, 16], periods=[8, 32]) against allreduce"
+    text = (
+        "(a) hierarchical_local_sgd(groups=[4, 16], periods=[8, 32]) against allreduce"
+    )
     with house_style():
         lines = wrapped(text, 80, 10)
     assert re.sub(r"\s", "", lines) == re.sub(r"\s", "", text)
     assert lines.count("\n") >= 4
 
 
-# How cones that lack red or green see linear RGB: Machado, Oliveira and Fernandes, IEEE Trans. Vis. 15 (2009), 1291.
+# How cones that lack red or green see linear RGB: Machado, Oliveira and Fernandes, IEEE
+# Trans. Vis. 15 (2009), 1291.
 SEEN = {
     "normal": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protan": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deutan": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
 }
 
 
@@ -282,7 +369,11 @@ def lab(color, eyes="normal"):
     rgb = np.array(to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     linear = np.clip(np.array(SEEN[eyes]) @ linear, 0, 1)
-    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    to_xyz = [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
     xyz = np.array(to_xyz) @ linear / [0.95047, 1.0, 1.08883]
     f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -294,7 +385,16 @@ def apart(one, other, eyes="normal"):
 
 FAMILIES = [
     *("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"),
-    *("local_sgd", "post_local_sgd", "slowmo", "diloco", "asp", "fedavg", "daso-heat", "mine.py:Mine"),
+    *(
+        "local_sgd",
+        "post_local_sgd",
+        "slowmo",
+        "diloco",
+        "asp",
+        "fedavg",
+        "daso-heat",
+        "mine.py:Mine",
+    ),
 ]
 
 
@@ -303,14 +403,22 @@ def test_twelve_series_are_distinguishable(seed):
     """Colours of a family are apart for all eyes, all others for normal ones; families differ in marks too."""
     draw = random.Random(seed)
     families = draw.sample(FAMILIES, draw.randint(3, 12))
-    series = [f"{name}(steps={n})" if n else name for name in families for n in range(4) if name != "serial" or not n]
+    series = [
+        f"{name}(steps={n})" if n else name
+        for name in families
+        for n in range(4)
+        if name != "serial" or not n
+    ]
     chosen = draw.sample(series, 12) if len(series) >= 12 else series
     given = looks(chosen)
     assert set(given) == set(chosen)
     for (name, one), (other_name, other) in combinations(given.items(), 2):
         assert apart(one, other) >= 14, (name, other_name)
         if family(name) == family(other_name):
-            assert min(apart(one, other, eyes) for eyes in SEEN) >= 14, (name, other_name)
+            assert min(apart(one, other, eyes) for eyes in SEEN) >= 14, (
+                name,
+                other_name,
+            )
             assert one.marker == other.marker
             assert one.inside != other.inside
         else:
@@ -351,12 +459,21 @@ def test_no_series_is_grey():
 
 
 def test_interval_wider_than_the_panel_becomes_a_mark(tmp_path):
-    rows = [run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n) for n in (1, 2) for r in (0, 1)]
-    rows += [run_row(run_id=f"8-{r}", workers=8, repetition=r, train_s=0.2 + 0.001 * r) for r in (0, 1)]
+    rows = [
+        run_row(run_id=f"{n}-{r}", workers=n, repetition=r, train_s=4.0**r / n)
+        for n in (1, 2)
+        for r in (0, 1)
+    ]
+    rows += [
+        run_row(run_id=f"8-{r}", workers=8, repetition=r, train_s=0.2 + 0.001 * r)
+        for r in (0, 1)
+    ]
     with Store(tmp_path / "wide", fsync=False) as store:
         for row in rows:
             store.append(row, [])
-    canvas, (figure,) = draw(load(tmp_path / "wide"), "strong-scaling", choose_style("report"))
+    canvas, (figure,) = draw(
+        load(tmp_path / "wide"), "strong-scaling", choose_style("report")
+    )
     assert canvas.shown[0].marks_wide
     assert canvas.data()["high"].max() > 1000, "the data keep the ends"
     assert [text.get_text() for text in figure.findobj(Text)].count(WIDE) == 1
@@ -370,7 +487,9 @@ def test_mark_of_wide_intervals_is_explained_where_it_is_drawn(tmp_path):
             strategy=strategy,
             workers=workers,
             repetition=repetition,
-            train_s=(9.0 if strategy == "allreduce" and workers == 1 else 1.001) ** repetition / workers,
+            train_s=(9.0 if strategy == "allreduce" and workers == 1 else 1.001)
+            ** repetition
+            / workers,
         )
         for strategy in FAMILIES[:10]
         for workers in ((1,) if strategy == "serial" else (1, 2, 64))
@@ -379,53 +498,95 @@ def test_mark_of_wide_intervals_is_explained_where_it_is_drawn(tmp_path):
     with Store(tmp_path / "wide", fsync=False) as store:
         for row in rows:
             store.append(row, [])
-    canvas, figures = draw(load(tmp_path / "wide"), "strong-scaling", choose_style("slides"))
+    canvas, figures = draw(
+        load(tmp_path / "wide"), "strong-scaling", choose_style("slides")
+    )
     assert len(figures) > 1
     marked = [any(panel.marks_wide for panel in page.panels) for page in canvas._pages]
     assert not all(marked)
-    assert [any(text.get_text() == WIDE for text in figure.findobj(Text)) for figure in figures] == marked
+    assert [
+        any(text.get_text() == WIDE for text in figure.findobj(Text))
+        for figure in figures
+    ] == marked
 
 
-@pytest.mark.parametrize("name", ["strong-scaling", "breakdown", "reduction-parts", "time-to-target"])
+@pytest.mark.parametrize(
+    "name", ["strong-scaling", "breakdown", "reduction-parts", "time-to-target"]
+)
 def test_legend_explains_what_its_page_shows_and_nothing_else(drawn, name):
     canvas, figures = drawn(name, "slides")
     assert len(figures) > 1
     for page, figure in zip(canvas._pages, figures, strict=True):
-        said = {text.get_text().replace("\n", " ") for part in figure.findobj(Legend) for text in part.get_texts()}
+        said = {
+            text.get_text().replace("\n", " ")
+            for part in figure.findobj(Legend)
+            for text in part.get_texts()
+        }
         data = pd.concat([panel.data() for panel in page.panels])
         drawn = data[data["y"].notna() & (data["y"] != 0)]
         shown = {EXECUTION_WORDS[name] for name in drawn["execution"].dropna()}
         assert said & set(EXECUTION_WORDS.values()) == shown
-        crosses = [line for ax in figure.axes for line in ax.get_lines() if line.get_marker() == "x"]
+        crosses = [
+            line
+            for ax in figure.axes
+            for line in ax.get_lines()
+            if line.get_marker() == "x"
+        ]
         marks = [line for line in crosses if line.get_color() == NEUTRAL]
         assert ("oversubscribed (no baseline)" in said) == bool(marks)
-        assert all(mark.zorder < 3 for mark in marks), "points, at 3 and above, would be hidden"
+        assert all(mark.zorder < 3 for mark in marks), (
+            "points, at 3 and above, would be hidden"
+        )
 
 
 def test_part_of_a_reduction_without_bars_is_not_in_the_legend(tmp_path):
     rows = [
-        run_row(run_id=f"{name}-{workers}", strategy=name, workers=workers, train_s=seconds / workers)
-        for name, seconds in (("serial", 8.0), ("allreduce", 8.0), ("horovod", 8.0), ("epoch_average", 6.0))
+        run_row(
+            run_id=f"{name}-{workers}",
+            strategy=name,
+            workers=workers,
+            train_s=seconds / workers,
+        )
+        for name, seconds in (
+            ("serial", 8.0),
+            ("allreduce", 8.0),
+            ("horovod", 8.0),
+            ("epoch_average", 6.0),
+        )
         for workers in ((1,) if name == "serial" else (1, 2, 4))
     ]
     with Store(tmp_path / "parts", fsync=False) as store:
         for row in rows:
             store.append(row, [])
-    _, (figure,) = draw(load(tmp_path / "parts"), "reduction-parts", choose_style("report"))
-    said = " ".join(text.get_text() for part in figure.findobj(Legend) for text in part.get_texts())
+    _, (figure,) = draw(
+        load(tmp_path / "parts"), "reduction-parts", choose_style("report")
+    )
+    said = " ".join(
+        text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()
+    )
     assert "saved by synchronising less often" in said
-    assert "engine" not in said, "allreduce takes as long as horovod: no bar has this part"
+    assert "engine" not in said, (
+        "allreduce takes as long as horovod: no bar has this part"
+    )
 
 
 def test_signs_behind_times_of_bars_are_explained(tmp_path):
     with Store(tmp_path / "disturbed", fsync=False) as store:
         for workers in (1, 2):
-            busy = {"execution": "native", "engine": "mpi", "others_load": 0.9 * (workers == 2)}
+            busy = {
+                "execution": "native",
+                "engine": "mpi",
+                "others_load": 0.9 * (workers == 2),
+            }
             store.append(run_row(run_id=f"busy-{workers}", workers=workers, **busy), [])
-    canvas, (figure,) = draw(load(tmp_path / "disturbed"), "breakdown", choose_style("slides"))
+    canvas, (figure,) = draw(
+        load(tmp_path / "disturbed"), "breakdown", choose_style("slides")
+    )
     texts = [text.get_text() for text in canvas.shown[0].ax.texts]
     assert sum(text.endswith(" †") for text in texts) == 1
-    said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    said = {
+        text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()
+    }
     assert "disturbed by other programs (no baseline)" in said
     assert not any("oversubscribed" in words for words in said)
     assert "†: other programs took" in canvas.caption()
@@ -434,27 +595,53 @@ def test_signs_behind_times_of_bars_are_explained(tmp_path):
 def test_front_is_in_the_legend_of_pages_that_have_one(tmp_path):
     with Store(tmp_path / "disturbed", fsync=False) as store:
         for workers in (1, 2):
-            store.append(run_row(run_id=str(workers), workers=workers, execution="virtual"), [])
+            store.append(
+                run_row(run_id=str(workers), workers=workers, execution="virtual"), []
+            )
             busy = {"execution": "native", "engine": "mpi", "others_load": 0.9}
             store.append(run_row(run_id=f"busy-{workers}", workers=workers, **busy), [])
-    canvas, (figure,) = draw(load(tmp_path / "disturbed"), "accuracy-cost", choose_style("report"))
-    said = {text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()}
+    canvas, (figure,) = draw(
+        load(tmp_path / "disturbed"), "accuracy-cost", choose_style("report")
+    )
+    said = {
+        text.get_text() for part in figure.findobj(Legend) for text in part.get_texts()
+    }
     assert "Pareto front (number: workers)" in said
     native = [panel for panel in canvas.shown if "native" in panel.name]
     assert native
-    assert not any("Pareto front (number: workers)" in panel.explained for panel in native)
+    assert not any(
+        "Pareto front (number: workers)" in panel.explained for panel in native
+    )
 
 
 def test_label_of_a_study_names_model_and_data(tmp_path):
     with Store(tmp_path / "mine", fsync=False) as store:
         store.append(run_row(), [])
-    (tmp_path / "mine/study.yaml").write_text("name: mine\nlabel: A perceptron on digits\n")
+    (tmp_path / "mine/study.yaml").write_text(
+        "name: mine\nlabel: A perceptron on digits\n"
+    )
     canvas, _ = draw(load(tmp_path / "mine"), "strong-scaling", choose_style("report"))
-    assert canvas.caption().partition("accuracy. ")[2].startswith("A perceptron on digits. Virtual on")
+    assert (
+        canvas.caption()
+        .partition("accuracy. ")[2]
+        .startswith("A perceptron on digits. Virtual on")
+    )
 
 
 def test_plot_says_that_panels_are_on_further_pages(eight, tmp_path, invoke):
-    flags = ("--figure", "strong-scaling", "--style", "ieee", "--format", "svg", "--caption", "none")
+    flags = (
+        "--figure",
+        "strong-scaling",
+        "--style",
+        "ieee",
+        "--format",
+        "svg",
+        "--caption",
+        "none",
+    )
     said = invoke("plot", str(eight.folder), *flags, "--output", str(tmp_path))
-    assert "strong-scaling is taller than a page: its further panels are in strong-scaling-2, strong-scaling-3" in said
+    assert (
+        "strong-scaling is taller than a page: its further panels are in strong-scaling-2, strong-scaling-3"
+        in said
+    )
     assert "--columns 2 takes fewer" in said

@@ -23,16 +23,28 @@ COUNTS = (1, 2, 4, 8)
 @pytest.fixture(scope="module")
 def weak(tmp_path_factory) -> Results:
     folder = tmp_path_factory.mktemp("results") / "weak"
-    counts = {"workers": COUNTS, "native_workers": (), "repetitions": 2, "scaling": "weak"}
+    counts = {
+        "workers": COUNTS,
+        "native_workers": (),
+        "repetitions": 2,
+        "scaling": "weak",
+    }
     with Store(folder, fsync=False) as store:
         for run, epochs in study_rows(strategies=("serial", "allreduce"), **counts):
             store.append(run, epochs)
         for place, (strategy, options) in enumerate(EIGHT):
-            for run, epochs in study_rows(strategies=("epoch_average",), seed=place, **counts):
+            for run, epochs in study_rows(
+                strategies=("epoch_average",), seed=place, **counts
+            ):
                 run_id = f"{run.run_id}-{place}"
-                own = {"run_id": run_id, "strategy": strategy, "strategy_options": json.dumps(options)}
+                own = {
+                    "run_id": run_id,
+                    "strategy": strategy,
+                    "strategy_options": json.dumps(options),
+                }
                 store.append(
-                    run.model_copy(update=own), [epoch.model_copy(update={"run_id": run_id}) for epoch in epochs]
+                    run.model_copy(update=own),
+                    [epoch.model_copy(update={"run_id": run_id}) for epoch in epochs],
                 )
     return load(folder)
 
@@ -43,7 +55,11 @@ def tuned(tmp_path_factory) -> Results:
     with Store(folder, fsync=False) as store:
         for place, (strategy, options) in enumerate(EIGHT):
             for workers in COUNTS:
-                own = {"strategy": strategy, "strategy_options": json.dumps(options), "workers": workers}
+                own = {
+                    "strategy": strategy,
+                    "strategy_options": json.dumps(options),
+                    "workers": workers,
+                }
                 for trial in range(TRIALS):
                     reached = None if trial == 0 else 1 / (1 + trial + place)
                     store.append(
@@ -58,10 +74,24 @@ def tuned(tmp_path_factory) -> Results:
                         ),
                         [],
                     )
-                store.append(run_row(**own, run_id=f"{place}-{workers}", tuned=json.dumps({"lr": 0.04})), [])
+                store.append(
+                    run_row(
+                        **own,
+                        run_id=f"{place}-{workers}",
+                        tuned=json.dumps({"lr": 0.04}),
+                    ),
+                    [],
+                )
     keep_study(
         folder,
-        {"tune": {"over": {"lr": [0.01, 0.08]}, "trials": TRIALS, "metric": "time_to_target", "validation": 0.2}},
+        {
+            "tune": {
+                "over": {"lr": [0.01, 0.08]},
+                "trials": TRIALS,
+                "metric": "time_to_target",
+                "validation": 0.2,
+            }
+        },
     )
     return load(folder)
 
@@ -71,7 +101,11 @@ def test_figures_of_other_studies_fit_their_pages(request, name):
     results = request.getfixturevalue("tuned" if name == "tuning" else "weak")
     chosen = choose_style("ieee")
     canvas, pages = draw(results, name, chosen)
-    named = {"".join(text.get_text().split()) for figure in pages for text in figure.findobj(Text)}
+    named = {
+        "".join(text.get_text().split())
+        for figure in pages
+        for text in figure.findobj(Text)
+    }
     assert {"".join(short.split()) for short in canvas.names.values()} <= named
     for figure in pages:
         assert figure.get_size_inches()[1] <= chosen.page_in + 1e-6
@@ -92,19 +126,27 @@ def test_trials_that_reached_nothing_are_on_the_axis(tuned):
 def plain(tmp_path_factory) -> Results:
     folder = tmp_path_factory.mktemp("results") / "plain"
     with Store(folder, fsync=False) as store:
-        for run, epochs in study_rows(workers=(1, 2, 4), native_workers=(1, 2), repetitions=2):
+        for run, epochs in study_rows(
+            workers=(1, 2, 4), native_workers=(1, 2), repetitions=2
+        ):
             store.append(run, epochs)
     return load(folder)
 
 
 def test_time_reduction_has_a_panel_for_each_per_batch_baseline(plain):
     canvas, _ = draw(plain, "time-reduction", choose_style("report"))
-    assert [panel.name for panel in canvas.shown] == ["against allreduce", "against horovod", "against ddp"]
+    assert [panel.name for panel in canvas.shown] == [
+        "against allreduce",
+        "against horovod",
+        "against ddp",
+    ]
 
 
 def test_reduction_parts_say_what_engine_and_frequency_save(plain):
     _, pages = draw(plain, "reduction-parts", choose_style("report"))
-    words = " ".join(" ".join(text.get_text().split()) for text in pages[0].findobj(Text))
+    words = " ".join(
+        " ".join(text.get_text().split()) for text in pages[0].findobj(Text)
+    )
     assert "saved by plain allreduce instead of the baseline's engine" in words
     assert "saved by synchronising less often" in words
 

@@ -23,7 +23,10 @@ from tests.records_factory import study_rows
 def workplace(tmp_path, monkeypatch):
     """A folder with two studies in results/, the newer one called `newer`."""
     rows = study_rows(
-        strategies=("serial", "allreduce", "epoch_average"), workers=(1, 2), native_workers=(), repetitions=1
+        strategies=("serial", "allreduce", "epoch_average"),
+        workers=(1, 2),
+        native_workers=(),
+        repetitions=1,
     )
     for age, name in ((100, "older"), (0, "newer")):
         with Store(tmp_path / "results" / name, fsync=False) as store:
@@ -37,7 +40,10 @@ def workplace(tmp_path, monkeypatch):
 
 def test_plot_draws_newest_study_by_default(workplace):
     done = CliRunner().invoke(plot, ["--figure", "strong-scaling", "--format", "svg"])
-    assert (done.exit_code, done.stdout) == (0, "plots/newer/strong-scaling{.svg,.txt,.tex,.csv}\n")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "plots/newer/strong-scaling{.svg,.txt,.tex,.csv}\n",
+    )
     assert sorted(file.name for file in (workplace / "plots/newer").iterdir()) == [
         ".records",
         "strong-scaling.csv",
@@ -63,10 +69,15 @@ def test_plot_draws_newest_study_by_default(workplace):
 )
 def test_folder_of_studies_means_its_newest(workplace, invoke, monkeypatch, words):
     """Each command on the folder given to `scalebench run --output` takes the study in it."""
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"])  # of an artifact
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"]
+    )  # of an artifact
     (workplace / "results").rename(workplace / "elsewhere")
     code = int(words.startswith("laws"))  # two worker counts are too few for a law
-    said = [invoke(*words.replace("FOLDER", folder).split(), code=code) for folder in ("elsewhere/newer", "elsewhere")]
+    said = [
+        invoke(*words.replace("FOLDER", folder).split(), code=code)
+        for folder in ("elsewhere/newer", "elsewhere")
+    ]
     assert said[0] == said[1]
 
 
@@ -76,24 +87,38 @@ def test_studies_of_one_name_get_separate_folders(workplace):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
     places = {"before": "newer", "after": "newer-2"}
     for folder, place in [*places.items(), *places.items()]:
-        drawn = CliRunner().invoke(plot, [f"{folder}/newer", "--figure", "strong-scaling", "--format", "svg"])
+        drawn = CliRunner().invoke(
+            plot, [f"{folder}/newer", "--figure", "strong-scaling", "--format", "svg"]
+        )
         assert drawn.stdout == f"plots/{place}/strong-scaling{{.svg,.txt,.tex,.csv}}\n"
     for folder, place in places.items():
         reported = CliRunner().invoke(report, [f"{folder}/newer"])
         assert reported.stdout == f"plots/{place}/report.html\n"
     for name in ("newer", "newer-2"):
-        assert str(workplace) not in (workplace / "plots" / name / ".records").read_text()
+        assert (
+            str(workplace) not in (workplace / "plots" / name / ".records").read_text()
+        )
     (workplace / "plots/older").mkdir()
-    drawn = CliRunner().invoke(plot, ["results/older", "--figure", "strong-scaling", "--format", "svg"])
+    drawn = CliRunner().invoke(
+        plot, ["results/older", "--figure", "strong-scaling", "--format", "svg"]
+    )
     assert drawn.stdout.startswith("plots/older/"), "a folder without a mark is taken"
 
 
 def test_absent_figures_are_named_with_reason(workplace, monkeypatch):
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["time-reduction", "agreement"])
-    done = CliRunner().invoke(plot, ["results/older", "--output", "here", "--format", "svg"])
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures",
+        lambda: ["time-reduction", "agreement"],
+    )
+    done = CliRunner().invoke(
+        plot, ["results/older", "--output", "here", "--format", "svg"]
+    )
     assert done.exit_code == 0
     assert "here/older/time-reduction{.svg,.txt,.tex,.csv}" in done.stdout
-    assert "agreement not drawn: no strategy ran both virtually and natively" in done.stderr
+    assert (
+        "agreement not drawn: no strategy ran both virtually and natively"
+        in done.stderr
+    )
 
 
 def test_figures_that_can_be_drawn_are_drawn_beside_one_that_cannot(workplace, invoke):
@@ -113,7 +138,10 @@ def test_figures_that_can_be_drawn_are_drawn_beside_one_that_cannot(workplace, i
 )
 def test_wrong_request_exits_2_with_one_line(workplace, arguments, message):
     done = subprocess.run(
-        [sys.executable, "-m", "scalebench", "plot", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "scalebench", "plot", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     assert message in done.stderr
@@ -132,7 +160,9 @@ def test_figures_are_listed_and_the_command_parsed_without_training_or_analysis(
         "describe_figures(); scalebench.cli.plot.PlotRequest().figures()\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n[]\n"
 
 
@@ -143,12 +173,17 @@ def test_figures_are_imported_without_torch():
 
 def test_figures_are_listed_as_their_classes_declare_them():
     classes = [FIGURES.find(name) for name in FIGURES.names()]
-    assert declared_figures() == [Declared(kind.name, kind.summary, kind.by_default) for kind in classes]
+    assert declared_figures() == [
+        Declared(kind.name, kind.summary, kind.by_default) for kind in classes
+    ]
 
 
 def test_plot_is_a_command():
 
     done = subprocess.run(
-        [sys.executable, "-m", "scalebench", "plot", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "scalebench", "plot", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--figure" in done.stdout

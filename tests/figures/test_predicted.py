@@ -17,7 +17,10 @@ from scalebench.pricing.prediction import Predictor
 from scalebench.study.spec import Component
 from tests.pricing.test_prediction import predictor
 
-STRATEGIES = [Component(name="allreduce"), Component(name="local_sgd", options={"steps": 4})]
+STRATEGIES = [
+    Component(name="allreduce"),
+    Component(name="local_sgd", options={"steps": 4}),
+]
 
 
 def test_points_have_the_batch_and_the_interval_that_hold_an_efficiency():
@@ -25,14 +28,26 @@ def test_points_have_the_batch_and_the_interval_that_hold_an_efficiency():
     grid = predict(own, STRATEGIES, [2, 64])
     with house_style():
         canvas = Canvas("prediction")
-        fill_prediction(canvas, grid, [held_at(own, point) for point in grid.points], "resnet50", of_all=False)
+        fill_prediction(
+            canvas,
+            grid,
+            [held_at(own, point) for point in grid.points],
+            "resnet50",
+            of_all=False,
+        )
         canvas.finish()
     data = canvas.data()
     assert set(data["execution"].dropna()) == {"modelled"}
     drawn = data.set_index(["quantity", "series", "workers"])["y"]
     for quantity, found in (
         ("batch", {_place(point): batch_for(own, point) for point in grid.points}),
-        ("interval", {_place(point): (interval_for(own, point) or (None, None))[1] for point in grid.points}),
+        (
+            "interval",
+            {
+                _place(point): (interval_for(own, point) or (None, None))[1]
+                for point in grid.points
+            },
+        ),
     ):
         held = {place: value for place, value in found.items() if value is not None}
         assert held
@@ -46,12 +61,25 @@ def test_points_outside_the_inputs_range_are_crossed():
     grid = predict(own, STRATEGIES[:1], [2, 16])
     with house_style():
         canvas = Canvas("prediction")
-        fill_prediction(canvas, grid, [held_at(own, point) for point in grid.points], "resnet50", of_all=False)
+        fill_prediction(
+            canvas,
+            grid,
+            [held_at(own, point) for point in grid.points],
+            "resnet50",
+            of_all=False,
+        )
         canvas.finish()
-    crossed = canvas.data().dropna(subset=["workers"]).groupby("workers")["oversubscribed"].all()
+    crossed = (
+        canvas.data()
+        .dropna(subset=["workers"])
+        .groupby("workers")["oversubscribed"]
+        .all()
+    )
     assert crossed.to_dict() == {2: False, 16: True}
     assert OUTSIDE in {
-        text.get_text() for legend in canvas._pages[0].figure.findobj(Legend) for text in legend.get_texts()
+        text.get_text()
+        for legend in canvas._pages[0].figure.findobj(Legend)
+        for text in legend.get_texts()
     }
 
 
@@ -62,7 +90,13 @@ def _place(point):
 def test_equal_lines_are_drawn_apart_with_their_crosses():
     frame = pd.DataFrame(
         [
-            {"execution": "modelled", "engine": "virtual", "series": name, "workers": workers, "interval": 8.0}
+            {
+                "execution": "modelled",
+                "engine": "virtual",
+                "series": name,
+                "workers": workers,
+                "interval": 8.0,
+            }
             for name in ("allreduce", "ddp")
             for workers in (2, 4)
         ]
@@ -70,7 +104,9 @@ def test_equal_lines_are_drawn_apart_with_their_crosses():
     with house_style():
         [[panel]] = Canvas("prediction").grids((1, 1, 2.0))
         panel.title("interval")
-        panel.curve(frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart_pt=1.6)
+        panel.curve(
+            frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart_pt=1.6
+        )
     heights = [line.get_transform().transform((2, 8.0))[1] for line in panel.ax.lines]
     assert len(heights) == 4
     assert heights[0] == heights[1] < heights[2] == heights[3]

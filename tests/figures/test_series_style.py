@@ -15,11 +15,20 @@ SWEEPS = [
     [f"diloco(steps={n})" for n in (8, 16, 32, 64)],
     ["allreduce on gloo", "allreduce(compression=bf16)", "allreduce(compression=topk)"],
 ]
-LABELS = [*registry.names(), *chain(*SWEEPS), "mine.py:Mine", "mine.py:Mine(first=3)", "ours.py:Other"]
+LABELS = [
+    *registry.names(),
+    *chain(*SWEEPS),
+    "mine.py:Mine",
+    "mine.py:Mine(first=3)",
+    "ours.py:Other",
+]
 
 
 def shown(names):
-    return {name: (look.color, look.marker, look.inside) for name, look in looks(names).items()}
+    return {
+        name: (look.color, look.marker, look.inside)
+        for name, look in looks(names).items()
+    }
 
 
 def test_strategies_have_distinct_looks():
@@ -29,7 +38,14 @@ def test_strategies_have_distinct_looks():
 
 def test_common_strategies_look_the_same_in_every_study():
     whole = shown(LABELS)
-    for name in ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"):
+    for name in (
+        "serial",
+        "allreduce",
+        "horovod",
+        "ddp",
+        "epoch_average",
+        "epoch_async",
+    ):
         assert shown([name, "slowmo", "diloco(steps=8)"])[name] == whole[name]
 
 
@@ -49,4 +65,6 @@ def test_common_option_values_differ_in_colour(labels):
 def test_many_options_of_a_strategy_differ():
     names = [f"mine.py:Mine(first={n})" for n in range(24)]
     assert len(set(shown(names).values())) == 24
-    assert len(shown([f"mine.py:Mine(first={n})" for n in range(300)])) == 300, "more than there are looks"
+    assert len(shown([f"mine.py:Mine(first={n})" for n in range(300)])) == 300, (
+        "more than there are looks"
+    )

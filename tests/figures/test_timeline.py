@@ -24,16 +24,23 @@ LAPS = [
 ]  # fmt: skip
 
 
-def drawn(tmp_path: Path, timeline: Timeline, **values: object) -> list[tuple[str, str, float, float]]:
+def drawn(
+    tmp_path: Path, timeline: Timeline, **values: object
+) -> list[tuple[str, str, float, float]]:
     files = draw_timeline(timeline, tmp_path / "timeline", ("svg",), **values)  # type: ignore[arg-type]
     with files[-1].open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["lane", "activity", "begin_s", "end_s"]
-    return [(lane, activity, float(begin), float(end)) for lane, activity, begin, end in rows[1:]]
+    return [
+        (lane, activity, float(begin), float(end))
+        for lane, activity, begin, end in rows[1:]
+    ]
 
 
 def test_compute_of_a_step_is_one_bar(tmp_path: Path) -> None:
-    rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]))
+    rows = drawn(
+        tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])])
+    )
     assert [row[1:] for row in rows] == [
         ("data", 0.0, 0.1), ("compute", 0.1, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.9),
         ("communication", 0.9, 1.0),
@@ -41,24 +48,46 @@ def test_compute_of_a_step_is_one_bar(tmp_path: Path) -> None:
 
 
 def test_window_cuts_bars(tmp_path: Path) -> None:
-    rows = drawn(tmp_path, Timeline("t", "virtual", "about", [Lane("worker 0", LAPS)]), window=(0.3, 0.85))
-    assert [row[1:] for row in rows] == [("compute", 0.3, 0.5), ("compute", 0.5, 0.8), ("waiting", 0.8, 0.85)]
+    rows = drawn(
+        tmp_path,
+        Timeline("t", "virtual", "about", [Lane("worker 0", LAPS)]),
+        window=(0.3, 0.85),
+    )
+    assert [row[1:] for row in rows] == [
+        ("compute", 0.3, 0.5),
+        ("compute", 0.5, 0.8),
+        ("waiting", 0.8, 0.85),
+    ]
 
 
 def test_trace_file_has_laps_in_microseconds(tmp_path: Path) -> None:
-    write_chrome(Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]), tmp_path / "t.trace.json")
+    write_chrome(
+        Timeline("t", "virtual", "about", [Lane("worker 0", LAPS, [1.0])]),
+        tmp_path / "t.trace.json",
+    )
     events = json.loads((tmp_path / "t.trace.json").read_text())["traceEvents"]
     laps = [(e["name"], e["cat"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert laps[3] == ("update", "compute", 4e5, 1e5)
     assert len(laps) == len(LAPS)
-    assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [("end of epoch 1", 1e6)]
+    assert [(e["name"], e["ts"]) for e in events if e["ph"] == "i"] == [
+        ("end of epoch 1", 1e6)
+    ]
 
 
 def test_laps_below_a_nanosecond_are_left_out(tmp_path: Path) -> None:
-    laps = [Lap("communication", 0.0, 0.1), Lap("waiting", 0.1, 0.1 + 1e-10), Lap("communication", 0.1, 0.2)]
-    write_chrome(Timeline("t", "native", "about", [Lane("tensor", laps)]), tmp_path / "t.trace.json")
+    laps = [
+        Lap("communication", 0.0, 0.1),
+        Lap("waiting", 0.1, 0.1 + 1e-10),
+        Lap("communication", 0.1, 0.2),
+    ]
+    write_chrome(
+        Timeline("t", "native", "about", [Lane("tensor", laps)]),
+        tmp_path / "t.trace.json",
+    )
     document = json.loads((tmp_path / "t.trace.json").read_text())
-    assert [event["name"] for event in document["traceEvents"] if event["ph"] == "X"] == ["communication"] * 2
+    assert [
+        event["name"] for event in document["traceEvents"] if event["ph"] == "X"
+    ] == ["communication"] * 2
     assert broken_rules(document) == []
 
 
@@ -71,8 +100,14 @@ def test_trace_file_of_every_strategy_is_valid(tmp_path: Path, name: str) -> Non
     assert broken_rules(document) == []
     drawn = sum(len(lane.laps) for lane in timeline.lanes)
     assert sum(event["ph"] == "X" for event in document["traceEvents"]) == drawn > 40
-    lanes = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"]
-    workers = ["worker 0"] if name == "serial" else [f"worker {rank}" for rank in range(4)]
+    lanes = [
+        event["args"]["name"]
+        for event in document["traceEvents"]
+        if event["name"] == "thread_name"
+    ]
+    workers = (
+        ["worker 0"] if name == "serial" else [f"worker {rank}" for rank in range(4)]
+    )
     served = Capability.SERVER in registry.create(name, {}).requires
     assert lanes == workers + ["server"] * served
 
@@ -81,24 +116,44 @@ def test_server_lane_has_one_lap_per_request() -> None:
     """12 steps of four workers; worker 0 shares the server's node and reaches it in zero time."""
     *workers, server = timeline_of("asp").lanes
     assert {lap.activity for lap in server.laps} == {"serving"}
-    assert len(server.laps) == 3 * sum(lap.activity == "forward" for lap in workers[2].laps)
-    waits = [lap for worker in workers for lap in worker.laps if lap.activity == "waiting"]
-    assert all(any(lap.begin_s < busy.end_s and busy.begin_s < lap.end_s for busy in server.laps) for lap in waits[:-4])
+    assert len(server.laps) == 3 * sum(
+        lap.activity == "forward" for lap in workers[2].laps
+    )
+    waits = [
+        lap for worker in workers for lap in worker.laps if lap.activity == "waiting"
+    ]
+    assert all(
+        any(
+            lap.begin_s < busy.end_s and busy.begin_s < lap.end_s
+            for busy in server.laps
+        )
+        for lap in waits[:-4]
+    )
 
 
 def test_horovod_timeline_gives_one_lane_per_tensor() -> None:
     lanes = read_horovod(RECORDED)
-    assert [lane.name for lane in lanes] == ["Horovod: allreduce.a", "Horovod: allreduce.b"]
+    assert [lane.name for lane in lanes] == [
+        "Horovod: allreduce.a",
+        "Horovod: allreduce.b",
+    ]
     first = lanes[0].laps[0]
-    assert first == Lap("waiting", 0.008141, 0.016054)  # NEGOTIATE_ALLREDUCE, microseconds 8141 to 16054 in the file
+    assert first == Lap(
+        "waiting", 0.008141, 0.016054
+    )  # NEGOTIATE_ALLREDUCE, microseconds 8141 to 16054 in the file
     for lane in lanes:
         assert [lap.activity for lap in lane.laps] == ["waiting", "communication"] * 3
 
 
 def test_horovod_timeline_is_shifted_to_run_start() -> None:
-    origin = json.loads(RECORDED.read_text())[0]["args"]["start_time_since_epoch_in_micros"] / 1e6
+    origin = (
+        json.loads(RECORDED.read_text())[0]["args"]["start_time_since_epoch_in_micros"]
+        / 1e6
+    )
     later = read_horovod(RECORDED, began_unix_s=origin + 0.020)
-    assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)  # earlier events are left out
+    assert later[0].laps[0].begin_s == pytest.approx(
+        0.040088 - 0.020, abs=1e-6
+    )  # earlier events are left out
 
 
 def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
@@ -125,7 +180,9 @@ def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
         '[{"ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": "now"}}]',
     ],
 )
-def test_invalid_horovod_timeline_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+def test_invalid_horovod_timeline_is_refused_with_its_name(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ResultsError, match=r"other\.json is no timeline of Horovod"):
         read_horovod(tmp_path / "other.json", began_unix_s=1.0)
@@ -134,17 +191,28 @@ def test_invalid_horovod_timeline_is_refused_with_its_name(tmp_path: Path, text:
 def test_asynchronous_workers_do_not_wait_for_the_slow_one() -> None:
     def waited(name: str) -> list[float]:
         lanes = timeline_of(name).lanes
-        return [sum(lap.end_s - lap.begin_s for lap in lane.laps[:-2] if lap.activity == "waiting") for lane in lanes]
+        return [
+            sum(
+                lap.end_s - lap.begin_s
+                for lap in lane.laps[:-2]
+                if lap.activity == "waiting"
+            )
+            for lane in lanes
+        ]
 
     synchronous, asynchronous = waited("epoch_average"), waited("epoch_async")
     assert synchronous[2] == 0
-    assert min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3  # six steps, half a millisecond each
+    assert (
+        min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3
+    )  # six steps, half a millisecond each
     assert max(asynchronous) < 0.5e-3  # for access to the shared model only
 
 
 def test_pages_draw_the_same_bytes_again(tmp_path: Path) -> None:
     draw_pages(tmp_path / "a", ["allreduce"])
     draw_pages(tmp_path / "b", ["allreduce"])
-    first, second = (tmp_path / name / "timelines" / "allreduce.png" for name in ("a", "b"))
+    first, second = (
+        tmp_path / name / "timelines" / "allreduce.png" for name in ("a", "b")
+    )
     assert first.read_bytes() == second.read_bytes()
     assert set(OPTIONS) <= set(registry.names())

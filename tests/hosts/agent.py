@@ -1,6 +1,7 @@
 """Start a command on another host as ssh does: by its name, without the environment of the caller.
 
-`python agent.py serve FOLDER NAME` listens on host NAME; `python agent.py FOLDER NAME COMMAND...` runs there.
+`python agent.py serve FOLDER NAME` listens on host NAME; `python agent.py FOLDER NAME
+COMMAND...` runs there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def serve(path: Path) -> None:
     listener.bind(str(path))
     listener.listen()
     while True:
-        threading.Thread(target=_answer, args=(listener.accept()[0],), daemon=True).start()
+        threading.Thread(
+            target=_answer, args=(listener.accept()[0],), daemon=True
+        ).start()
 
 
 def _answer(caller: socket.socket) -> None:

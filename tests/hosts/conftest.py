@@ -24,7 +24,9 @@ AGENT = Path(__file__).with_name("agent.py")
 def hosts() -> Iterator[Hosts]:
     if reason := machines.why_not() or engines.available("mpi"):
         pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="scalebench-hosts-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="scalebench-hosts-", ignore_cleanup_errors=True
+    ) as folder:
         Path(folder).chmod(0o755)
         disk = Path(folder) / "disk"
         disk.mkdir()
@@ -67,5 +69,8 @@ def reached_by_name(hosts: Hosts) -> dict[str, str]:
     agent.chmod(0o755)
     hostfile = hosts.folder / "hostfile"
     hostfile.write_text("".join(f"{node.name} slots=1\n" for node in hosts.nodes))
-    named = {"PRTE_MCA_plm_ssh_agent": str(agent), "PRTE_MCA_prte_default_hostfile": str(hostfile)}
+    named = {
+        "PRTE_MCA_plm_ssh_agent": str(agent),
+        "PRTE_MCA_prte_default_hostfile": str(hostfile),
+    }
     return slurm.on_a_host(os.environ) | named

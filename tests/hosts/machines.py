@@ -1,7 +1,8 @@
 """Several hosts on one machine, each with its own network, host name, /etc/hosts, /dev/shm and process ids.
 
-Nothing of them is visible outside: the bridge lies in the network namespace of the host `login`, names are resolved by
-files bound over /etc/hosts, and all processes of a host are children of one, which ends when this process does.
+Nothing of them is visible outside: the bridge lies in the network namespace of the host
+`login`, names are resolved by files bound over /etc/hosts, and all processes of a host
+are children of one, which ends when this process does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from pathlib import Path
 CORES = 2  # of each host
 LOGIN = "login"
 TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
-_UNSHARE = ("unshare", "--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child")
+_UNSHARE = (
+    "unshare",
+    "--net",
+    "--uts",
+    "--ipc",
+    "--pid",
+    "--mount",
+    "--mount-proc",
+    "--fork",
+    "--kill-child",
+)
 _END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 _INIT = """
 hostname {name}
@@ -40,7 +51,11 @@ def why_not() -> str:
         text=True,
         timeout=30,
     )
-    return f"no namespaces may be made here: {tried.stderr.strip()}" if tried.returncode else ""
+    return (
+        f"no namespaces may be made here: {tried.stderr.strip()}"
+        if tried.returncode
+        else ""
+    )
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
@@ -59,46 +74,87 @@ class Host:
         folder.mkdir()
         (folder / "hosts").touch()
         allowed = sorted(os.sched_getaffinity(0))
-        cores = {allowed[core % len(allowed)] for core in range(first_core, first_core + CORES)}
+        cores = {
+            allowed[core % len(allowed)]
+            for core in range(first_core, first_core + CORES)
+        }
 
         self._holder = subprocess.Popen(
-            [*_END_WITH_PARENT, *_UNSHARE, "bash", "-c", _INIT.format(name=name, folder=folder)],
+            [
+                *_END_WITH_PARENT,
+                *_UNSHARE,
+                "bash",
+                "-c",
+                _INIT.format(name=name, folder=folder),
+            ],
             stdin=subprocess.DEVNULL,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         self._daemons: list[subprocess.Popen[str]] = []
         until((folder / "up").exists, f"host {name} is up")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
-        self.pid = int(children.read_text().split()[0])  # of its first process, as seen from here
+        self.pid = int(
+            children.read_text().split()[0]
+        )  # of its first process, as seen from here
 
     def resolve(self, names: Mapping[str, str]) -> None:
         """Write this host's /etc/hosts: `names` by address."""
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
-        (self.folder / "hosts").write_text("\n".join(lines) + "\n")  # in place: it is bound over /etc/hosts
+        lines = [
+            "127.0.0.1 localhost",
+            *(f"{address} {name}" for name, address in names.items()),
+        ]
+        (self.folder / "hosts").write_text(
+            "\n".join(lines) + "\n"
+        )  # in place: it is bound over /etc/hosts
 
     def start(
         self, command: Sequence[str | Path], *, cwd: Path = Path("/"), **options: object
     ) -> subprocess.Popen[str]:
         """Start a process on this host, which ends with the calling process."""
-        enter = [*_END_WITH_PARENT, "nsenter", "--all", f"--target={self.pid}", f"--wd={cwd}"]
+        enter = [
+            *_END_WITH_PARENT,
+            "nsenter",
+            "--all",
+            f"--target={self.pid}",
+            f"--wd={cwd}",
+        ]
         return subprocess.Popen([*enter, *map(str, command)], text=True, **options)
 
-    def daemon(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+    def daemon(
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a process that runs on this host until the host is closed."""
         with (self.folder / f"{Path(command[0]).name}.txt").open("w") as out:
-            options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "env": environment}
+            options = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": out,
+                "stderr": out,
+                "env": environment,
+            }
             self._daemons.append(self.start(command, **options))
 
-    def call(self, command: Sequence[str | Path], *, timeout: float = 30.0, **options: object) -> str:
+    def call(
+        self, command: Sequence[str | Path], *, timeout: float = 30.0, **options: object
+    ) -> str:
         """Run a command on this host and return its standard output.
 
         Raises:
             AssertionError: the command failed, or took longer than `timeout` seconds.
         """
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = self.start(["timeout", "--kill-after=5", f"{timeout:g}", *command], **pipes, **options)
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        process = self.start(
+            ["timeout", "--kill-after=5", f"{timeout:g}", *command], **pipes, **options
+        )
         out, err = process.communicate()
-        assert process.returncode == 0, f"{self.name}: {command} ended with {process.returncode}: {out}{err}"
+        assert process.returncode == 0, (
+            f"{self.name}: {command} ended with {process.returncode}: {out}{err}"
+        )
         return out
 
     def close(self) -> None:
@@ -114,19 +170,30 @@ class Hosts:
     def __init__(self, folder: Path, count: int, rate: str | None = None) -> None:
         self.folder = folder
         self.login = Host(LOGIN, "10.78.0.254", folder / LOGIN, 0)
-        self.nodes = [Host(f"n{i}", f"10.78.0.{i + 1}", folder / f"n{i}", CORES * i) for i in range(count)]
+        self.nodes = [
+            Host(f"n{i}", f"10.78.0.{i + 1}", folder / f"n{i}", CORES * i)
+            for i in range(count)
+        ]
         self.login.call(["ip", "link", "add", "hosts", "type", "bridge"])
-        self.login.call(["ip", "addr", "add", f"{self.login.address}/24", "dev", "hosts"])
+        self.login.call(
+            ["ip", "addr", "add", f"{self.login.address}/24", "dev", "hosts"]
+        )
         self.login.call(["ip", "link", "set", "hosts", "up"])
         for node in self.nodes:
             self._connect(node, rate)
         self.resolve_all()
 
     def _connect(self, node: Host, rate: str | None) -> None:
-        enter = ["nsenter", "--net", f"--target={self.login.pid}"]  # where the other's process id is known
+        enter = [
+            "nsenter",
+            "--net",
+            f"--target={self.login.pid}",
+        ]  # where the other's process id is known
         link = f"to-{node.name}"
         pair = ["type", "veth", "peer", "name", "eth0", "netns", str(node.pid)]
-        subprocess.run([*enter, "ip", "link", "add", link, *pair], check=True, timeout=30)
+        subprocess.run(
+            [*enter, "ip", "link", "add", link, *pair], check=True, timeout=30
+        )
         self.login.call(["ip", "link", "set", link, "master", "hosts", "up"])
         node.call(["ip", "addr", "add", f"{node.address}/24", "dev", "eth0"])
         node.call(["ip", "link", "set", "eth0", "up"])

@@ -64,29 +64,47 @@ class Slurm:
             for node in hosts.nodes
         ]
         conf.write_text(_CONF.format(folder=self.folder) + "".join(nodes))
-        (self.folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")  # the hosts have /tmp in common
+        (self.folder / "mpi.conf").write_text(
+            "PMIxCliTmpDirBase=/dev/shm\n"
+        )  # the hosts have /tmp in common
         for number in range(GPUS):
-            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR, os.makedev(_NVIDIA, 200 + number))
-        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
+            os.mknod(
+                self.folder / f"gpu{number}",
+                stat.S_IFCHR,
+                os.makedev(_NVIDIA, 200 + number),
+            )
+        (self.folder / "gres.conf").write_text(
+            f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n"
+        )
         self._authenticate()
         self.start_controller()
         for node in hosts.nodes:
             (self.folder / f"spool.{node.name}").mkdir()
             self._start_daemon(node)
-        until(lambda: self._idle() == len(hosts.nodes), f"nodes are idle; see {self.folder}")
+        until(
+            lambda: self._idle() == len(hosts.nodes),
+            f"nodes are idle; see {self.folder}",
+        )
 
     def _authenticate(self) -> None:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+        files = [
+            f"--{name}-file={self.folder}/munge.{name}"
+            for name in ("key", "pid", "log", "seed")
+        ]
         socket = self.folder / "munge.socket"
-        self.hosts.login.daemon(["munged", "--foreground", "--force", f"--socket={socket}", *files])
+        self.hosts.login.daemon(
+            ["munged", "--foreground", "--force", f"--socket={socket}", *files]
+        )
         until(socket.exists, f"munged listens; see {self.folder}")
 
     def start_controller(self) -> None:
         """Start slurmctld, with the state in which another one left the cluster."""
-        self.hosts.login.daemon(["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
+        self.hosts.login.daemon(
+            ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]]
+        )
 
     def stop_controller(self) -> None:
         """Kill slurmctld."""
@@ -96,7 +114,13 @@ class Slurm:
     def lose(self, node: Host) -> None:
         """Kill all processes of a node, as a power failure does, and let Slurm know at once that it is down."""
         node.start(["sh", "-c", "rm -rf /dev/shm/*; kill -KILL -1"]).wait(30)
-        update = ["scontrol", "update", f"NodeName={node.name}", "State=DOWN", "Reason=lost"]
+        update = [
+            "scontrol",
+            "update",
+            f"NodeName={node.name}",
+            "State=DOWN",
+            "Reason=lost",
+        ]
         self.hosts.login.call(update, env=self.environment)
 
     def bring_back(self, node: Host) -> None:
@@ -104,27 +128,44 @@ class Slurm:
         self._start_daemon(node)
 
     def _start_daemon(self, node: Host) -> None:
-        node.daemon(["slurmd", "-D", "-N", node.name, "-f", self.environment["SLURM_CONF"]])
+        node.daemon(
+            ["slurmd", "-D", "-N", node.name, "-f", self.environment["SLURM_CONF"]]
+        )
 
     def _answers(self) -> bool:
         try:
-            self.hosts.login.call(["scontrol", "ping"], env=self.environment, timeout=10)
+            self.hosts.login.call(
+                ["scontrol", "ping"], env=self.environment, timeout=10
+            )
         except AssertionError:
             return False
         return True
 
     def _idle(self) -> int:
         try:
-            states = self.hosts.login.call(["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10)
+            states = self.hosts.login.call(
+                ["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10
+            )
         except AssertionError:  # slurmctld is not up yet
             return 0
         return states.split().count("idle")
 
-    def sbatch(self, script: str, folder: Path, *options: str, **environment: str) -> int:
+    def sbatch(
+        self, script: str, folder: Path, *options: str, **environment: str
+    ) -> int:
         """Submit `script`, whose output goes to `folder`/job.txt; return the job number, 0 with --test-only."""
         (folder / "job.sh").write_text(script)
-        command = ["sbatch", "--parsable", f"--chdir={folder}", "--output=job.txt", *options, str(folder / "job.sh")]
-        return int(self.hosts.login.call(command, env=self.environment | environment) or 0)
+        command = [
+            "sbatch",
+            "--parsable",
+            f"--chdir={folder}",
+            "--output=job.txt",
+            *options,
+            str(folder / "job.sh"),
+        ]
+        return int(
+            self.hosts.login.call(command, env=self.environment | environment) or 0
+        )
 
     def wait(self, job: int, seconds: float = 300.0) -> str:
         """Return the state in which the job ended; cancel it after `seconds`."""
@@ -137,14 +178,26 @@ class Slurm:
         return state
 
     def state(self, job: int) -> str:
-        return next(word.partition("=")[2] for word in self.shown(job).split() if word.startswith("JobState="))
+        return next(
+            word.partition("=")[2]
+            for word in self.shown(job).split()
+            if word.startswith("JobState=")
+        )
 
     def shown(self, job: int) -> str:
         """Return the facts of the job that `scontrol show job` prints, in one line."""
-        return self.hosts.login.call(["scontrol", "show", "job", "-o", str(job)], env=self.environment)
+        return self.hosts.login.call(
+            ["scontrol", "show", "job", "-o", str(job)], env=self.environment
+        )
 
 
 def on_a_host(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the variables of an outer Slurm, with temporary files in the host's own memory."""
-    kept = {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-    return kept | {"TMPDIR": "/dev/shm"}  # daemons' folders have process ids as names, and hosts have these in common
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(("SLURM_", "SBATCH_"))
+    }
+    return kept | {
+        "TMPDIR": "/dev/shm"
+    }  # daemons' folders have process ids as names, and hosts have these in common

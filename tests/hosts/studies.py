@@ -49,7 +49,9 @@ def beats(folder: Path, launch: int) -> list[Beat]:
 def is_training(folder: Path, launch: int) -> bool:
     """Return True if all ranks of a launch are past their first batches."""
     found = beats(folder, launch)
-    return bool(found) and all(beat.phase == Phase.TRAINING and beat.batches > 5 for beat in found)
+    return bool(found) and all(
+        beat.phase == Phase.TRAINING and beat.batches > 5 for beat in found
+    )
 
 
 def errors_in(folder: Path) -> list[str]:

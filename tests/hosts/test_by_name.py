@@ -10,9 +10,21 @@ import pytest
 
 from scalebench.comm import engines
 from tests.hosts.machines import until
-from tests.hosts.studies import SCALEBENCH, beats, errors_in, finished, is_training, rows_in, study
+from tests.hosts.studies import (
+    SCALEBENCH,
+    beats,
+    errors_in,
+    finished,
+    is_training,
+    rows_in,
+    study,
+)
 
-PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+PIPES = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+}
 IMPATIENT = """
 import scalebench.launch.real_runs as mpirun
 from scalebench.cli.main import main
@@ -34,12 +46,16 @@ def begin(hosts, by_name, tmp_path):
     def begin(text, command=(SCALEBENCH,), **environment):
         (tmp_path / "study.yaml").write_text(text)
         words = [*command, "run", "study.yaml", "--output", "results"]
-        return hosts.nodes[0].start(words, cwd=tmp_path, env=by_name | environment, **PIPES)
+        return hosts.nodes[0].start(
+            words, cwd=tmp_path, env=by_name | environment, **PIPES
+        )
 
     return begin
 
 
-def test_nodes_cores_binding_names_and_variables_are_those_of_the_launch(hosts, begin, tmp_path):
+def test_nodes_cores_binding_names_and_variables_are_those_of_the_launch(
+    hosts, begin, tmp_path
+):
     """A host knows its own name as 127.0.1.1, as Debian writes it; mpirun gets addresses from its hostfile.
 
     Horovod would wait for ever if rank 0 alone had this fusion threshold.
@@ -48,18 +64,27 @@ def test_nodes_cores_binding_names_and_variables_are_those_of_the_launch(hosts, 
     if engines.available("horovod") is None:
         names.append("horovod: {cycle_time_ms: 25, fusion_threshold_mib: 0}")
     for node in hosts.nodes:
-        node.resolve({"127.0.1.1": node.name} | {other.address: other.name for other in hosts.nodes if other != node})
+        node.resolve(
+            {"127.0.1.1": node.name}
+            | {other.address: other.name for other in hosts.nodes if other != node}
+        )
     printed = finished(begin(study(3, *names)), 250)
     hosts.resolve_all()
     rows = rows_in(tmp_path)
     assert set(rows) == {name.partition(":")[0] for name in names}, printed
     for row in rows.values():
         assert row["status"] == "completed", f"{row['error']} {printed}"
-        assert (row["nodes"], row["workers_per_node"], row["oversubscribed"]) == ("3", "1", "false")
+        assert (row["nodes"], row["workers_per_node"], row["oversubscribed"]) == (
+            "3",
+            "1",
+            "false",
+        )
         assert row["binding"] == "core:2"
 
 
-def test_a_host_that_does_not_see_the_results_is_named_before_anything_runs(hosts, begin, tmp_path):
+def test_a_host_that_does_not_see_the_results_is_named_before_anything_runs(
+    hosts, begin, tmp_path
+):
     (tmp_path / "results").mkdir()
     hosts.nodes[2].call(["mount", "-t", "tmpfs", "none", tmp_path / "results"])
     printed = finished(begin(study(3, "allreduce")), 100)
@@ -69,25 +94,42 @@ def test_a_host_that_does_not_see_the_results_is_named_before_anything_runs(host
     assert errors_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("killed", [["allreduce"], pytest.param(["allreduce", "ddp"], marks=pytest.mark.thorough)])
-def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(hosts, begin, tmp_path, killed):
+@pytest.mark.parametrize(
+    "killed",
+    [["allreduce"], pytest.param(["allreduce", "ddp"], marks=pytest.mark.thorough)],
+)
+def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(
+    hosts, begin, tmp_path, killed
+):
     """A launch for each run: a rank of MPI or of gloo is killed, then a daemon, then two hosts cannot connect.
 
     The other ranks notice broken connections before the launcher learns of a death.
     """
     there, other = hosts.nodes[2], hosts.nodes[1]
     cut = ["blackhole", f"{other.address}/32"]
-    text = study(3, *killed, "epoch_average", "bmuf", epochs=10**5, warmup_runs=0, patience=10)
+    text = study(
+        3, *killed, "epoch_average", "bmuf", epochs=10**5, warmup_runs=0, patience=10
+    )
     process = begin(text, (sys.executable, "-c", IMPATIENT))
     last = len(killed) + 1
     for launch in range(1, last + 1):
-        until(lambda number=launch: is_training(tmp_path, number), f"launch {launch} trains", 100)
+        until(
+            lambda number=launch: is_training(tmp_path, number),
+            f"launch {launch} trains",
+            100,
+        )
         if launch == last:
             there.call(["ip", "route", "add", *cut])
         rank = str(beats(tmp_path, launch)[2].pid)
-        there.call(["kill", "-KILL", rank] if launch < last else ["pkill", "-KILL", "-x", "prted"])
+        there.call(
+            ["kill", "-KILL", rank]
+            if launch < last
+            else ["pkill", "-KILL", "-x", "prted"]
+        )
         until(
-            lambda count=launch: len(errors_in(tmp_path)) == count, f"row {launch} is there", 90
+            lambda count=launch: len(errors_in(tmp_path)) == count,
+            f"row {launch} is there",
+            90,
         )  # before the time limit
     finished(process, 150)
     there.call(["ip", "route", "del", *cut])
@@ -95,39 +137,71 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(host
     *errors, lost, unconnected = errors_in(tmp_path)
     assert len(errors) == len(killed)
     for error in errors:
-        assert error == "rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"
-    # mpirun names the host, unless it sees the end of the daemon before that of the connection.
-    assert "lost its daemon on n2 with rank 2: check that host" in lost or "on one of n0, n1, n2: check these" in lost
+        assert (
+            error
+            == "rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"
+        )
+    # mpirun names the host, unless it sees the end of the daemon before that of the
+    # connection.
     assert (
-        "rank 1 on n1 waited for rank 2 on n2" in unconnected or "rank 2 on n2 waited for rank 1 on n1" in unconnected
+        "lost its daemon on n2 with rank 2: check that host" in lost
+        or "on one of n0, n1, n2: check these" in lost
+    )
+    assert (
+        "rank 1 on n1 waited for rank 2 on n2" in unconnected
+        or "rank 2 on n2 waited for rank 1 on n1" in unconnected
     )
     assert "check that these hosts reach each other by TCP" in unconnected
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ddp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "strategy", ["allreduce", pytest.param("ddp", marks=pytest.mark.thorough)]
+)
 def test_host_whose_link_is_down_for_good_is_named(hosts, begin, tmp_path, strategy):
     """All wait for one another then; only the lost host does not answer, at the launch that follows neither."""
     process = begin(study(3, strategy, epochs=10**5, patience=10, repetitions=2))
     until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
-    login = ["nsenter", "--net", f"--target={hosts.login.pid}", "ip", "link", "set", "to-n2"]
+    login = [
+        "nsenter",
+        "--net",
+        f"--target={hosts.login.pid}",
+        "ip",
+        "link",
+        "set",
+        "to-n2",
+    ]
     subprocess.run([*login, "down"], check=True, timeout=30)
     try:
         printed = finished(process, 250)
     finally:
         subprocess.run([*login, "up"], check=True, timeout=30)
     (error,) = errors_in(tmp_path)
-    assert re.match(r"no worker showed a sign of life for \d+ s \(patience\): .* had stopped while training", error)
+    assert re.match(
+        r"no worker showed a sign of life for \d+ s \(patience\): .* had stopped while training",
+        error,
+    )
     assert "; n2 with rank 2 does not answer: check that host and its network" in error
     assert process.returncode == 2
     assert "n2 no longer answers" in " ".join(printed.split())
 
 
 @pytest.mark.thorough
-def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_named(begin, tmp_path):
+def test_a_horovod_that_does_not_start_is_ended_and_its_ranks_and_hosts_are_named(
+    begin, tmp_path
+):
     """Rank 2 never comes to Horovod's start, in which the others wait."""
     if reason := engines.available("horovod"):
         pytest.skip(reason)
     (tmp_path / "sitecustomize.py").write_text(HANGING)
-    finished(begin(study(3, "horovod", patience=10), (sys.executable, "-c", IMPATIENT), PYTHONPATH=str(tmp_path)), 150)
+    finished(
+        begin(
+            study(3, "horovod", patience=10),
+            (sys.executable, "-c", IMPATIENT),
+            PYTHONPATH=str(tmp_path),
+        ),
+        150,
+    )
     (error,) = errors_in(tmp_path)
-    assert error.startswith("ranks 0, 1, 2 on n0, n1, n2 waited for the others 10 s while connecting; check that")
+    assert error.startswith(
+        "ranks 0, 1, 2 on n0, n1, n2 waited for the others 10 s while connecting; check that"
+    )

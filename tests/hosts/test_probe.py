@@ -10,7 +10,11 @@ import pytest
 from tests.hosts.machines import until
 from tests.hosts.studies import finished
 
-PIPES = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+PIPES = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+}
 PROBE = """
 import sys
 
@@ -26,7 +30,9 @@ print(sorted({entry.ranks for entry in costs.entries}))
 @pytest.mark.thorough
 def test_probe_of_hosts_with_one_slot_each_runs_on_one_host(hosts, by_name, tmp_path):
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
-    printed = finished(hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150)
+    printed = finished(
+        hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150
+    )
     assert printed.splitlines()[-1:] == ["[2]"], printed
 
 
@@ -35,9 +41,22 @@ def test_probe_ends_with_the_command_that_started_it(hosts, by_name, tmp_path):
 
     def ranks():
         listed = node.call(["ps", "-ww", "-eo", "args"]).splitlines()
-        return [line for line in listed if "engine_probe" in line and not line.startswith("/bin/sh")]
+        return [
+            line
+            for line in listed
+            if "engine_probe" in line and not line.startswith("/bin/sh")
+        ]
 
-    command = ["bash", "-c", 'echo $$ >pid; exec "$@"', "-", sys.executable, "-c", PROBE, str(tmp_path / "cache")]
+    command = [
+        "bash",
+        "-c",
+        'echo $$ >pid; exec "$@"',
+        "-",
+        sys.executable,
+        "-c",
+        PROBE,
+        str(tmp_path / "cache"),
+    ]
     process = node.start(command, cwd=tmp_path, env=by_name, **PIPES)
     until(lambda: len(ranks()) >= 3, "mpirun and two ranks are there")
     node.call(["kill", "-KILL", (tmp_path / "pid").read_text().strip()])

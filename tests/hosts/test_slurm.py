@@ -6,7 +6,14 @@ import pytest
 
 from scalebench.comm import engines
 from tests.hosts.machines import until
-from tests.hosts.studies import SCALEBENCH, beats, errors_in, is_training, rows_in, study
+from tests.hosts.studies import (
+    SCALEBENCH,
+    beats,
+    errors_in,
+    is_training,
+    rows_in,
+    study,
+)
 
 ALL = ["allreduce", "ddp", "epoch_async", "ssp", "daso-fixed", "horovod"]
 
@@ -14,19 +21,33 @@ ALL = ["allreduce", "ddp", "epoch_async", "ssp", "daso-fixed", "horovod"]
 def submit(cluster, folder, text, *options):
     """Run a study in a job; return its output."""
     (folder / "study.yaml").write_text(text)
-    job = cluster.sbatch(f"#!/bin/bash\n{SCALEBENCH} run study.yaml\n", folder, *options)
+    job = cluster.sbatch(
+        f"#!/bin/bash\n{SCALEBENCH} run study.yaml\n", folder, *options
+    )
     state = cluster.wait(job)
     output = (folder / "job.txt").read_text()
     assert state == "COMPLETED", output
     return output
 
 
-@pytest.mark.parametrize(("tasks", "workers"), [(1, 3), pytest.param(2, 6, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("tasks", "workers"), [(1, 3), pytest.param(2, 6, marks=pytest.mark.thorough)]
+)
 def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, workers):
-    names = [name for name in ALL if name != "horovod" or engines.available("horovod") is None]
+    names = [
+        name
+        for name in ALL
+        if name != "horovod" or engines.available("horovod") is None
+    ]
     if tasks == 2:
         names.remove("ssp")  # its server would be a seventh process
-    output = submit(cluster, tmp_path, study(workers, *names), "--nodes=3", f"--ntasks-per-node={tasks}")
+    output = submit(
+        cluster,
+        tmp_path,
+        study(workers, *names),
+        "--nodes=3",
+        f"--ntasks-per-node={tasks}",
+    )
     rows = rows_in(tmp_path)
     assert set(rows) == set(names), output
     for name, row in rows.items():
@@ -34,9 +55,14 @@ def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, wo
         assert (row["nodes"], row["workers_per_node"]) == ("3", str(tasks)), name
         assert row["scheduler_job_id"]
     crowded = {name for name, row in rows.items() if row["oversubscribed"] == "true"}
-    assert crowded == ({"ddp", "horovod"} & set(names) if tasks == 2 else set()), "a thread beside each worker"
+    assert crowded == ({"ddp", "horovod"} & set(names) if tasks == 2 else set()), (
+        "a thread beside each worker"
+    )
     if tasks == 1:
-        assert "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside" in output
+        assert (
+            "the allocation has 3 slots, and ssp at 3 workers takes 4 processes (1 server beside"
+            in output
+        )
 
 
 def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
@@ -46,10 +72,14 @@ def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
     until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
     hosts.nodes[2].call(["kill", "-KILL", str(beats(tmp_path, 1)[2].pid)])
     assert cluster.wait(job, 60) == "FAILED"
-    assert errors_in(tmp_path) == ["rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"]
+    assert errors_in(tmp_path) == [
+        "rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"
+    ]
 
 
-def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(cluster, hosts, tmp_path):
+def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(
+    cluster, hosts, tmp_path
+):
     """A trap lets the command go on for a moment, as a script does that tidies up."""
     (tmp_path / "study.yaml").write_text(study(3, "ddp", epochs=10**5, repetitions=2))
     script = f"#!/bin/bash\ntrap 'sleep 8' TERM\n{SCALEBENCH} run study.yaml --launcher srun &\nwait\n"
@@ -57,7 +87,14 @@ def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(clust
     until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
     hosts.login.call(["scancel", str(job)], env=cluster.environment)
     cluster.wait(job, 60)
-    until(lambda: "stopping" in (tmp_path / "job.txt").read_text(), "the command stops", 30)
+    until(
+        lambda: "stopping" in (tmp_path / "job.txt").read_text(),
+        "the command stops",
+        30,
+    )
     until(lambda: cluster._idle() == 3, "all nodes are free", 60)
     assert errors_in(tmp_path) == []
-    assert not (tmp_path / "results" / "nodes" / "logs").exists() or beats(tmp_path, 2) == []
+    assert (
+        not (tmp_path / "results" / "nodes" / "logs").exists()
+        or beats(tmp_path, 2) == []
+    )

@@ -34,8 +34,17 @@ HERE = find_toolchain()
 
 
 def test_key_depends_on_torch_python_mpi_and_compiler() -> None:
-    others = {"torch": "2.14.0", "python": "cpython-312", "mpi": "MPICH-4", "compiler": "clang-18", "layout": "lib64/x"}
-    keys = {HERE.key, *(replace(HERE, **{part: value}).key for part, value in others.items())}
+    others = {
+        "torch": "2.14.0",
+        "python": "cpython-312",
+        "mpi": "MPICH-4",
+        "compiler": "clang-18",
+        "layout": "lib64/x",
+    }
+    keys = {
+        HERE.key,
+        *(replace(HERE, **{part: value}).key for part, value in others.items()),
+    }
     assert len(keys) == 1 + len(others)
     assert HERE.torch.replace("+", "-") in HERE.key
     assert os.sep not in HERE.key
@@ -44,23 +53,50 @@ def test_key_depends_on_torch_python_mpi_and_compiler() -> None:
 
 def test_runpaths_into_the_environment_become_relative() -> None:
     site = Path(sysconfig.get_path("platlib"))
-    paths = [f"{sys.prefix}/lib", "", "/usr/lib/openmpi", str(site / "torch/lib"), "$ORIGIN/../near"]
+    paths = [
+        f"{sys.prefix}/lib",
+        "",
+        "/usr/lib/openmpi",
+        str(site / "torch/lib"),
+        "$ORIGIN/../near",
+    ]
     said = relative_runpath(paths, Path("horovod/torch"))
     up = os.path.relpath(f"{sys.prefix}/lib", site / "horovod/torch")
-    assert said == [f"$ORIGIN/{up}", "/usr/lib/openmpi", "$ORIGIN/../../torch/lib", "$ORIGIN/../near"]
+    assert said == [
+        f"$ORIGIN/{up}",
+        "/usr/lib/openmpi",
+        "$ORIGIN/../../torch/lib",
+        "$ORIGIN/../near",
+    ]
     assert relative_runpath([], Path("horovod/torch")) == ["$ORIGIN/../../torch/lib"]
 
 
-def test_build_environment_has_tools_first_and_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_build_environment_has_tools_first_and_user_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MAKEFLAGS", "-j7")
     monkeypatch.setenv("HOROVOD_WITH_TENSORFLOW", "")
-    env = build_environment(replace(HERE, cuda=None), tmp_path / "tools", tmp_path / "c++")
-    assert env["PATH"].split(os.pathsep)[:2] == [str(tmp_path / "tools" / "bin"), str(Path(sys.executable).parent)]
+    env = build_environment(
+        replace(HERE, cuda=None), tmp_path / "tools", tmp_path / "c++"
+    )
+    assert env["PATH"].split(os.pathsep)[:2] == [
+        str(tmp_path / "tools" / "bin"),
+        str(Path(sys.executable).parent),
+    ]
     assert env["PYTHONPATH"].startswith(str(tmp_path / "tools"))
     assert (env["CXX"], env["MAKEFLAGS"]) == (str(tmp_path / "c++"), "-j7")
-    assert (env["HOROVOD_WITH_MPI"], env["HOROVOD_WITH_GLOO"], env["CMAKE_POLICY_VERSION_MINIMUM"]) == ("1", "1", "3.5")
+    assert (
+        env["HOROVOD_WITH_MPI"],
+        env["HOROVOD_WITH_GLOO"],
+        env["CMAKE_POLICY_VERSION_MINIMUM"],
+    ) == ("1", "1", "3.5")
     assert "HOROVOD_GPU_OPERATIONS" not in env
-    assert build_environment(replace(HERE, cuda="13.0"), tmp_path, tmp_path)["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert (
+        build_environment(replace(HERE, cuda="13.0"), tmp_path, tmp_path)[
+            "HOROVOD_GPU_OPERATIONS"
+        ]
+        == "NCCL"
+    )
 
 
 def test_cache_stores_wheels_atomically(tmp_path: Path) -> None:
@@ -75,7 +111,10 @@ def test_cache_stores_wheels_atomically(tmp_path: Path) -> None:
 
 def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = CliRunner().invoke(main, ["install", "horovod", "--force", "--cache", str(tmp_path / "file" / "below")])
+    result = CliRunner().invoke(
+        main,
+        ["install", "horovod", "--force", "--cache", str(tmp_path / "file" / "below")],
+    )
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "Not a directory; name another folder with --cache" in result.stderr
@@ -84,7 +123,11 @@ def test_unwritable_cache_is_a_one_line_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("find_spec", lambda name: None if name == "torch" else name, "run: pip install torch"),
+        (
+            "find_spec",
+            lambda name: None if name == "torch" else name,
+            "run: pip install torch",
+        ),
         ("find_mpirun", lambda: None, r'an MPI.*run: pip install "scalebench\[mpi\]"'),
     ],
 )
@@ -97,23 +140,34 @@ def test_missing_requirement_names_the_command_that_adds_it(
 
 
 @needs_mpi
-def test_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"no C\+\+ compiler is here; run: apt-get install g\+\+"):
+    with pytest.raises(
+        EngineError, match=r"no C\+\+ compiler is here; run: apt-get install g\+\+"
+    ):
         find_toolchain()
 
 
 def test_failing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/c++")
-    with pytest.raises(EngineError, match=r"`/nonexistent/c\+\+ --version` does not work"):
+    with pytest.raises(
+        EngineError, match=r"`/nonexistent/c\+\+ --version` does not work"
+    ):
         find_toolchain()
 
 
 def test_failing_pip_names_the_last_error_and_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "build.log"
-    with pytest.raises(BuildError, match=r"pip install failed: ERROR: .*no_such_folder.*; its log is .*build\.log"):
-        horovod_build._pip(["install", "--no-index", "./no_such_folder"], os.environ.copy(), log)
+    with pytest.raises(
+        BuildError,
+        match=r"pip install failed: ERROR: .*no_such_folder.*; its log is .*build\.log",
+    ):
+        horovod_build._pip(
+            ["install", "--no-index", "./no_such_folder"], os.environ.copy(), log
+        )
     assert "no_such_folder" in log.read_text()
 
 
@@ -127,15 +181,22 @@ def test_last_error_skips_noise() -> None:
     error: subprocess-exited-with-error: hard luck
     """
     found = horovod_build._last_error(log)
-    assert found == "mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory"
+    assert (
+        found
+        == "mpi_ops.cc:12:10: fatal error: torch/extension.h: No such file or directory"
+    )
     assert horovod_build._last_error("nothing\nat all\n") == "at all"
 
 
 def test_horovod_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text("#!/bin/sh\necho 'ImportError: libtorch_cpu.so: no such file' >&2\nexit 1\n")
+    mpirun.write_text(
+        "#!/bin/sh\necho 'ImportError: libtorch_cpu.so: no such file' >&2\nexit 1\n"
+    )
     mpirun.chmod(0o755)
-    with pytest.raises(BuildError, match=r"does not work: ImportError: libtorch_cpu\.so: no such file"):
+    with pytest.raises(
+        BuildError, match=r"does not work: ImportError: libtorch_cpu\.so: no such file"
+    ):
         check_horovod(mpirun)
 
 
@@ -148,20 +209,38 @@ def test_wheel_works_in_a_second_environment(tmp_path: Path) -> None:
     """Every file of this environment is linked into another one, which then loads nothing from this one."""
     wheel = find_wheel(default_cache() / f"horovod-{horovod_build.VERSION}" / HERE.key)
     if wheel is None:
-        pytest.skip("no cached wheel of this toolchain; run: scalebench install horovod")
+        pytest.skip(
+            "no cached wheel of this toolchain; run: scalebench install horovod"
+        )
     second = tmp_path / "second"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(second)], check=True)
-    # Hard links share the bytes and nothing else: no path leads back to the first environment.
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(second)], check=True
+    )
+    # Hard links share the bytes and nothing else: no path leads back to the first
+    # environment.
     for part in ("lib", "share", "etc", "bin"):
         source = Path(sys.prefix) / part
         if source.is_dir():
             (second / part).mkdir(exist_ok=True)
-            link = subprocess.run(["cp", "-aln", f"{source}/.", str(second / part)], check=False)
+            link = subprocess.run(
+                ["cp", "-aln", f"{source}/.", str(second / part)], check=False
+            )
             if link.returncode != 0:  # another file system
-                subprocess.run(["cp", "-an", f"{source}/.", str(second / part)], check=True)
+                subprocess.run(
+                    ["cp", "-an", f"{source}/.", str(second / part)], check=True
+                )
     site = second / HERE.layout
     subprocess.run(["rm", "-rf", str(site / "horovod")], check=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--upgrade"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--upgrade",
+    ]
     subprocess.run([*pip, "--target", str(site), str(wheel)], check=True)
     program = (
         "import sys, horovod.torch as hvd, torch;"
@@ -169,10 +248,18 @@ def test_wheel_works_in_a_second_environment(tmp_path: Path) -> None:
         "print(sys.prefix);"
         "print({line.split()[-1] for line in open('/proc/self/maps') if 'libmpi.so' in line or 'mpi_lib' in line})"
     )
-    env = {key: value for key, value in os.environ.items() if key not in {"LD_LIBRARY_PATH", "PYTHONPATH"}}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {"LD_LIBRARY_PATH", "PYTHONPATH"}
+    }
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(
-        [second / "bin" / "python", "-c", program], env=env, capture_output=True, text=True, check=False
+        [second / "bin" / "python", "-c", program],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     prefix, mapped = done.stdout.splitlines()[-2:]
@@ -214,6 +301,13 @@ def test_two_installs_at_once_build_one_after_the_other(tmp_path: Path) -> None:
     second = subprocess.Popen([*command, "second"])
     assert [first.wait(60), second.wait(60)] == [0, 0]
     events = (tmp_path / "events").read_text().splitlines()
-    assert re.fullmatch(rf"second waiting for process {first.pid} on .*; if it has ended, delete .*lock", events.pop(1))
-    assert events == ["first builds", *["first first.whl"] * 2, *["second first.whl"] * 2]
+    assert re.fullmatch(
+        rf"second waiting for process {first.pid} on .*; if it has ended, delete .*lock",
+        events.pop(1),
+    )
+    assert events == [
+        "first builds",
+        *["first first.whl"] * 2,
+        *["second first.whl"] * 2,
+    ]
     assert not list(tmp_path.rglob("lock"))

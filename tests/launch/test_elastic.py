@@ -49,10 +49,19 @@ def launched(run, tmp_path, restarts=1):
     """What came of an elastic run; no process of it is left."""
     with using(engines.named(run.engine).elastic_launcher):
         launch = ElasticLaunch(
-            run, prepare(run, run.workers), tmp_path / "launch", tmp_path / "weights", restarts, patience_s=60.0
+            run,
+            prepare(run, run.workers),
+            tmp_path / "launch",
+            tmp_path / "weights",
+            restarts,
+            patience_s=60.0,
         )
         ended = launch.execute()
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
+    assert not [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(p.info["cmdline"] or ())
+    ]
     assert not (tmp_path / "launch" / "checkpoints").exists()
     return ended
 
@@ -76,10 +85,21 @@ def test_torchrun_goes_on_to_the_weights_of_an_undisturbed_run(tmp_path, monkeyp
     assert said.exit_code == 0, said.output
     folder = tmp_path / "out" / "mortal"
     (row,) = rows(folder)
-    assert (row["status"], row["interruptions"], row["launcher"]) == ("completed", "1", "torchrun")
-    assert (row["workers"], row["workers_at_end"], row["dealt_anew"]) == ("2", "2", "false")
+    assert (row["status"], row["interruptions"], row["launcher"]) == (
+        "completed",
+        "1",
+        "torchrun",
+    )
+    assert (row["workers"], row["workers_at_end"], row["dealt_anew"]) == (
+        "2",
+        "2",
+        "false",
+    )
     assert (row["interrupted_rank"], row["interrupted_epoch"]) == ("[1]", "[1]")
-    (lost_s,), (pause_s,) = json.loads(row["interrupted_lost_s"]), json.loads(row["interrupted_pause_s"])
+    (lost_s,), (pause_s,) = (
+        json.loads(row["interrupted_lost_s"]),
+        json.loads(row["interrupted_pause_s"]),
+    )
     assert lost_s >= 0
     assert pause_s > 0
     assert lost_s + pause_s < float(row["total_s"])
@@ -126,7 +146,10 @@ def test_worker_0_which_tells_the_launcher_may_die_as_any_other(tmp_path, engine
     assert ended.outcome.evaluations[-1].epoch == EPOCHS - 1
 
 
-@pytest.mark.parametrize(("engine", "restarts"), [("gloo", 1), pytest.param("horovod", 0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("engine", "restarts"),
+    [("gloo", 1), pytest.param("horovod", 0, marks=pytest.mark.thorough)],
+)
 def test_a_run_whose_ranks_die_too_often_fails(tmp_path, engine, restarts):
     """Under torchrun rank 1 is killed after every beginning; under horovodrun it does not come back."""
     ended = launched(mortal_run(engine), tmp_path, restarts)
@@ -141,24 +164,53 @@ def test_a_run_whose_ranks_die_too_often_fails(tmp_path, engine, restarts):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--strategy", "allreduce", "--engine", "mpi"], "engine mpi cannot go on without a rank that died"),
-        (["--strategy", "epoch_average", "--engine", "tasks"], "engine tasks cannot go on without a rank that died"),
+        (
+            ["--strategy", "allreduce", "--engine", "mpi"],
+            "engine mpi cannot go on without a rank that died",
+        ),
+        (
+            ["--strategy", "epoch_average", "--engine", "tasks"],
+            "engine tasks cannot go on without a rank that died",
+        ),
         (["--strategy", "asp"], "engine mpi cannot go on"),
-        (["--strategy", "pipeline", "--engine", "gloo"], "pipeline cannot go on from the weights and the optimizer"),
+        (
+            ["--strategy", "pipeline", "--engine", "gloo"],
+            "pipeline cannot go on from the weights and the optimizer",
+        ),
         (
             ["--strategy", "diloco", "--engine", "gloo"],
             "use allreduce, ddp, dislib-compat, epoch_average, horovod, serial",
         ),
-        (["--strategy", "allreduce:compression=topk", "--engine", "gloo"], "allreduce(compression=topk) cannot go on"),
-        (["--strategy", "ddp", "--engine", "gloo", "--launcher", "local"], "is local; leave that out"),
-        (["--strategy", "ddp", "--execution", "virtual"], "this study has none (virtual)"),
+        (
+            ["--strategy", "allreduce:compression=topk", "--engine", "gloo"],
+            "allreduce(compression=topk) cannot go on",
+        ),
+        (
+            ["--strategy", "ddp", "--engine", "gloo", "--launcher", "local"],
+            "is local; leave that out",
+        ),
+        (
+            ["--strategy", "ddp", "--execution", "virtual"],
+            "this study has none (virtual)",
+        ),
         (["--strategy", "ddp", "--retry"], "--retry"),
     ],
 )
-def test_what_cannot_be_elastic_is_refused_in_one_line(tmp_path, monkeypatch, options, reason):
+def test_what_cannot_be_elastic_is_refused_in_one_line(
+    tmp_path, monkeypatch, options, reason
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "")
-    command = ["run", "--elastic", "--dataset", "wine", "--workers", "2", "--repetitions", "1"]
+    command = [
+        "run",
+        "--elastic",
+        "--dataset",
+        "wine",
+        "--workers",
+        "2",
+        "--repetitions",
+        "1",
+    ]
     execution = [] if "--execution" in options else ["--execution", "native"]
     said = CliRunner().invoke(main, [*command, *execution, *options])
     assert said.exit_code == 2
@@ -169,6 +221,10 @@ def test_what_cannot_be_elastic_is_refused_in_one_line(tmp_path, monkeypatch, op
 
 def test_a_missing_launcher_is_named_with_the_command_that_adds_it(monkeypatch):
     monkeypatch.setattr(horovodrun, "find", lambda: None)
-    plan = plan_study(Study(dataset="wine", strategies=["horovod"], workers=[2], execution="native"))
-    with pytest.raises(EngineError, match=r"--elastic: no horovodrun .* scalebench install horovod"):
+    plan = plan_study(
+        Study(dataset="wine", strategies=["horovod"], workers=[2], execution="native")
+    )
+    with pytest.raises(
+        EngineError, match=r"--elastic: no horovodrun .* scalebench install horovod"
+    ):
         elastic_runs(plan)

@@ -31,12 +31,17 @@ def three(monkeypatch):
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
 def test_every_rank_lies_on_a_host_and_slots_are_filled_first(slots, ranks):
-    known = Allocation(tuple(Host(f"n{i}", count, count, count) for i, count in enumerate(slots)))
+    known = Allocation(
+        tuple(Host(f"n{i}", count, count, count) for i, count in enumerate(slots))
+    )
     held = known.ranks_on(ranks)
     assert sum(held) == ranks
     if ranks <= known.slots:
         assert all(count <= slot for count, slot in zip(held, slots, strict=True))
-        partly = next((place for place, slot in enumerate(slots) if held[place] < slot), len(slots))
+        partly = next(
+            (place for place, slot in enumerate(slots) if held[place] < slot),
+            len(slots),
+        )
         assert not any(held[partly + 1 :])
     else:
         over = [count - slot for count, slot in zip(held, slots, strict=True)]
@@ -44,7 +49,9 @@ def test_every_rank_lies_on_a_host_and_slots_are_filled_first(slots, ranks):
 
 
 def test_a_host_is_oversubscribed_by_its_own_ranks():
-    assert not alike(3, 1, 2).is_oversubscribed("gloo", 3, 1), "a worker and its thread on each host"
+    assert not alike(3, 1, 2).is_oversubscribed("gloo", 3, 1), (
+        "a worker and its thread on each host"
+    )
     assert alike(3, 2, 2).is_oversubscribed("gloo", 3, 1), "the first host holds two"
     assert not alike(3, 2, 2).is_oversubscribed("mpi", 6, 1)
     assert alike(3, 2, 2).is_oversubscribed("mpi", 7, 1)
@@ -77,7 +84,9 @@ echo 'scalebench-host {{"rank": "0", "name": "n0"}}'
     if failures == 1:
         assert hosts._ask([str(launcher)], [])[0] == [{"rank": "0", "name": "n0"}]
     else:
-        with pytest.raises(EngineError, match=r"a node did not answer as .*: NO PATH TO TARGET"):
+        with pytest.raises(
+            EngineError, match=r"a node did not answer as .*: NO PATH TO TARGET"
+        ):
             hosts._ask([str(launcher)], [])
     assert len((tmp_path / "tries").read_text().splitlines()) == 2
 
@@ -95,28 +104,52 @@ be due to several factors:
 @pytest.mark.parametrize(
     ("output", "error", "message"),
     [
-        (MISSED, "[n0:00012] plm:ssh: Warning: setpgid failed", "node n2 did not answer .*: check that host and its"),
-        ("<allocation>\nno such thing as a slot", "", "a node did not answer .*: no such thing as a slot"),
+        (
+            MISSED,
+            "[n0:00012] plm:ssh: Warning: setpgid failed",
+            "node n2 did not answer .*: check that host and its",
+        ),
+        (
+            "<allocation>\nno such thing as a slot",
+            "",
+            "a node did not answer .*: no such thing as a slot",
+        ),
     ],
 )
-def test_hosts_that_mpirun_names_on_its_standard_output_are_told(tmp_path, output, error, message):
+def test_hosts_that_mpirun_names_on_its_standard_output_are_told(
+    tmp_path, output, error, message
+):
     (tmp_path / "output").write_text(output)
     launcher = tmp_path / "mpirun"
-    launcher.write_text(f"#!/bin/sh\ncat {tmp_path}/output; echo '{error}' >&2; exit 1\n")
+    launcher.write_text(
+        f"#!/bin/sh\ncat {tmp_path}/output; echo '{error}' >&2; exit 1\n"
+    )
     launcher.chmod(0o755)
     with pytest.raises(EngineError, match=message):
         hosts._ask([str(launcher)], [])
 
 
 def test_native_points_reach_over_the_hosts(three):
-    study = Study(name="spread", workers="1..64", strategies=["allreduce"], dataset="wine", execution="auto")
+    study = Study(
+        name="spread",
+        workers="1..64",
+        strategies=["allreduce"],
+        dataset="wine",
+        execution="auto",
+    )
     runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
     assert max(run.workers for run in runs if run.engine == "mpi") == 2
 
 
 @needs_mpi
 def test_the_slot_of_a_server_is_named_when_planning(three):
-    study = Study(name="s", workers="3", strategies=["ssp", "allreduce"], dataset="wine", execution="native")
+    study = Study(
+        name="s",
+        workers="3",
+        strategies=["ssp", "allreduce"],
+        dataset="wine",
+        execution="native",
+    )
     runs = sweep.expand(study, load_cluster("this-machine")).runs
     (said,) = beyond_the_slots(runs)
     assert said == (
@@ -129,12 +162,20 @@ def test_the_slot_of_a_server_is_named_when_planning(three):
 def test_ranks_on_other_hosts_get_by_name_what_a_run_sets(three, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "9")
-    command, binding = launch_command(3, progress_threads=1, settings={"HOROVOD_FUSION_THRESHOLD": "0"})
+    command, binding = launch_command(
+        3, progress_threads=1, settings={"HOROVOD_FUSION_THRESHOLD": "0"}
+    )
     passed = {command[place + 1] for place, word in enumerate(command) if word == "-x"}
-    assert {"GLOO_SOCKET_IFNAME", "HOROVOD_FUSION_THRESHOLD", "OMP_NUM_THREADS"} <= passed
+    assert {
+        "GLOO_SOCKET_IFNAME",
+        "HOROVOD_FUSION_THRESHOLD",
+        "OMP_NUM_THREADS",
+    } <= passed
     assert "HOROVOD_CYCLE_TIME" not in passed, "a run says it, not the shell"
     assert binding == "core:2"
     command, _ = launch_command(4)
-    assert "slot:PE=1:OVERSUBSCRIBE" in command, "one more than slots, but each has a core"
+    assert "slot:PE=1:OVERSUBSCRIBE" in command, (
+        "one more than slots, but each has a core"
+    )
     assert launch_command(7)[1] == "none"
     assert "-x" not in launch_command(2, alone=True)[0]

@@ -46,7 +46,9 @@ def launcher(request):
 @pytest.fixture(scope="module")
 def ended_well(launcher, tmp_path_factory):
     """The ranks of a launch that ended well."""
-    return started(launcher, tmp_path_factory.mktemp("well"), "well", SCALEBENCH_SAID="to all")
+    return started(
+        launcher, tmp_path_factory.mktemp("well"), "well", SCALEBENCH_SAID="to all"
+    )
 
 
 @pytest.fixture
@@ -69,11 +71,15 @@ def started(launcher, tmp_path, *words, **variables):
         timeout=120,
         check=False,
     )
-    facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    facts = [
+        json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))
+    ]
     return done, binding, facts
 
 
-def test_ranks_know_their_number_their_world_and_their_environment(launcher, ended_well):
+def test_ranks_know_their_number_their_world_and_their_environment(
+    launcher, ended_well
+):
     done, binding, facts = ended_well
     assert done.returncode == 0, done.stderr
     assert [(each["rank"], each["size"]) for each in facts] == [(0, RANKS), (1, RANKS)]
@@ -90,7 +96,9 @@ def test_output_of_the_ranks_is_kept(ended_well):
         assert f"rank {rank} on standard error" in done.stderr
 
 
-@pytest.mark.parametrize(("how", "signum"), [("killed", int(signal.SIGKILL)), ("exits", None)])
+@pytest.mark.parametrize(
+    ("how", "signum"), [("killed", int(signal.SIGKILL)), ("exits", None)]
+)
 def test_the_rank_that_ended_first_is_named(launcher, tmp_path, how, signum):
     done, _, _ = started(launcher, tmp_path, how)
     assert done.returncode != 0
@@ -110,7 +118,9 @@ def test_an_ended_launcher_leaves_no_rank(launcher, tmp_path):
     )
     try:
         until(lambda: len(list(tmp_path.glob("rank-*.json"))) == RANKS)
-        pids = [json.loads(path.read_text())["pid"] for path in tmp_path.glob("rank-*.json")]
+        pids = [
+            json.loads(path.read_text())["pid"] for path in tmp_path.glob("rank-*.json")
+        ]
         process.send_signal(signal.SIGTERM)
         process.wait(60)
         until(lambda: not any(map(is_running, pids)))
@@ -128,9 +138,13 @@ def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
         faulty("killed", "kill", engine=engine, strategy=strategy),
     ]
     found = Recorder(runs, tmp_path, ranks=RANKS)
-    assert found.outcomes["before"].status == "completed", found.outcomes["before"].error
+    assert found.outcomes["before"].status == "completed", found.outcomes[
+        "before"
+    ].error
     assert found.outcomes["killed"].status == "failed"
-    assert re.match(r"rank 1 was ended by signal 9 \(Killed", found.outcomes["killed"].error)
+    assert re.match(
+        r"rank 1 was ended by signal 9 \(Killed", found.outcomes["killed"].error
+    )
     assert found.outcomes["before"].facts.launcher == launcher.name
 
 
@@ -138,7 +152,10 @@ def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
 def test_launchers_without_an_mpi_refuse_the_engines_that_need_one(name, monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, name)
     if mpirun.find() is not None:
-        assert f"{name} starts no ranks of an MPI; use --launcher mpirun" in engines.available("mpi")
+        assert (
+            f"{name} starts no ranks of an MPI; use --launcher mpirun"
+            in engines.available("mpi")
+        )
         with pytest.raises(EngineError, match="starts no ranks of an MPI"):
             launch_command(2)
     monkeypatch.setattr(mpirun, "find", lambda: None)
@@ -162,7 +179,10 @@ def test_the_launcher_of_a_study_is_used_unless_the_command_names_one(monkeypatc
 
 
 def test_studies_and_commands_can_name_every_launcher():
-    assert set(get_args(Study.model_fields["launcher"].annotation)) == {choice.AUTO, *NAMES}
+    assert set(get_args(Study.model_fields["launcher"].annotation)) == {
+        choice.AUTO,
+        *NAMES,
+    }
     (option,) = [each for each in doctor.params if each.name == "launcher"]
     assert set(option.type.choices) == {choice.AUTO, *NAMES}
 
@@ -171,8 +191,17 @@ def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     if reason := engines.available("gloo"):
         pytest.skip(reason)
-    keys = {"name": "started", "dataset": "wine", "strategies": ["ddp"], "workers": [2], "epochs": 1}
-    found = run(keys | {"repetitions": 1, "execution": "native", "launcher": "local"}, output=tmp_path)
+    keys = {
+        "name": "started",
+        "dataset": "wine",
+        "strategies": ["ddp"],
+        "workers": [2],
+        "epochs": 1,
+    }
+    found = run(
+        keys | {"repetitions": 1, "execution": "native", "launcher": "local"},
+        output=tmp_path,
+    )
     assert list(found.completed["launcher"]) == ["local"]
     assert load_study(tmp_path / "started" / "study.yaml", {}, []).launcher == "local"
     assert choice.VARIABLE not in os.environ
@@ -187,7 +216,10 @@ def until(holds):
 
 def is_running(pid):
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return (
+            "Z"
+            not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        )
     except OSError:
         return False
 
@@ -197,20 +229,41 @@ def test_an_elastic_torchrun_names_every_rank_that_died():
         "E1127 10:00:00 api.py:1] failed (exitcode: -9) local_rank: 1 (pid: 2) of binary: python\n"
         "E1127 10:00:09 api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 3) of binary: python\n"
     )
-    assert list(named("torchrun").reported_ends(said)) == [ReportedEnd(1, 9), ReportedEnd(0)]
-    command = named("torchrun").command(Placement(("here", "here"), by_mpi=False, restarts=2))
+    assert list(named("torchrun").reported_ends(said)) == [
+        ReportedEnd(1, 9),
+        ReportedEnd(0),
+    ]
+    command = named("torchrun").command(
+        Placement(("here", "here"), by_mpi=False, restarts=2)
+    )
     assert "--max-restarts=2" in command
 
 
-def test_an_elastic_horovodrun_has_a_host_for_each_rank_and_names_those_that_died(monkeypatch):
-    monkeypatch.setattr("scalebench.comm.launchers.horovodrun.find", lambda: Path("horovodrun"))
-    command = named("horovodrun").command(Placement(("here",) * 3, by_mpi=False, restarts=1))
+def test_an_elastic_horovodrun_has_a_host_for_each_rank_and_names_those_that_died(
+    monkeypatch,
+):
+    monkeypatch.setattr(
+        "scalebench.comm.launchers.horovodrun.find", lambda: Path("horovodrun")
+    )
+    command = named("horovodrun").command(
+        Placement(("here",) * 3, by_mpi=False, restarts=1)
+    )
     options = dict(pairwise(command))
-    counts = [options[name] for name in ("-np", "--min-np", "--max-np", "--reset-limit")]
+    counts = [
+        options[name] for name in ("-np", "--min-np", "--max-np", "--reset-limit")
+    ]
     assert counts == ["3", "2", "3", "1"]
-    found = subprocess.run(["sh", "-c", options["--host-discovery-script"]], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["sh", "-c", options["--host-discovery-script"]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     hosts = [line.removesuffix(":1") for line in found.stdout.splitlines()]
     assert len(set(hosts)) == 3
     assert {socket.gethostbyname(host) for host in hosts} == {"127.0.0.1"}
     said = "Process 2 exit with status code 137.\nProcess 0 exit with status code 1.\n"
-    assert list(named("horovodrun").reported_ends(said)) == [ReportedEnd(2, 9), ReportedEnd(0)]
+    assert list(named("horovodrun").reported_ends(said)) == [
+        ReportedEnd(2, 9),
+        ReportedEnd(0),
+    ]

@@ -7,7 +7,11 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch import model_check
-from scalebench.launch.model_check import ComputeEstimate, local_statistics, look_at_model
+from scalebench.launch.model_check import (
+    ComputeEstimate,
+    local_statistics,
+    look_at_model,
+)
 from scalebench.launch.planning import StudyPlan, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -16,22 +20,38 @@ from tests.conftest import needs_mpi
 
 def study_of(model, strategies, workers="2"):
     values = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 8}
-    return Study.model_validate({"model": model, "strategies": strategies, "workers": workers, **values})
+    return Study.model_validate(
+        {"model": model, "strategies": strategies, "workers": workers, **values}
+    )
 
 
 def test_only_strategies_with_local_statistics_are_named():
-    strategies = ["serial", "epoch_average", "dislib-compat", "local_sgd", {"slowmo": {"buffers": "keep"}}]
+    strategies = [
+        "serial",
+        "epoch_average",
+        "dislib-compat",
+        "local_sgd",
+        {"slowmo": {"buffers": "keep"}},
+    ]
     (note,) = local_statistics(study_of("resnet", strategies))
-    assert note.startswith("dislib-compat, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay")
+    assert note.startswith(
+        "dislib-compat, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay"
+    )
     assert "\n" not in note
     assert local_statistics(study_of("resnet", ["serial", "local_sgd"])) == []
     assert local_statistics(study_of("resnet", ["allreduce"], "1")) == []
 
 
 def test_ddp_statistics_are_named_as_those_of_worker_0():
-    local, sent = local_statistics(study_of("resnet", ["ddp", "horovod", "allreduce", "epoch_average"]))
-    assert local.startswith("horovod, allreduce: the running statistics (BatchNorm) of resnet stay local")
-    assert sent.startswith("ddp: the running statistics (BatchNorm) of resnet are worker 0's, of its batches alone")
+    local, sent = local_statistics(
+        study_of("resnet", ["ddp", "horovod", "allreduce", "epoch_average"])
+    )
+    assert local.startswith(
+        "horovod, allreduce: the running statistics (BatchNorm) of resnet stay local"
+    )
+    assert sent.startswith(
+        "ddp: the running statistics (BatchNorm) of resnet are worker 0's, of its batches alone"
+    )
 
 
 OWN = """
@@ -44,11 +64,15 @@ def build(input_shape, outputs):
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_only_models_with_statistics_are_warned_about(normalised, tmp_path):
-    (tmp_path / "own.py").write_text(OWN if normalised else OWN.replace("nn.BatchNorm1d(4), ", ""))
+    (tmp_path / "own.py").write_text(
+        OWN if normalised else OWN.replace("nn.BatchNorm1d(4), ", "")
+    )
     study = study_of(f"{tmp_path / 'own.py'}:build", ["allreduce"])
     cluster = load_cluster("this-machine")
     sweep = expand(study, cluster)
-    notes = look_at_model(StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs)))
+    notes = look_at_model(
+        StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
+    )
     assert len(notes) == (1 if normalised else 0)
 
 
@@ -56,8 +80,21 @@ GIB = 2**30
 
 
 def plan_of(**values):
-    common = {"dataset": "wine", "execution": "virtual", "batch_per_worker": 2, "device_step_time": 0.01}
-    study = Study.model_validate({"strategies": ["local_sgd"], "workers": "1,16", "epochs": 10, **common, **values})
+    common = {
+        "dataset": "wine",
+        "execution": "virtual",
+        "batch_per_worker": 2,
+        "device_step_time": 0.01,
+    }
+    study = Study.model_validate(
+        {
+            "strategies": ["local_sgd"],
+            "workers": "1,16",
+            "epochs": 10,
+            **common,
+            **values,
+        }
+    )
     cluster = load_cluster("this-machine")
     sweep = expand(study, cluster)
     return StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
@@ -66,21 +103,31 @@ def plan_of(**values):
 @pytest.fixture
 def machine_of(monkeypatch):
     monkeypatch.setattr(model_check.hardware, "gpus", lambda: 0)
-    return lambda gib: monkeypatch.setattr(model_check, "usable_memory_mib", lambda: gib * 1024)
+    return lambda gib: monkeypatch.setattr(
+        model_check, "usable_memory_mib", lambda: gib * 1024
+    )
 
 
 @pytest.mark.parametrize(
-    ("changes", "models"), [({}, 16 * 10), ({"evaluate_every": 3}, 16 * 4), ({"evaluate_every": 0}, 16)]
+    ("changes", "models"),
+    [({}, 16 * 10), ({"evaluate_every": 3}, 16 * 4), ({"evaluate_every": 0}, 16)],
 )
-def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(changes, models, machine_of):
+def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(
+    changes, models, machine_of
+):
     replicas = 16 * 3
     plan = plan_of(**changes)
     machine_of(replicas + models)
     assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
     machine_of(replicas + models - 1)
     (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
-    assert note.startswith(f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory")
-    assert f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at" in note
+    assert note.startswith(
+        f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory"
+    )
+    assert (
+        f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at"
+        in note
+    )
 
 
 @needs_mpi
@@ -98,11 +145,23 @@ def test_real_workers_count_by_node_unless_they_train_on_gpus(machine_of, monkey
     [
         (1.0, 0.0001, 1.0, "about 1 s and 0.000 core-hours of training compute"),
         (1.0, 0.0001, 1.2, "about 1 s and 0.000 core-hours of training compute"),
-        (600.0, 0.0001, 3.0, "about 10 min to 30 min and 0.000 core-hours of training compute"),
-        (600.0, 1.0, 3.0, "about 10 min to 30 min and 1.000 to 3.000 core-hours of training compute"),
+        (
+            600.0,
+            0.0001,
+            3.0,
+            "about 10 min to 30 min and 0.000 core-hours of training compute",
+        ),
+        (
+            600.0,
+            1.0,
+            3.0,
+            "about 10 min to 30 min and 1.000 to 3.000 core-hours of training compute",
+        ),
     ],
 )
-def test_estimate_gives_a_range_where_more_runs_may_follow(wall_s, core_hours, most, text):
+def test_estimate_gives_a_range_where_more_runs_may_follow(
+    wall_s, core_hours, most, text
+):
     assert str(ComputeEstimate(0.001, wall_s, core_hours, most)) == text
 
 
@@ -126,16 +185,25 @@ def build(input_shape, outputs):
 
 def test_ddp_refuses_parameters_without_gradient_unless_it_finds_them(tmp_path):
     (tmp_path / "own.py").write_text(UNUSED)
-    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", strategies=["allreduce", "ddp"])
-    with pytest.raises(StudyError, match=r"ddp.*: other.weight, other.bias of model .* get no gradient in some steps"):
+    plan = plan_of(
+        model=f"{tmp_path / 'own.py'}:build", strategies=["allreduce", "ddp"]
+    )
+    with pytest.raises(
+        StudyError,
+        match=r"ddp.*: other.weight, other.bias of model .* get no gradient in some steps",
+    ):
         look_at_model(plan)
     finding = [{"ddp": {"find_unused_parameters": True}}]
     plan = plan_of(model=f"{tmp_path / 'own.py'}:build", strategies=finding)
-    assert any("other.weight, other.bias of model" in note for note in look_at_model(plan))
+    assert any(
+        "other.weight, other.bias of model" in note for note in look_at_model(plan)
+    )
 
 
 def test_batches_of_one_sample_are_looked_at(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", batch_per_worker=1, workers="1,2")
+    plan = plan_of(
+        model=f"{tmp_path / 'own.py'}:build", batch_per_worker=1, workers="1,2"
+    )
     with pytest.raises(ModelError, match="fails while training on a batch of 1 sample"):
         look_at_model(plan)

@@ -62,14 +62,34 @@ def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_
     from scalebench.comm.mpi_match import library
 
     alone(library())
-    study = Study(name="s", workers="2", strategies=["allreduce"], dataset="wine", execution="native", repetitions=1)
+    study = Study(
+        name="s",
+        workers="2",
+        strategies=["allreduce"],
+        dataset="wine",
+        execution="native",
+        repetitions=1,
+    )
     runs = expand(study, load_cluster("this-machine")).runs
     folders = prepare_study(study, runs).folders
-    with pytest.raises(EngineError, match=r"mpirun started 2 ranks, and each of them is alone.*--no-binary mpi4py"):
-        RealRuns(folders, ranks=2, work_dir=tmp_path / "work", on_start=print, on_outcome=print, log=print).launch(runs)
+    with pytest.raises(
+        EngineError,
+        match=r"mpirun started 2 ranks, and each of them is alone.*--no-binary mpi4py",
+    ):
+        RealRuns(
+            folders,
+            ranks=2,
+            work_dir=tmp_path / "work",
+            on_start=print,
+            on_outcome=print,
+            log=print,
+        ).launch(runs)
 
 
 @needs_mpi
-@pytest.mark.skipif(not os.access("/usr/bin/mpirun", os.X_OK), reason="no MPI of the system's beside that of Python")
+@pytest.mark.skipif(
+    not os.access("/usr/bin/mpirun", os.X_OK),
+    reason="no MPI of the system's beside that of Python",
+)
 def test_another_version_that_starts_ranks_that_know_each_other_will_do():
     assert mismatch(Path("/usr/bin/mpirun")) is None

@@ -15,7 +15,12 @@ from scalebench.study.load import load_study
 from scalebench.system import hardware
 from tests.conftest import needs_mpi
 
-VIRTUAL = {"dataset": "wine", "workers": "1,2", "strategies": ["allreduce"], "execution": "virtual"}
+VIRTUAL = {
+    "dataset": "wine",
+    "workers": "1,2",
+    "strategies": ["allreduce"],
+    "execution": "virtual",
+}
 
 
 @needs_mpi
@@ -34,7 +39,12 @@ def test_plan_measures_times_in_real_runs_and_calibrations(keys, measures):
 
 
 def test_batch_is_global_where_replicas_have_several_workers():
-    study = {**VIRTUAL, "workers": "1,2,4", "strategies": ["serial", "pipeline"], "device_step_time": 0.01}
+    study = {
+        **VIRTUAL,
+        "workers": "1,2,4",
+        "strategies": ["serial", "pipeline"],
+        "device_step_time": 0.01,
+    }
     plan = plan_study(load_study(None, study, []))
     assert (plan.study.batch_per_worker, plan.study.batch_global) == (None, 64)
     assert {run.batch_global for run in plan.sweep.runs} == {64}
@@ -46,7 +56,13 @@ def test_batch_is_global_where_replicas_have_several_workers():
 
 
 def notes(strategies, workers, **said):
-    study = {"dataset": "wine", "execution": "auto", "strategies": strategies, "workers": workers, **said}
+    study = {
+        "dataset": "wine",
+        "execution": "auto",
+        "strategies": strategies,
+        "workers": workers,
+        **said,
+    }
     return plan_study(load_study(None, study, [])).notes
 
 
@@ -54,17 +70,27 @@ def notes(strategies, workers, **said):
     ("strategies", "workers", "named"),
     [
         (["serial", "allreduce", "allreduce: {accumulate: 2}", "asp"], "1,2", None),
-        (["serial", "allreduce", "epoch_average", "local_sgd: {steps: 4}"], "1,4", "epoch_average, local_sgd(steps=4)"),
+        (
+            ["serial", "allreduce", "epoch_average", "local_sgd: {steps: 4}"],
+            "1,4",
+            "epoch_average, local_sgd(steps=4)",
+        ),
         (["epoch_average"], "1", None),
     ],
 )
 def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, named):
-    said = [note for note in notes(strategies, workers, lr_policy="linear") if "lr_policy" in note]
+    said = [
+        note
+        for note in notes(strategies, workers, lr_policy="linear")
+        if "lr_policy" in note
+    ]
     if named is None:
         assert not said
     else:
         assert len(said) == 1
-        assert said[0].startswith(f"{named}: lr_policy linear multiplies the learning rate by up to 4")
+        assert said[0].startswith(
+            f"{named}: lr_policy linear multiplies the learning rate by up to 4"
+        )
     assert not [note for note in notes(strategies, workers) if "lr_policy" in note]
 
 
@@ -77,41 +103,76 @@ def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, na
         ({"execution": "virtual"}, "", math.inf),
     ],
 )
-def test_real_runs_that_check_virtual_ones_take_90_seconds_outside_of_jobs(monkeypatch, keys, job, budget_s):
+def test_real_runs_that_check_virtual_ones_take_90_seconds_outside_of_jobs(
+    monkeypatch, keys, job, budget_s
+):
     monkeypatch.setattr(planning, "in_job", lambda: bool(job))
-    study = load_study(None, {**VIRTUAL, "native_budget_s": None, "device_step_time": 0.01, **keys}, [])
+    study = load_study(
+        None, {**VIRTUAL, "native_budget_s": None, "device_step_time": 0.01, **keys}, []
+    )
     assert plan_study(study).native_budget_s == budget_s
     assert study.patience == 60
 
 
 def test_oversubscribed_points_are_noted_with_reasons(monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 2)
-    monkeypatch.setattr(engines, "available", lambda name, **_: None if name != "nccl" else "none here")
-    (note,) = [note for note in notes(["serial", "allreduce", "ddp"], "1,2") if "oversubscribed" in note]
+    monkeypatch.setattr(
+        engines, "available", lambda name, **_: None if name != "nccl" else "none here"
+    )
+    (note,) = [
+        note
+        for note in notes(["serial", "allreduce", "ddp"], "1,2")
+        if "oversubscribed" in note
+    ]
     assert note == (
         "oversubscribed on 2 cores, so drawn but never a baseline nor fitted: gloo at 2 workers; "
         "a worker of gloo has a thread that moves bytes beside the one that computes"
     )
-    assert not [note for note in notes(["serial", "allreduce"], "1,2") if "oversubscribed" in note]
-    (note,) = [note for note in notes(["asp"], "2,4", execution="native") if "oversubscribed" in note]
+    assert not [
+        note
+        for note in notes(["serial", "allreduce"], "1,2")
+        if "oversubscribed" in note
+    ]
+    (note,) = [
+        note
+        for note in notes(["asp"], "2,4", execution="native")
+        if "oversubscribed" in note
+    ]
     assert "mpi with servers at 2, 4 workers; each server is one more process" in note
 
 
 def test_few_steps_between_synchronisations_are_noted_with_what_they_can_save():
     keys = {"batch_per_worker": 16, "dataset": "diabetes"}  # 353 patients to train on
-    (note,) = [note for note in notes(["epoch_average"], "2,4,16,32", **keys) if "synchronisations" in note]
+    (note,) = [
+        note
+        for note in notes(["epoch_average"], "2,4,16,32", **keys)
+        if "synchronisations" in note
+    ]
     assert note == (
         "epoch_average: fewer than 8 steps between synchronisations at 4, 16, 32 workers; there it can save at most "
         "83 % to 0 % of the communication"
     )
-    (note,) = [note for note in notes(["epoch_average"], "32", **keys) if "synchronisations" in note]
-    assert note.endswith("at 32 workers; there it can save at most 0 % of the communication")
+    (note,) = [
+        note
+        for note in notes(["epoch_average"], "32", **keys)
+        if "synchronisations" in note
+    ]
+    assert note.endswith(
+        "at 32 workers; there it can save at most 0 % of the communication"
+    )
 
 
 @needs_mpi
-@pytest.mark.parametrize(("nodes", "slots", "held"), [(1, 2, {1, 2}), (4, 2, {1, 2, 4, 8}), (2, 64, {1, 2, 4, 8, 16})])
-def test_a_study_is_planned_for_an_allocation_that_is_not_here(monkeypatch, nodes, slots, held):
-    monkeypatch.setattr(hosts, "reachable", lambda: pytest.fail("this machine was asked"))
+@pytest.mark.parametrize(
+    ("nodes", "slots", "held"),
+    [(1, 2, {1, 2}), (4, 2, {1, 2, 4, 8}), (2, 64, {1, 2, 4, 8, 16})],
+)
+def test_a_study_is_planned_for_an_allocation_that_is_not_here(
+    monkeypatch, nodes, slots, held
+):
+    monkeypatch.setattr(
+        hosts, "reachable", lambda: pytest.fail("this machine was asked")
+    )
     for module in (planning, sweep):
         monkeypatch.setattr(module, "reachable", hosts.reachable)
     study = load_study(None, {**VIRTUAL, "execution": "auto", "workers": "1..16"}, [])
@@ -124,11 +185,20 @@ def test_a_study_is_planned_for_an_allocation_that_is_not_here(monkeypatch, node
 @needs_mpi
 def test_nodes_that_were_asked_for_have_the_stated_cores_and_gpus(monkeypatch):
     crowded = load_study(None, {**VIRTUAL, "execution": "native", "workers": "8"}, [])
-    (note,) = [note for note in plan_study(crowded, Allocation.asked(2, 2)).notes if "oversubscribed" in note]
+    (note,) = [
+        note
+        for note in plan_study(crowded, Allocation.asked(2, 2)).notes
+        if "oversubscribed" in note
+    ]
     assert note.startswith("oversubscribed on 4 cores of 2 nodes")
     monkeypatch.setattr(engines, "available", lambda name, **_: None)
-    on_gpus = load_study(None, {**VIRTUAL, "execution": "native", "workers": "8", "engine": "nccl"}, [])
-    assert {run.engine for run in plan_study(on_gpus, Allocation.asked(2, 4, gpus=4)).sweep.runs} == {"nccl"}
+    on_gpus = load_study(
+        None, {**VIRTUAL, "execution": "native", "workers": "8", "engine": "nccl"}, []
+    )
+    assert {
+        run.engine
+        for run in plan_study(on_gpus, Allocation.asked(2, 4, gpus=4)).sweep.runs
+    } == {"nccl"}
     with pytest.raises(EngineError, match="in that allocation are 2 for 8"):
         plan_study(on_gpus, Allocation.asked(1, 8, gpus=2))
 

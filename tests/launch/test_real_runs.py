@@ -50,14 +50,19 @@ def make_run(run_id, workers=2, strategy="allreduce", engine="mpi", **changes):
 
 
 def faulty(run_id, fault, **changes):
-    model = Component(name=f"{FAULTY}:build", options={"fault": fault, "rank": changes.pop("rank", 1)})
+    model = Component(
+        name=f"{FAULTY}:build", options={"fault": fault, "rank": changes.pop("rank", 1)}
+    )
     return make_run(run_id, model=model, epochs=6, **changes)
 
 
 class Recorder:
     def __init__(self, runs, tmp_path, ranks=2, **options):
         self.started, self.outcomes, self.messages, self.folder = [], {}, [], tmp_path
-        folders = {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}}
+        folders = {
+            workers: prepare(runs[0], workers)
+            for workers in {run.workers for run in runs}
+        }
         RealRuns(
             folders,
             ranks=ranks,
@@ -128,8 +133,14 @@ def test_ranks_that_exit_early_or_diverge_apart_end_their_launch(tmp_path):
 @needs_mpi
 def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
     """Rank 1 computes for longer than the patience, which is a sign of life; then it sleeps."""
-    found = Recorder([faulty("computes", "compute"), faulty("hung", "hang"), make_run("after")], tmp_path, patience_s=5)
-    assert found.outcomes["computes"].status == "completed", found.outcomes["computes"].error
+    found = Recorder(
+        [faulty("computes", "compute"), faulty("hung", "hang"), make_run("after")],
+        tmp_path,
+        patience_s=5,
+    )
+    assert found.outcomes["computes"].status == "completed", found.outcomes[
+        "computes"
+    ].error
     hung = found.outcomes["hung"]
     assert hung.status == "failed"
     assert re.fullmatch(
@@ -150,12 +161,20 @@ def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monke
         r"the processes had not ended \d+ s after their last run: a thread of rank 1 does not end; they are killed",
         message,
     ), message
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
+    assert not [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(p.info["cmdline"] or ())
+    ]
 
 
 @needs_mpi
-@pytest.mark.parametrize("signum", some([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], signal.SIGKILL))
-def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatch, signum):
+@pytest.mark.parametrize(
+    "signum", some([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], signal.SIGKILL)
+)
+def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(
+    tmp_path, monkeypatch, signum
+):
     """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
     monkeypatch.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
 
@@ -163,15 +182,35 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(tmp_path, monkeypatc
         def started_one(self, run):
             super().started_one(run)
             if run.run_id == "struck":
-                heartbeats = max((tmp_path / "work").iterdir(), key=lambda path: path.stat().st_mtime) / "heartbeats"
-                threading.Thread(target=strike, args=(heartbeats, 0, signum, True), daemon=True).start()
+                heartbeats = (
+                    max(
+                        (tmp_path / "work").iterdir(),
+                        key=lambda path: path.stat().st_mtime,
+                    )
+                    / "heartbeats"
+                )
+                threading.Thread(
+                    target=strike, args=(heartbeats, 0, signum, True), daemon=True
+                ).start()
 
     killed = signum != signal.SIGSTOP
-    found = Struck([make_run("struck", epochs=10**5 if killed else 400), *[make_run("after")] * killed], tmp_path)
+    found = Struck(
+        [
+            make_run("struck", epochs=10**5 if killed else 400),
+            *[make_run("after")] * killed,
+        ],
+        tmp_path,
+    )
     if killed:
-        reason = "15 (Terminated)" if signum == signal.SIGTERM else "9 (Killed, perhaps for want of memory)"
+        reason = (
+            "15 (Terminated)"
+            if signum == signal.SIGTERM
+            else "9 (Killed, perhaps for want of memory)"
+        )
         assert found.outcomes["struck"].status == "failed"
-        assert found.outcomes["struck"].error.startswith(f"mpirun was ended by signal {reason}")
+        assert found.outcomes["struck"].error.startswith(
+            f"mpirun was ended by signal {reason}"
+        )
         assert found.outcomes["after"].status == "completed"
         return
     assert found.outcomes["struck"].status == "completed"
@@ -191,20 +230,54 @@ def test_deleted_logs_end_their_launch_only(tmp_path):
 
     found = Purged([faulty("hung", "hang"), make_run("after")], tmp_path)
     assert found.outcomes["hung"].status == "failed"
-    assert "launch-1 was deleted by something else while the ranks wrote to it" in found.outcomes["hung"].error
+    assert (
+        "launch-1 was deleted by something else while the ranks wrote to it"
+        in found.outcomes["hung"].error
+    )
     assert found.outcomes["after"].status == "completed"
     assert len(found.messages) == 1
 
 
-# Strategy, rank, signal, and the outcome: a server in CI, a client and a worker without server in thorough tests.
+# Strategy, rank, signal, and the outcome: a server in CI, a client and a worker without
+# server in thorough tests.
 STRUCK_SERVERS = {
-    "killed server": ("asp", 2, signal.SIGKILL, "failed", r"rank 2 \(a server\) was ended by signal 9 \(Killed.*"),
-    "hung server": ("ssp", 2, signal.SIGSTOP, "timeout", r"exceeded .*; rank 2 \(a server\) had stopped .* s before"),
+    "killed server": (
+        "asp",
+        2,
+        signal.SIGKILL,
+        "failed",
+        r"rank 2 \(a server\) was ended by signal 9 \(Killed.*",
+    ),
+    "hung server": (
+        "ssp",
+        2,
+        signal.SIGSTOP,
+        "timeout",
+        r"exceeded .*; rank 2 \(a server\) had stopped .* s before",
+    ),
 }
 STRUCK_WORKERS = {
-    "hung client": ("ssp", 1, signal.SIGSTOP, "timeout", r"exceeded .*; rank 1 had stopped .* while training"),
-    "killed gossiper": ("ad_psgd", 1, signal.SIGKILL, "failed", r"rank 1 was ended by signal 9 \(Killed.*"),
-    "killed stage": ("pipeline", 1, signal.SIGKILL, "failed", r"rank 1 \(stage 1\) was ended by signal 9 \(Killed.*"),
+    "hung client": (
+        "ssp",
+        1,
+        signal.SIGSTOP,
+        "timeout",
+        r"exceeded .*; rank 1 had stopped .* while training",
+    ),
+    "killed gossiper": (
+        "ad_psgd",
+        1,
+        signal.SIGKILL,
+        "failed",
+        r"rank 1 was ended by signal 9 \(Killed.*",
+    ),
+    "killed stage": (
+        "pipeline",
+        1,
+        signal.SIGKILL,
+        "failed",
+        r"rank 1 \(stage 1\) was ended by signal 9 \(Killed.*",
+    ),
 }
 STRUCK = STRUCK_SERVERS | STRUCK_WORKERS
 
@@ -215,16 +288,26 @@ class Striking(Recorder):
     def started_one(self, run):
         super().started_one(run)
         if run.run_id in STRUCK:
-            heartbeats = max((self.folder / "work").iterdir(), key=lambda path: path.stat().st_mtime) / "heartbeats"
+            heartbeats = (
+                max(
+                    (self.folder / "work").iterdir(),
+                    key=lambda path: path.stat().st_mtime,
+                )
+                / "heartbeats"
+            )
             _, rank, signum, *_ = STRUCK[run.run_id]
-            threading.Thread(target=strike, args=(heartbeats, rank, signum), daemon=True).start()
+            threading.Thread(
+                target=strike, args=(heartbeats, rank, signum), daemon=True
+            ).start()
 
 
 def strike(heartbeats, rank, signum, parent=False):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         beat = read_heartbeats(heartbeats)[rank]
-        if beat.phase == Phase.TRAINING and (beat.batches > 20 or beat.beats > 200):  # a server has no batches
+        if beat.phase == Phase.TRAINING and (
+            beat.batches > 20 or beat.beats > 200
+        ):  # a server has no batches
             os.kill(psutil.Process(beat.pid).ppid() if parent else beat.pid, signum)
             return
         time.sleep(0.01)
@@ -232,12 +315,15 @@ def strike(heartbeats, rank, signum, parent=False):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "struck", [STRUCK_SERVERS, pytest.param(STRUCK_WORKERS, marks=pytest.mark.thorough)], ids=["servers", "workers"]
+    "struck",
+    [STRUCK_SERVERS, pytest.param(STRUCK_WORKERS, marks=pytest.mark.thorough)],
+    ids=["servers", "workers"],
 )
 def test_killed_or_stopped_rank_is_named_and_the_next_run_completes(tmp_path, struck):
     runs = []
     for name, (strategy, _, _, status, _) in struck.items():
-        # The first run of a launch loads the libraries, so that the time limit of the next one is for training alone.
+        # The first run of a launch loads the libraries, so that the time limit of the
+        # next one is for training alone.
         runs.append(make_run(f"before the {name}", strategy=strategy))
         limit = 8.0 if status == "timeout" else 60.0
         runs.append(make_run(name, strategy=strategy, epochs=10**5, time_limit_s=limit))
@@ -272,8 +358,16 @@ def test_background_load_is_recorded(tmp_path):
     ("run_id", "status", "error"),
     [
         ("killed", "failed", "rank 1 was ended by signal 9 (Killed"),
-        ("raised", "failed", "rank 1: ValueError: the third layer is upset (faulty.py:"),
-        ("raised alone", "failed", "rank 0: ValueError: the third layer is upset (faulty.py:"),
+        (
+            "raised",
+            "failed",
+            "rank 1: ValueError: the third layer is upset (faulty.py:",
+        ),
+        (
+            "raised alone",
+            "failed",
+            "rank 0: ValueError: the third layer is upset (faulty.py:",
+        ),
         ("diverged alone", "diverged", "the training loss is nan in epoch"),
     ],
 )
@@ -287,12 +381,28 @@ def test_failed_run_names_rank_and_cause(swept, run_id, status, error):
 @pytest.mark.thorough
 def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
     """The model of rank 1 gives NaN, which reaches the others by averaging at the end of the epoch."""
-    kinds = [("allreduce", "mpi"), ("epoch_average", "mpi"), ("allreduce", "gloo"), ("ddp", "gloo")]
+    kinds = [
+        ("allreduce", "mpi"),
+        ("epoch_average", "mpi"),
+        ("allreduce", "gloo"),
+        ("ddp", "gloo"),
+    ]
     if not engines.available("horovod"):
         kinds += [("horovod", "horovod"), ("epoch_average", "horovod")]
-    runs = [faulty(f"{strategy} {engine}", "nan", strategy=strategy, engine=engine) for strategy, engine in kinds]
-    explosive = {"epochs": 1, "batch_per_worker": 71, "lr": 1e30, "optimizer": {"sgd": {"weight_decay": 1e30}}}
-    ends = [make_run(f"end of {name}", strategy=name, **explosive) for name in ("asp", "epoch_async")]
+    runs = [
+        faulty(f"{strategy} {engine}", "nan", strategy=strategy, engine=engine)
+        for strategy, engine in kinds
+    ]
+    explosive = {
+        "epochs": 1,
+        "batch_per_worker": 71,
+        "lr": 1e30,
+        "optimizer": {"sgd": {"weight_decay": 1e30}},
+    }
+    ends = [
+        make_run(f"end of {name}", strategy=name, **explosive)
+        for name in ("asp", "epoch_async")
+    ]
     last = Recorder([*runs, *ends, make_run("after")], tmp_path)
     assert last.outcomes.pop("after").status == "completed"
     for run in ends:
@@ -304,7 +414,9 @@ def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
     assert len(last.outcomes) == len(kinds)
     for outcome in last.outcomes.values():
         assert outcome.status == "diverged"
-        assert re.fullmatch(r"worker [01]: the training loss is nan in epoch \d", outcome.error)
+        assert re.fullmatch(
+            r"worker [01]: the training loss is nan in epoch \d", outcome.error
+        )
         assert outcome.workers == outcome.evaluations == []
     assert last.outcomes["epoch_average mpi"].error.startswith("worker 1: ")
     assert last.messages == []  # no other launch
@@ -313,7 +425,9 @@ def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
 def test_timeout_names_the_stopped_rank_and_not_the_waiting_ones(swept):
     outcome = swept.outcomes["hung"]
     assert outcome.status == "timeout"
-    assert outcome.error.startswith("exceeded the time limit of 8 s; rank 1 had stopped")
+    assert outcome.error.startswith(
+        "exceeded the time limit of 8 s; rank 1 had stopped"
+    )
     assert outcome.error.endswith("while training")
 
 
@@ -322,13 +436,22 @@ def test_completed_run_has_all_times_and_counts(swept):
     assert [worker.rank for worker in outcome.workers] == [0, 1]
     for worker in outcome.workers:
         parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
-        assert parts == pytest.approx(worker.train_s, rel=0.02)  # the clock's last reading comes a moment later
+        assert parts == pytest.approx(
+            worker.train_s, rel=0.02
+        )  # the clock's last reading comes a moment later
         assert 0 <= worker.wait_s <= worker.comm_s
-        assert worker.wait_s == pytest.approx(sum(epoch.wait_s for epoch in worker.epochs))
-        assert worker.optimizer_steps == 2 * outcome.facts.steps_per_epoch == worker.syncs
+        assert worker.wait_s == pytest.approx(
+            sum(epoch.wait_s for epoch in worker.epochs)
+        )
+        assert (
+            worker.optimizer_steps == 2 * outcome.facts.steps_per_epoch == worker.syncs
+        )
         assert worker.bytes_sent == worker.syncs * 4 * outcome.facts.parameters
         assert worker.peak_rss_mib > 50
-    assert min(worker.wait_s for worker in outcome.workers) < max(worker.train_s for worker in outcome.workers) / 2
+    assert (
+        min(worker.wait_s for worker in outcome.workers)
+        < max(worker.train_s for worker in outcome.workers) / 2
+    )
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
     assert outcome.facts.nodes == 1
     assert is_oversubscribed(make_run("before")) is (hardware.cores() < 2)
@@ -339,22 +462,32 @@ def test_completed_run_has_all_times_and_counts(swept):
 def test_launch_that_never_begins_is_tried_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "scalebench").mkdir()
-    (tmp_path / "scalebench" / "__init__.py").write_text("raise ImportError('a shadow')")
+    (tmp_path / "scalebench" / "__init__.py").write_text(
+        "raise ImportError('a shadow')"
+    )
     monkeypatch.chdir(tmp_path)
     recorder = Recorder([make_run("one"), make_run("two")], tmp_path)
-    assert [outcome.status for outcome in recorder.outcomes.values()] == ["failed", "failed"]
+    assert [outcome.status for outcome in recorder.outcomes.values()] == [
+        "failed",
+        "failed",
+    ]
     for outcome in recorder.outcomes.values():
         assert re.match(
-            "the launch failed before its runs: rank [01] exited before reporting: ImportError: a shadow", outcome.error
+            "the launch failed before its runs: rank [01] exited before reporting: ImportError: a shadow",
+            outcome.error,
         )
     assert len(list((tmp_path / "work").iterdir())) == 2
 
 
 def test_missing_mpirun_names_the_command_that_adds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(mpirun, "find", lambda: None)
-    with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
+    with pytest.raises(
+        EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'
+    ):
         Recorder([make_run("one")], tmp_path)
-    with pytest.raises(EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'):
+    with pytest.raises(
+        EngineError, match=r'no mpirun .* pip install "scalebench\[mpi\]"'
+    ):
         launch_command(2)
 
 
@@ -362,7 +495,9 @@ def test_ranks_are_bound_while_cores_suffice(monkeypatch):
     monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
     assert launch_command(4)[1] == "core"
     assert launch_command(2, threads=2)[1] == "core:2"
-    assert launch_command(2, progress_threads=1)[1] == "core:2"  # room for the thread that moves bytes
+    assert (
+        launch_command(2, progress_threads=1)[1] == "core:2"
+    )  # room for the thread that moves bytes
     assert launch_command(4, progress_threads=1)[1] == "core"
     command, binding = launch_command(5)
     assert (binding, command[command.index("--bind-to") + 1]) == ("none", "none")
@@ -379,7 +514,9 @@ def test_shell_variables_do_not_change_a_run(monkeypatch):
     assert given["OMPI_MCA_btl"] == "self,sm"
 
 
-@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, sent):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -391,7 +528,9 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         f"Recorder([faulty('hung', 'hang')], Path({str(tmp_path)!r}))\n"
     )
-    process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stderr=subprocess.DEVNULL
+    )
     events = tmp_path / "work" / "launch-1" / "events.jsonl"
     family: list[psutil.Process] = []
     try:
@@ -417,7 +556,9 @@ def test_no_process_is_left_after_an_interrupted_or_killed_launcher(tmp_path, se
 def test_horovod_settings_get_their_own_launches(tmp_path):
     if reason := engines.available("horovod"):
         pytest.skip(reason)
-    slow = Component(name="horovod", options={"cycle_time_ms": 20.0, "fusion_threshold_mib": 1.0})
+    slow = Component(
+        name="horovod", options={"cycle_time_ms": 20.0, "fusion_threshold_mib": 1.0}
+    )
     runs = [
         make_run("plain one", workers=1, strategy="horovod", engine="horovod"),
         make_run("slow two", engine="horovod").model_copy(update={"strategy": slow}),
@@ -428,22 +569,44 @@ def test_horovod_settings_get_their_own_launches(tmp_path):
     outcomes = Recorder(runs, tmp_path).outcomes
     assert {outcome.status for outcome in outcomes.values()} == {"completed"}
     steps = outcomes["slow two"].workers[0].optimizer_steps
-    # A step waits for a cycle of 20 ms, less what it had waited already when its gradients were ready.
+    # A step waits for a cycle of 20 ms, less what it had waited already when its
+    # gradients were ready.
     assert outcomes["slow two"].workers[0].comm_s > 0.010 * steps
-    jobs = [json.loads(file.read_text()) for file in sorted((tmp_path / "work").glob("*/job.json"))]
+    jobs = [
+        json.loads(file.read_text())
+        for file in sorted((tmp_path / "work").glob("*/job.json"))
+    ]
     assert [[run["run_id"] for run in job["runs"]] for job in jobs] == [
         ["plain one", "plain two", "plain again"],
         ["slow two", "slow again"],
     ]
-    assert [sorted(job["settings"]) for job in jobs] == [[], ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"]]
+    assert [sorted(job["settings"]) for job in jobs] == [
+        [],
+        ["HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD"],
+    ]
 
 
 def test_launch_begins_with_warmups_and_takes_further_runs(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    blocks = [[make_run("second", strategy="epoch_average"), make_run("too large", workers=3)], [make_run("third")], []]
-    found = Recorder([make_run("first")], tmp_path, more=lambda: blocks.pop(0), warmup_runs=2)
-    assert found.started == ["warmup0-first", "warmup1-first", "first", "second", "third"]
+    blocks = [
+        [
+            make_run("second", strategy="epoch_average"),
+            make_run("too large", workers=3),
+        ],
+        [make_run("third")],
+        [],
+    ]
+    found = Recorder(
+        [make_run("first")], tmp_path, more=lambda: blocks.pop(0), warmup_runs=2
+    )
+    assert found.started == [
+        "warmup0-first",
+        "warmup1-first",
+        "first",
+        "second",
+        "third",
+    ]
     assert {outcome.status for outcome in found.outcomes.values()} == {"completed"}
     assert blocks == []
     assert len(list((tmp_path / "work").iterdir())) == 1, "one launch"
@@ -453,7 +616,11 @@ def test_launch_begins_with_warmups_and_takes_further_runs(tmp_path):
 def test_failed_warmup_is_not_repeated(tmp_path):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    found = Recorder([faulty("broken", "kill"), make_run("sound", workers=1)], tmp_path, warmup_runs=1)
+    found = Recorder(
+        [faulty("broken", "kill"), make_run("sound", workers=1)],
+        tmp_path,
+        warmup_runs=1,
+    )
     assert {run_id: outcome.status for run_id, outcome in found.outcomes.items()} == {
         "warmup0-broken": "failed",
         "broken": "failed",
@@ -462,8 +629,18 @@ def test_failed_warmup_is_not_repeated(tmp_path):
 
 
 def test_warmups_use_the_largest_worker_count_of_each_engine():
-    runs = [make_run("a", 1), make_run("b", 4), make_run("c", 4), make_run("d", 2, engine="gloo", save_weights=True)]
+    runs = [
+        make_run("a", 1),
+        make_run("b", 4),
+        make_run("c", 4),
+        make_run("d", 2, engine="gloo", save_weights=True),
+    ]
     made = warm_ups(runs, 2)
-    assert [run.run_id for run in made] == ["warmup0-b", "warmup1-b", "warmup0-d", "warmup1-d"]
+    assert [run.run_id for run in made] == [
+        "warmup0-b",
+        "warmup1-b",
+        "warmup0-d",
+        "warmup1-d",
+    ]
     assert all(run.warmup and not run.save_weights for run in made)
     assert warm_ups(runs, 0) == []

@@ -23,7 +23,9 @@ def job(monkeypatch, tmp_path):
     """A job of Slurm, whose srun knows the MPI plugins that `plugins` writes."""
     (tmp_path / "srun").write_text(f"#!/bin/sh\ncat {tmp_path}/plugins >&2\n")
     (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "plugins").write_text("srun: MPI types are...\nsrun: none\nsrun: pmi2\n")
+    (tmp_path / "plugins").write_text(
+        "srun: MPI types are...\nsrun: none\nsrun: pmi2\n"
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "srun")
@@ -40,9 +42,15 @@ def words(command, name):
     return [word.partition("=")[2] for word in command if word.startswith(f"--{name}=")]
 
 
-def test_ranks_fill_the_slots_of_nodes_in_turn_and_are_bound_where_there_are_cores(job, nodes):
+def test_ranks_fill_the_slots_of_nodes_in_turn_and_are_bound_where_there_are_cores(
+    job, nodes
+):
     command, binding = launch_command(3, progress_threads=1, mpi=False)
-    assert (words(command, "nodelist"), words(command, "mpi"), binding) == (["n0,n0,n1"], ["none"], "core:2")
+    assert (words(command, "nodelist"), words(command, "mpi"), binding) == (
+        ["n0,n0,n1"],
+        ["none"],
+        "core:2",
+    )
     assert words(command, "cpus-per-task") == ["2"]
     command, binding = launch_command(9)
     assert (words(command, "nodelist"), words(command, "mpi"), binding) == (
@@ -80,7 +88,8 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
     assert chosen().name == "local"
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "slurm")
     with pytest.raises(
-        EngineError, match=r"unknown launcher 'slurm'; known: auto, horovodrun, local, mpirun, srun, torchrun"
+        EngineError,
+        match=r"unknown launcher 'slurm'; known: auto, horovodrun, local, mpirun, srun, torchrun",
     ):
         chosen()
 
@@ -99,16 +108,22 @@ def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
 
 
 def test_what_the_batch_script_asked_for_does_not_contradict_the_command():
-    assert Srun().environment({"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}) == {
-        "SLURM_JOB_ID": "7"
-    }
+    assert Srun().environment(
+        {"SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND_TYPE": "x"}
+    ) == {"SLURM_JOB_ID": "7"}
 
 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("n1: task 1: Killed", "rank 1 on n1 was ended by signal 9 (Killed, perhaps for want of memory)"),
-        ("n1: tasks 1-2: Segmentation fault (core dumped)", "rank 1 on n1 was ended by signal 11 (Segmentation fault)"),
+        (
+            "n1: task 1: Killed",
+            "rank 1 on n1 was ended by signal 9 (Killed, perhaps for want of memory)",
+        ),
+        (
+            "n1: tasks 1-2: Segmentation fault (core dumped)",
+            "rank 1 on n1 was ended by signal 11 (Segmentation fault)",
+        ),
         ("n1: task 1: Exited with exit code 3", "rank 1 on n1 exited before reporting"),
     ],
 )
@@ -140,8 +155,15 @@ def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkey
     large = Allocation(tuple(Host(f"n{i}", 64, 64, 64) for i in range(2)))
     few = large.with_at_most(4)
     assert few.slots == 8
-    assert words(launch_command(8, on=few)[0], "nodelist") == ["n0,n0,n0,n0,n1,n1,n1,n1"]
-    assert Allocation(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3))).with_at_most(4).slots == 6
+    assert words(launch_command(8, on=few)[0], "nodelist") == [
+        "n0,n0,n0,n0,n1,n1,n1,n1"
+    ]
+    assert (
+        Allocation(tuple(Host(f"n{i}", 64, 2, 2) for i in range(3)))
+        .with_at_most(4)
+        .slots
+        == 6
+    )
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "mpirun")
     monkeypatch.setattr(mpirun, "find", lambda: "mpirun")
     command, _ = launch_command(8, on=few)

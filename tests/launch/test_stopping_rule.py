@@ -48,11 +48,18 @@ def run_study(made, times, stop_after=math.inf):
 def noisy(spread, seed=0):
     """Times of all runs; `spread` of the logs by strategy and worker count."""
     draw = random.Random(seed)
-    return {run.run_id: math.exp(draw.gauss(0, spread.get((run.strategy.name, run.workers), 0.0))) for run in ALL}
+    return {
+        run.run_id: math.exp(
+            draw.gauss(0, spread.get((run.strategy.name, run.workers), 0.0))
+        )
+        for run in ALL
+    }
 
 
 def counts(done):
-    return Counter((run.strategy.name, run.workers) for run in ALL if run.run_id in done)
+    return Counter(
+        (run.strategy.name, run.workers) for run in ALL if run.run_id in done
+    )
 
 
 def test_quiet_points_get_the_minimum_of_runs():
@@ -86,7 +93,9 @@ def test_interrupted_study_continues_to_the_same_runs(spread, seed, stop_after):
 
 
 @settings(max_examples=30)
-@example(spread=0.0234375, seed=1)  # serial, a baseline of others, was narrow after 6 blocks and wide after 7
+@example(
+    spread=0.0234375, seed=1
+)  # serial, a baseline of others, was narrow after 6 blocks and wide after 7
 @given(spread=st.floats(0.001, 0.2), seed=st.integers(0, 99))
 def test_closed_point_is_narrow_or_exhausted(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
@@ -97,7 +106,9 @@ def test_closed_point_is_narrow_or_exhausted(spread, seed):
         if run.run_id in done:
             by_cell.setdefault(Cell.of(run), {})[run.repetition] = done[run.run_id]
     for cell, seconds in by_cell.items():
-        assert sorted(seconds) == list(range(len(seconds)))  # no block is left out: pairs by block are whole
+        assert sorted(seconds) == list(
+            range(len(seconds))
+        )  # no block is left out: pairs by block are whole
         narrow = relative_width(list(seconds.values()), STUDY.until) <= 0.05
         assert narrow or len(seconds) == 8
         assert (cell in made.wide()) == (not narrow)
@@ -108,7 +119,11 @@ def test_closed_point_is_narrow_or_exhausted(spread, seed):
 def test_point_with_a_failed_run_waits_for_its_repetition():
     times = noisy({("epoch_average", 4): 0.5})
     made, again = replication(), replication()
-    broken = next(run for run in SWEEP.runs if (run.strategy.name, run.workers) == ("epoch_average", 4))
+    broken = next(
+        run
+        for run in SWEEP.runs
+        if (run.strategy.name, run.workers) == ("epoch_average", 4)
+    )
     for run in made.left():
         made.ended(run, None if run is broken else times[run.run_id])
     assert made.left() == []
@@ -133,10 +148,16 @@ def test_most_to_come_counts_the_further_runs():
 def test_relative_width_is_the_interval_over_the_geometric_mean():
     logs = [0.0, 0.1, 0.3]
     mean = sum(logs) / 3
-    level = 0.96  # of `at_least` runs, which covers 95 % although it stops the study where it happens to be narrow
-    t = level * math.sqrt(2 / (1 - level**2))  # of two degrees of freedom, in closed form
+    # of `at_least` runs, which covers 95 % although it stops the study where it happens
+    # to be narrow
+    level = 0.96
+    t = level * math.sqrt(
+        2 / (1 - level**2)
+    )  # of two degrees of freedom, in closed form
     half = t * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
-    assert relative_width([math.exp(x) for x in logs], STUDY.until) == pytest.approx(2 * math.sinh(half), rel=1e-9)
+    assert relative_width([math.exp(x) for x in logs], STUDY.until) == pytest.approx(
+        2 * math.sinh(half), rel=1e-9
+    )
 
 
 def test_coverage_under_stopping_is_the_documented_one():

@@ -30,7 +30,9 @@ def rows(trials, value):
     """Rows of these trials as the reader gives them; `value` is the final metric of each."""
     return pd.DataFrame(
         {
-            "label": [str(run.strategy.model_copy(update={"options": {}})) for run in trials],
+            "label": [
+                str(run.strategy.model_copy(update={"options": {}})) for run in trials
+            ],
             "workers": [run.workers for run in trials],
             "trial": [run.trial for run in trials],
             "tuned": [json.dumps(run.tuned) for run in trials],
@@ -47,9 +49,14 @@ def test_every_strategy_and_worker_count_gets_the_same_points_of_the_sequence():
     cells = {}
     for run in made.trials:
         cells.setdefault((run.strategy.name, run.workers), {})[run.trial] = run
-    assert set(cells) == {("serial", 1), *((name, n) for name in ("allreduce", "local_sgd") for n in (1, 2))}
+    assert set(cells) == {
+        ("serial", 1),
+        *((name, n) for name in ("allreduce", "local_sgd") for n in (1, 2)),
+    }
     for (name, _), own in cells.items():
-        assert [own[trial].lr for trial in range(8)] == [point["lr"] for point in points]
+        assert [own[trial].lr for trial in range(8)] == [
+            point["lr"] for point in points
+        ]
         options = [own[trial].strategy.options for trial in range(8)]
         steps = [{"steps": point["local_sgd.steps"]} for point in points]
         assert options == (steps if name == "local_sgd" else [{}] * 8)
@@ -58,10 +65,16 @@ def test_every_strategy_and_worker_count_gets_the_same_points_of_the_sequence():
 
 
 def test_the_sequence_fills_the_range_and_a_longer_one_begins_with_the_shorter():
-    short, long = (search_points(plan(tune=TUNED["tune"] | {"trials": n}).study) for n in (8, 64))
+    short, long = (
+        search_points(plan(tune=TUNED["tune"] | {"trials": n}).study) for n in (8, 64)
+    )
     assert long[:8] == short
-    tenths = np.histogram(np.log([point["lr"] for point in long]), bins=8, range=np.log([0.003, 0.3]))[0]
-    assert tenths.min() >= 6  # 8 expected: independent draws would miss by more (P < 2 %)
+    tenths = np.histogram(
+        np.log([point["lr"] for point in long]), bins=8, range=np.log([0.003, 0.3])
+    )[0]
+    assert (
+        tenths.min() >= 6
+    )  # 8 expected: independent draws would miss by more (P < 2 %)
     assert search_points(plan(seed=1).study) != short
 
 
@@ -76,8 +89,17 @@ def test_trials_share_a_seed_that_no_run_has_and_never_see_the_test_set():
 
 def test_runs_take_the_values_of_the_best_trial_of_their_cell():
     made = plan()
-    wanted = {("serial", 1): 2, ("allreduce", 1): 3, ("allreduce", 2): 4, ("local_sgd", 1): 5, ("local_sgd", 2): 6}
-    best = rows(made.trials, lambda run: float(run.trial == wanted[run.strategy.name, run.workers]))
+    wanted = {
+        ("serial", 1): 2,
+        ("allreduce", 1): 3,
+        ("allreduce", 2): 4,
+        ("local_sgd", 1): 5,
+        ("local_sgd", 2): 6,
+    }
+    best = rows(
+        made.trials,
+        lambda run: float(run.trial == wanted[run.strategy.name, run.workers]),
+    )
     tuned = with_chosen(made, best)
     points = search_points(made.study)
     for before, run in zip(made.sweep.runs, tuned.sweep.runs, strict=True):
@@ -86,7 +108,11 @@ def test_runs_take_the_values_of_the_best_trial_of_their_cell():
         assert run.strategy.options.get("steps") == (
             point["local_sgd.steps"] if run.strategy.name == "local_sgd" else None
         )
-        assert (run.seed, run.run_order, run.trial) == (before.seed, before.run_order, None)
+        assert (run.seed, run.run_order, run.trial) == (
+            before.seed,
+            before.run_order,
+            None,
+        )
         assert run.run_id != before.run_id
     assert with_chosen(tuned, best) == tuned
 
@@ -111,7 +137,10 @@ def test_a_point_without_a_completed_trial_is_one_line():
     made = plan()
     lost = rows(made.trials, lambda run: 0.5)
     lost.loc[lost["label"] == "allreduce", "status"] = "diverged"
-    with pytest.raises(ResultsError, match="no trial of allreduce at 1, allreduce at 2 workers was completed"):
+    with pytest.raises(
+        ResultsError,
+        match="no trial of allreduce at 1, allreduce at 2 workers was completed",
+    ):
         with_chosen(made, lost)
 
 
@@ -136,4 +165,6 @@ def test_an_untuned_study_has_no_trials_and_keeps_its_hashes():
     made = plan(tune=None)
     assert made.trials == []
     assert with_chosen(made, pd.DataFrame()) is made
-    assert {run.config_hash for run in made.sweep.runs} == {run.config_hash for run in plan().sweep.runs}
+    assert {run.config_hash for run in made.sweep.runs} == {
+        run.config_hash for run in plan().sweep.runs
+    }

@@ -19,7 +19,10 @@ STUDY = {
     "dataset": "wine", "workers": "1,2", "execution": "auto", "epochs": 2, "target_metric": 0.8,
     "strategies": ["serial", "allreduce", "epoch_average"],
 }  # fmt: skip
-TUNED = STUDY | {"execution": "virtual", "tune": {"over": {"lr": [0.003, 0.3]}, "trials": 3}}
+TUNED = STUDY | {
+    "execution": "virtual",
+    "tune": {"over": {"lr": [0.003, 0.3]}, "trials": 3},
+}
 GROWING = TUNED | {"until": {"ci_width": "5%", "at_least": 3, "at_most": 6}}
 
 
@@ -42,9 +45,21 @@ class Rows:
         if run.trial is None:
             self.completed[key] = seconds
         else:
-            row = {"label": run.strategy.name, "workers": run.workers, "trial": run.trial, "status": "completed"}
+            row = {
+                "label": run.strategy.name,
+                "workers": run.workers,
+                "trial": run.trial,
+                "status": "completed",
+            }
             tuned = f'{{"lr": {run.lr}}}'
-            self.rows.append(row | {"tuned": tuned, "time_to_target_s": np.nan, "final_metric": 1 / (1 + run.trial)})
+            self.rows.append(
+                row
+                | {
+                    "tuned": tuned,
+                    "time_to_target_s": np.nan,
+                    "final_metric": 1 / (1 + run.trial),
+                }
+            )
 
 
 def seconds_of(run, spread=0.2):
@@ -72,13 +87,19 @@ def test_trials_come_first_then_virtual_runs_then_real_ones():
     assert set(stages) == {Stage.VIRTUAL, Stage.REAL}
     rows = Rows(TUNED)
     stages = [stage for stage, _ in made_in_order(rows, rows.queue())]
-    assert stages == [Stage.TRIALS] * 15 + [Stage.VIRTUAL] * 15  # 5 points, 3 trials and 3 repetitions of each
+    assert (
+        stages == [Stage.TRIALS] * 15 + [Stage.VIRTUAL] * 15
+    )  # 5 points, 3 trials and 3 repetitions of each
     assert rows.queue().next() is None
 
 
 def test_runs_have_the_values_of_the_best_trials_once_all_have_ended():
     rows = Rows(TUNED)
-    best = {(run.strategy.name, run.workers): run.lr for run in rows.plan.trials if run.trial == 0}
+    best = {
+        (run.strategy.name, run.workers): run.lr
+        for run in rows.plan.trials
+        if run.trial == 0
+    }
     queue = rows.queue()
     assert made_in_order(rows, queue, most=15)[-1][0] is Stage.TRIALS
     work = queue.next()
@@ -93,7 +114,9 @@ def test_an_interrupted_study_makes_the_runs_of_one_that_was_not(stops):
     whole, parts = Rows(GROWING), Rows(GROWING)
     expected = made_in_order(whole, whole.queue())
     assert len(expected) > 30  # blocks follow
-    made = [pair for most in stops for pair in made_in_order(parts, parts.queue(), most)]
+    made = [
+        pair for most in stops for pair in made_in_order(parts, parts.queue(), most)
+    ]
     made += made_in_order(parts, parts.queue())
     assert sorted(made, key=str) == sorted(expected, key=str)
     assert [stage for stage, _ in made] == [stage for stage, _ in expected]
@@ -115,13 +138,16 @@ def test_nothing_follows_from_a_trial_that_failed_until_it_is_made_again():
     assert again.next().stage is Stage.VIRTUAL
 
 
-@pytest.mark.parametrize(("study", "stage"), [(STUDY, Stage.REAL), (TUNED, Stage.TRIALS)])
+@pytest.mark.parametrize(
+    ("study", "stage"), [(STUDY, Stage.REAL), (TUNED, Stage.TRIALS)]
+)
 def test_only_what_failed_is_left_to_a_retry(study, stage):
     rows = Rows(study)
     failed = next(
         run
         for run in rows.queue().planned()
-        if (run.trial is not None) == (stage is Stage.TRIALS) and run.is_virtual == (stage is Stage.TRIALS)
+        if (run.trial is not None) == (stage is Stage.TRIALS)
+        and run.is_virtual == (stage is Stage.TRIALS)
     )
     queue = rows.queue()
     queue.only({failed.run_id})

@@ -11,7 +11,10 @@ from scalebench.models.flat import is_finite, side_by_side
 FLOATS = st.floats(width=32)
 
 
-@given(values=st.lists(FLOATS, min_size=1, max_size=20), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    values=st.lists(FLOATS, min_size=1, max_size=20),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_a_vector_is_finite_if_every_element_is(values, dtype):
     vector = torch.tensor(values, dtype=dtype)
     assert is_finite(vector) is all(map(torch.isfinite, vector))
@@ -24,22 +27,33 @@ def floating(model):
 @pytest.mark.parametrize("room", [0, 1])
 def test_parameters_statistics_and_room_are_contiguous(room):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False)
+    )
     held = [*model.parameters(), *floating(model)]
     before = torch.cat([tensor.detach().reshape(-1).clone() for tensor in held])
     parameters, gradients, behind = side_by_side(model, room=room)
-    assert parameters.numel() == gradients.numel() == sum(tensor.numel() for tensor in model.parameters())
+    assert (
+        parameters.numel()
+        == gradients.numel()
+        == sum(tensor.numel() for tensor in model.parameters())
+    )
     assert behind.numel() == room * parameters.numel()
     whole = parameters.as_strided((len(before),), (1,))
     assert torch.equal(whole, before)
     assert whole.data_ptr() + whole.nbytes == behind.data_ptr() or room == 0
     now = [*model.parameters(), *floating(model)]
     assert all(one is other for one, other in zip(now, held, strict=True))
-    model(torch.randn(8, 3)).sum().backward()  # BatchNorm changes its statistics where they lie
+    model(
+        torch.randn(8, 3)
+    ).sum().backward()  # BatchNorm changes its statistics where they lie
     after = torch.cat([tensor.detach().reshape(-1) for tensor in held])
     assert torch.equal(whole, after)
     assert not torch.equal(after, before)
-    assert torch.equal(gradients, torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]))
+    assert torch.equal(
+        gradients,
+        torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]),
+    )
 
 
 class Sharing(nn.Module):
@@ -59,7 +73,11 @@ def test_buffers_that_share_memory_are_not_moved():
     model = Sharing()
     places = [model.both.data_ptr(), model.upper.data_ptr(), model.count.data_ptr()]
     parameters, _, _ = side_by_side(model)
-    assert [model.both.data_ptr(), model.upper.data_ptr(), model.count.data_ptr()] == places
+    assert [
+        model.both.data_ptr(),
+        model.upper.data_ptr(),
+        model.count.data_ptr(),
+    ] == places
     assert model.alone.data_ptr() == parameters.data_ptr() + parameters.nbytes
     model.upper.fill_(-1)
     assert model.both.tolist() == [0, 1, -1, -1]

@@ -9,9 +9,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from docs._generate.layer_tables import ARCHITECTURES, counted
 from scalebench.errors import ModelError
-from scalebench.models.layer_files import layer_table_names, load_layers, read_layers, write_layers
+from scalebench.models.layer_files import (
+    layer_table_names,
+    load_layers,
+    read_layers,
+    write_layers,
+)
 
-# Parameters: torchvision's and transformers' model pages. Multiplications and additions (GFLOPS there): torchvision's.
+# Parameters: torchvision's and transformers' model pages. Multiplications and additions
+# (GFLOPS there): torchvision's.
 PUBLISHED = {
     "resnet50": (25_557_032, 4.09),
     "resnet101": (44_549_160, 7.80),
@@ -36,7 +42,12 @@ def meta(name):
     build, shape, _ = ARCHITECTURES[name]
     with torch.device("meta"):
         model = build().train()
-    sample = torch.empty(2, *shape, dtype=torch.float32 if len(shape) == 3 else torch.int64, device="meta")
+    sample = torch.empty(
+        2,
+        *shape,
+        dtype=torch.float32 if len(shape) == 3 else torch.int64,
+        device="meta",
+    )
     return model, sample
 
 
@@ -51,7 +62,9 @@ def test_published_totals(name):
     assert table.parameters == parameters
     assert table.source
     if gmacs:
-        assert table.flops / 2e9 == pytest.approx(gmacs, abs=0.0051)  # published with two decimals
+        assert table.flops / 2e9 == pytest.approx(
+            gmacs, abs=0.0051
+        )  # published with two decimals
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -64,7 +77,10 @@ def test_flops_of_training_are_those_of_torchs_counter(name):
     table = load_layers(name)
     assert table.flops == forward.get_total_flops() / 2
     if name != "inception_v3":  # its auxiliary output is not part of `out`
-        assert training_flops(table) == (forward.get_total_flops() + backward.get_total_flops()) / 2
+        assert (
+            training_flops(table)
+            == (forward.get_total_flops() + backward.get_total_flops()) / 2
+        )
 
 
 @pytest.mark.parametrize("name", ["resnet50", "bert_base", "vit_b16", "gpt2"])
@@ -73,9 +89,13 @@ def test_flops_are_those_of_transformers(name):
     eager = {"attn_implementation": "eager"}
     with torch.device("meta"):
         model = {
-            "resnet50": lambda: library.ResNetForImageClassification(library.ResNetConfig(num_labels=1000)),
+            "resnet50": lambda: library.ResNetForImageClassification(
+                library.ResNetConfig(num_labels=1000)
+            ),
             "bert_base": lambda: library.BertModel(library.BertConfig(**eager)),
-            "vit_b16": lambda: library.ViTForImageClassification(library.ViTConfig(num_labels=1000, **eager)),
+            "vit_b16": lambda: library.ViTForImageClassification(
+                library.ViTConfig(num_labels=1000, **eager)
+            ),
             "gpt2": lambda: library.GPT2LMHeadModel(library.GPT2Config(**eager)),
         }[name]()
     _, sample = meta(name)
@@ -83,12 +103,16 @@ def test_flops_are_those_of_transformers(name):
     with FlopCounterMode(display=False) as counter:
         model(sample)
     assert counter.get_total_flops() == 2 * table.flops
-    assert sum(parameter.numel() for parameter in model.parameters()) == table.parameters
+    assert (
+        sum(parameter.numel() for parameter in model.parameters()) == table.parameters
+    )
 
 
 @pytest.mark.parametrize("name", ["alexnet", "gpt2"])
 def test_tables_are_generated(name):
-    assert write_layers(counted(name)) == write_layers(load_layers(name)), "run: python docs/_generate/layer_tables.py"
+    assert write_layers(counted(name)) == write_layers(load_layers(name)), (
+        "run: python docs/_generate/layer_tables.py"
+    )
 
 
 def test_products_have_shapes():
@@ -102,15 +126,28 @@ def test_products_have_shapes():
 def test_activations_are_what_autograd_saves():
     """VGG's first layers in numbers: a convolution without normalisation, ReLU in place, so one tensor is kept."""
     first, relu, second = load_layers("vgg16").layers[:3]
-    assert (first.kind, first.inputs, first.activations, first.kept) == ("conv", 3 * 224**2, 64 * 224**2, 64 * 224**2)
+    assert (first.kind, first.inputs, first.activations, first.kept) == (
+        "conv",
+        3 * 224**2,
+        64 * 224**2,
+        64 * 224**2,
+    )
     assert (relu.kind, relu.flops, relu.kept) == ("relu", 0, 0)
-    assert (second.m, second.n, second.k, second.weights) == (224**2, 64, 9 * 64, 9 * 64 * 64)
+    assert (second.m, second.n, second.k, second.weights) == (
+        224**2,
+        64,
+        9 * 64,
+        9 * 64 * 64,
+    )
 
 
 def test_memory_is_parameters_gradients_states_and_activations():
     table = load_layers("resnet50")
     kept = table.column("kept").sum()
-    assert table.memory_bytes(32, optimizer_states=2) == 4 * 4 * table.parameters + 32 * 4 * kept
+    assert (
+        table.memory_bytes(32, optimizer_states=2)
+        == 4 * 4 * table.parameters + 32 * 4 * kept
+    )
     assert table.activation_bytes(8, "bfloat16") * 2 == table.activation_bytes(8)
 
 
@@ -148,7 +185,10 @@ def own(tmp_path):
 
 def test_own_factory(own):
     table = load_layers(f"{own}:build", (5,), 3)
-    assert [(layer.name, layer.kind, layer.parameters, layer.flops) for layer in table.layers] == [
+    assert [
+        (layer.name, layer.kind, layer.parameters, layer.flops)
+        for layer in table.layers
+    ] == [
         ("1", "gemm", 5 * 7 + 7, 2 * 5 * 7),
         ("2", "tanh", 0, 0),
         ("3", "gemm", 7 * 3 + 3, 2 * 7 * 3),
@@ -170,7 +210,10 @@ def test_own_factory_of_words_and_parameters_without_use(own):
 
 
 def test_own_factory_that_cannot_be_counted(own):
-    with pytest.raises(ModelError, match=r"fails on a sample of shape 5 on torch's meta device: .*FILE\.csv"):
+    with pytest.raises(
+        ModelError,
+        match=r"fails on a sample of shape 5 on torch's meta device: .*FILE\.csv",
+    ):
         load_layers(f"{own}:looks", (5,), 3)
     with pytest.raises(ModelError, match="the shape of a sample is needed"):
         load_layers(f"{own}:build")
@@ -178,9 +221,16 @@ def test_own_factory_that_cannot_be_counted(own):
 
 def test_own_file(tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text("# parameters: 1,010\n# source: me\nname,parameters,flops,activations\na,1000,2000,10\nb,10,20,1\n")
+    path.write_text(
+        "# parameters: 1,010\n# source: me\nname,parameters,flops,activations\na,1000,2000,10\nb,10,20,1\n"
+    )
     table = load_layers(str(path))
-    assert (table.name, table.source, table.parameters, table.flops) == ("mine", "me", 1010, 2020)
+    assert (table.name, table.source, table.parameters, table.flops) == (
+        "mine",
+        "me",
+        1010,
+        2020,
+    )
     assert [layer.inputs for layer in table.layers] == [10, 10]
     assert read_layers(write_layers(table), "mine", "copy").layers == table.layers
 
@@ -191,19 +241,37 @@ HEADER = "name,parameters,flops,activations"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"# parameters: 7\n{HEADER}\na,5,1,1\n", "t.csv: parameters of the layers add up to 5, stated are 7; correct"),
-        (f"# flops: 7\n{HEADER}\na,5,1,1\n", "t.csv: flops of the layers add up to 1, stated are 7"),
-        (f"{HEADER}\na,5,1,1\nb,-5,1,1\n", "t.csv, line 3: parameters is -5; expected a whole number, 0 or more"),
-        (f"{HEADER}\na,5,,1\n", "t.csv, line 2: flops is missing; expected a whole number"),
+        (
+            f"# parameters: 7\n{HEADER}\na,5,1,1\n",
+            "t.csv: parameters of the layers add up to 5, stated are 7; correct",
+        ),
+        (
+            f"# flops: 7\n{HEADER}\na,5,1,1\n",
+            "t.csv: flops of the layers add up to 1, stated are 7",
+        ),
+        (
+            f"{HEADER}\na,5,1,1\nb,-5,1,1\n",
+            "t.csv, line 3: parameters is -5; expected a whole number, 0 or more",
+        ),
+        (
+            f"{HEADER}\na,5,,1\n",
+            "t.csv, line 2: flops is missing; expected a whole number",
+        ),
         (f"{HEADER}\na,5,nan,1\n", "t.csv, line 2: flops is nan; expected"),
         (f"{HEADER}\na,5,2 G,1\n", "t.csv, line 2: flops is 2 G; expected"),
         (f"{HEADER}\na,5,1\n", "t.csv, line 2: expected 4 values, got 3"),
         (f"{HEADER}\n", "t.csv: no layers"),
         (f"{HEADER}\na,0,1,1\n", "t.csv: no layer has parameters"),
         ("name,parameters,flops\na,1,1\n", "t.csv: column 'activations' is missing"),
-        (f"{HEADER},parms\na,1,1,1,1\n", "t.csv: unknown column 'parms'; did you mean 'parameters'"),
+        (
+            f"{HEADER},parms\na,1,1,1,1\n",
+            "t.csv: unknown column 'parms'; did you mean 'parameters'",
+        ),
         (f"{HEADER},flops\na,1,1,1,1\n", "t.csv: column 'flops' stands twice"),
-        (f"{HEADER},count,m,n,k\na,1,5,1,1,1,1,2\n", "t.csv, line 2: flops are 5, 2 m n k count is 4"),
+        (
+            f"{HEADER},count,m,n,k\na,1,5,1,1,1,1,2\n",
+            "t.csv, line 2: flops are 5, 2 m n k count is 4",
+        ),
         ("", "t.csv: column 'name' is missing"),
     ],
 )
@@ -219,7 +287,10 @@ def test_tables_that_are_wrong(text, message, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("resnet5", "unknown layer table 'resnet5'; did you mean 'resnet50'"), ("no.csv", "cannot read it: No such file")],
+    [
+        ("resnet5", "unknown layer table 'resnet5'; did you mean 'resnet50'"),
+        ("no.csv", "cannot read it: No such file"),
+    ],
 )
 def test_unknown_tables(name, message):
     with pytest.raises(ModelError, match=message):

@@ -6,13 +6,27 @@ from torch import nn
 
 from scalebench.errors import ModelError
 from scalebench.models.architecture import MODELS
-from scalebench.models.registry import build_model, check_model, describe_models, model_notes
+from scalebench.models.registry import (
+    build_model,
+    check_model,
+    describe_models,
+    model_notes,
+)
 from scalebench.study.spec import Component
 from scalebench.system.random_state import drawn_since, random_state
 
 
-def build(component, input_shape=(64,), outputs=10, dtype=torch.float32, seed=0, task="classification"):
-    return build_model(Component.model_validate(component), input_shape, outputs, task, dtype, seed)
+def build(
+    component,
+    input_shape=(64,),
+    outputs=10,
+    dtype=torch.float32,
+    seed=0,
+    task="classification",
+):
+    return build_model(
+        Component.model_validate(component), input_shape, outputs, task, dtype, seed
+    )
 
 
 def count(model):
@@ -26,7 +40,11 @@ def test_list_describes_user_models():
 
 @pytest.mark.parametrize(
     ("hidden", "parameters"),
-    [([], 64 * 10 + 10), ([128], 64 * 128 + 128 + 128 * 10 + 10), ([3, 2], 64 * 3 + 3 + 3 * 2 + 2 + 2 * 10 + 10)],
+    [
+        ([], 64 * 10 + 10),
+        ([128], 64 * 128 + 128 + 128 * 10 + 10),
+        ([3, 2], 64 * 3 + 3 + 3 * 2 + 2 + 2 * 10 + 10),
+    ],
 )
 def test_mlp_of_any_widths(hidden, parameters):
     assert count(build({"mlp": {"hidden": hidden}})) == parameters
@@ -34,18 +52,33 @@ def test_mlp_of_any_widths(hidden, parameters):
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("relu", torch.relu), ("tanh", torch.tanh), ("gelu", nn.functional.gelu)]
+    ("name", "function"),
+    [("relu", torch.relu), ("tanh", torch.tanh), ("gelu", nn.functional.gelu)],
 )
 def test_mlp_computes_its_formula(name, function):
     model = build({"mlp": {"hidden": [5], "activation": name}}, (3,), 2)
     first, second = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     x = torch.randn(7, 3)
     expected = function(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
-    assert torch.allclose(model(x), expected, atol=1e-6)  # float32 sums in another order
+    assert torch.allclose(
+        model(x), expected, atol=1e-6
+    )  # float32 sums in another order
 
 
 @pytest.mark.parametrize(
-    "shape", [(64,), (8, 8), (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 1), (1, 3, 2), (2, 4, 1), (1,)]
+    "shape",
+    [
+        (64,),
+        (8, 8),
+        (1, 8, 8),
+        (1, 28, 28),
+        (3, 32, 32),
+        (3, 64, 64),
+        (1, 1),
+        (1, 3, 2),
+        (2, 4, 1),
+        (1,),
+    ],
 )
 def test_cnn_takes_images_of_any_size_and_form(shape):
     model = build("cnn", shape, 4)
@@ -59,17 +92,34 @@ def test_cnn_reads_a_flat_image_as_a_square():
 
 
 def test_cnn_on_mnist_has_the_layers_of_lenet():
-    shapes = [tuple(parameter.shape) for parameter in build("cnn", (1, 28, 28)).parameters() if parameter.ndim > 1]
-    assert shapes == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 16 * 7 * 7), (84, 120), (10, 84)]
+    shapes = [
+        tuple(parameter.shape)
+        for parameter in build("cnn", (1, 28, 28)).parameters()
+        if parameter.ndim > 1
+    ]
+    assert shapes == [
+        (6, 1, 5, 5),
+        (16, 6, 5, 5),
+        (120, 16 * 7 * 7),
+        (84, 120),
+        (10, 84),
+    ]
 
 
 def test_weights_depend_on_the_seed_only():
     torch.manual_seed(123)
     expected = torch.randn(3)
     torch.manual_seed(123)
-    first, again, other = build("mlp", seed=1), build("mlp", seed=1), build("mlp", seed=2)
+    first, again, other = (
+        build("mlp", seed=1),
+        build("mlp", seed=1),
+        build("mlp", seed=2),
+    )
     assert torch.equal(torch.randn(3), expected)
-    weights = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
+    weights = [
+        torch.cat([p.flatten() for p in model.parameters()])
+        for model in (first, again, other)
+    ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -79,15 +129,24 @@ def test_precisions_start_from_the_same_numbers():
     for a, b in zip(single.parameters(), double.parameters(), strict=True):
         assert b.dtype == torch.float64
         assert torch.equal(a.double(), b)
-    assert all(p.dtype == torch.bfloat16 for p in build("cnn", dtype=torch.bfloat16).parameters())
+    assert all(
+        p.dtype == torch.bfloat16
+        for p in build("cnn", dtype=torch.bfloat16).parameters()
+    )
 
 
 @pytest.mark.parametrize(
     ("component", "message"),
     [
         ("mlpp", "unknown model 'mlpp'; did you mean 'mlp'"),
-        ({"mlp": {"hiden": [3]}}, "model mlp: unknown option 'hiden'; did you mean 'hidden'"),
-        ({"mlp": {"hidden": [0]}}, r"option 'hidden\.0': expected a number greater than 0, got 0"),
+        (
+            {"mlp": {"hiden": [3]}},
+            "model mlp: unknown option 'hiden'; did you mean 'hidden'",
+        ),
+        (
+            {"mlp": {"hidden": [0]}},
+            r"option 'hidden\.0': expected a number greater than 0, got 0",
+        ),
         ({"mlp": {"activation": "sigmoid"}}, "'relu', 'tanh' or 'gelu', got 'sigmoid'"),
         ({"cnn": {"channels": [1]}}, "model cnn: option 'channels"),
         (
@@ -105,12 +164,18 @@ def test_unknown_models_and_options(component, message):
 
 
 def test_model_beyond_memory_is_a_one_line_error():
-    with pytest.raises(ModelError, match=r"^model mlp\(hidden=\[1e?\+?[0-9]+\]\): cannot be built: RuntimeError"):
+    with pytest.raises(
+        ModelError,
+        match=r"^model mlp\(hidden=\[1e?\+?[0-9]+\]\): cannot be built: RuntimeError",
+    ):
         build({"mlp": {"hidden": [10**14]}})  # 25.6 PB
 
 
 def test_cnn_refuses_samples_that_are_not_images():
-    with pytest.raises(ModelError, match=r"cannot read samples of shape \(30,\) as images; .* use model: mlp"):
+    with pytest.raises(
+        ModelError,
+        match=r"cannot read samples of shape \(30,\) as images; .* use model: mlp",
+    ):
         build("cnn", (30,))
 
 
@@ -162,8 +227,12 @@ def test_user_model_is_built(own):
     model = build({"name": f"{own}:build", "width": 9})
     assert count(model) == 64 * 9 + 9 + 9 + 9 + 9 * 10 + 10
     assert model.training
-    statistics = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d))
-    assert statistics.num_batches_tracked == 0  # looking at the output shape leaves no trace
+    statistics = next(
+        layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)
+    )
+    assert (
+        statistics.num_batches_tracked == 0
+    )  # looking at the output shape leaves no trace
     check_model(Component(name=f"{own}:build"))
 
 
@@ -175,7 +244,10 @@ def test_user_model_is_built(own):
         ("broken", r"raised RuntimeError: no such luck second line"),
         ("leaving", "raised SystemExit: 2"),
         ("wrong", "returned int, expected a torch.nn.Module"),
-        ("narrow", r"gives \(2, 9\) for 2 samples; classification needs a tensor \(2, 10\)"),
+        (
+            "narrow",
+            r"gives \(2, 9\) for 2 samples; classification needs a tensor \(2, 10\)",
+        ),
         ("other_input", r"fails on an input of shape \(64,\): RuntimeError"),
         ("not a name", "expected file.py:factory"),
     ],
@@ -196,24 +268,38 @@ def test_compiled_forms_of_a_model_are_built(own):
 
 
 def test_unknown_factory_options_are_refused(own):
-    with pytest.raises(ModelError, match=r"build\(input_shape=\(64,\), outputs=10, depth=2\) raised TypeError"):
+    with pytest.raises(
+        ModelError,
+        match=r"build\(input_shape=\(64,\), outputs=10, depth=2\) raised TypeError",
+    ):
         build({"name": f"{own}:build", "depth": 2})
 
 
-@pytest.mark.parametrize("text", ["import nothing_like_this", "def f(:", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    "text", ["import nothing_like_this", "def f(:", "raise SystemExit(3)"]
+)
 def test_user_file_with_import_error_is_refused(tmp_path, text):
     (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(ModelError, match=r"bad\.py: cannot be imported, it raised") as caught:
+    with pytest.raises(
+        ModelError, match=r"bad\.py: cannot be imported, it raised"
+    ) as caught:
         build(f"{tmp_path}/bad.py:build")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nowhere.py:build", "no file .*nowhere.py"), ("model.py", "expected file.py:factory"), (":f", "expected file")],
+    [
+        ("nowhere.py:build", "no file .*nowhere.py"),
+        ("model.py", "expected file.py:factory"),
+        (":f", "expected file"),
+    ],
 )
 def test_missing_user_file_is_refused(name, message):
-    for refuse in (build, lambda component: check_model(Component.model_validate(component))):
+    for refuse in (
+        build,
+        lambda component: check_model(Component.model_validate(component)),
+    ):
         with pytest.raises(ModelError, match=message):
             refuse(name)
 
@@ -223,7 +309,10 @@ def test_a_layer_table_has_the_parameters_of_its_model_and_cannot_be_trained():
     assert count(build(table, (1,), 1000)) == 138_357_544
     component = Component.model_validate(table)
     check_model(component, trained=False)
-    with pytest.raises(ModelError, match=r"layers\(table=vgg16\) can be priced but not trained; use execution"):
+    with pytest.raises(
+        ModelError,
+        match=r"layers\(table=vgg16\) can be priced but not trained; use execution",
+    ):
         check_model(component)
     with pytest.raises(ModelError, match="unknown layer table 'vgg61'"):
         build({"layers": {"table": "vgg61"}})
@@ -232,14 +321,26 @@ def test_a_layer_table_has_the_parameters_of_its_model_and_cannot_be_trained():
 @pytest.mark.parametrize("name", ["cnn", "resnet", "nfnet"])
 @pytest.mark.parametrize(
     ("shape", "planes"),
-    [((8, 6, 3), 3), ((8, 8, 1), 1), ((8, 8, 4), 4), ((4, 4, 3), 3), ((3, 8, 6), 3), ((3, 4, 4), 3), ((1, 4, 3), 1)],
+    [
+        ((8, 6, 3), 3),
+        ((8, 8, 1), 1),
+        ((8, 8, 4), 4),
+        ((4, 4, 3), 3),
+        ((3, 8, 6), 3),
+        ((3, 4, 4), 3),
+        ((1, 4, 3), 1),
+    ],
 )
 def test_channels_are_found_in_the_first_or_the_last_axis(name, shape, planes):
     model = build(name, shape, 2)
-    (weight, *_) = (parameter for parameter in model.parameters() if parameter.ndim == 4)
+    (weight, *_) = (
+        parameter for parameter in model.parameters() if parameter.ndim == 4
+    )
     assert weight.shape[1] == planes
     notes = model_notes(Component(name=name), shape)
-    assert [f"{planes} channel" in note and "come last" in note for note in notes] == [True] * (planes == shape[-1])
+    assert [f"{planes} channel" in note and "come last" in note for note in notes] == [
+        True
+    ] * (planes == shape[-1])
 
 
 def test_images_train_the_same_with_channels_first_or_last():
@@ -249,13 +350,22 @@ def test_images_train_the_same_with_channels_first_or_last():
 
 
 def test_channels_that_are_not_found_are_refused_until_they_are_stated():
-    for call in (lambda: build("cnn", (8, 6, 13)), lambda: model_notes(Component(name="cnn"), (8, 6, 13))):
-        with pytest.raises(ModelError, match=r"\(8, 6, 13\) have no first or last axis of 1, 3 or 4 .* layout: hwc"):
+    for call in (
+        lambda: build("cnn", (8, 6, 13)),
+        lambda: model_notes(Component(name="cnn"), (8, 6, 13)),
+    ):
+        with pytest.raises(
+            ModelError,
+            match=r"\(8, 6, 13\) have no first or last axis of 1, 3 or 4 .* layout: hwc",
+        ):
             call()
     for layout, planes in (("hwc", 13), ("chw", 8)):
         model = build({"cnn": {"layout": layout}}, (8, 6, 13))
         assert next(model.parameters()).shape[1] == planes
-        assert model_notes(Component(name="cnn", options={"layout": layout}), (8, 6, 13)) == []
+        assert (
+            model_notes(Component(name="cnn", options={"layout": layout}), (8, 6, 13))
+            == []
+        )
 
 
 DRAWN_AT_IMPORT = """
@@ -293,7 +403,9 @@ def complex_buffers(input_shape, outputs):
 """
 
 
-def test_weights_of_a_file_that_draws_when_it_is_imported_depend_on_the_seed_only(tmp_path):
+def test_weights_of_a_file_that_draws_when_it_is_imported_depend_on_the_seed_only(
+    tmp_path,
+):
     path = tmp_path / "own.py"
     path.write_text(DRAWN_AT_IMPORT)
     first = build(f"{path}:build", seed=1)
@@ -309,16 +421,24 @@ def test_weights_of_a_file_that_draws_when_it_is_imported_depend_on_the_seed_onl
     for model in (imported, again):
         assert torch.equal(first.weight, model.weight)
         assert torch.equal(first.bias, model.bias)
-    assert torch.equal(other.bias[:3], first.bias[:3]), "drawn at import: equal in all processes and runs"
+    assert torch.equal(other.bias[:3], first.bias[:3]), (
+        "drawn at import: equal in all processes and runs"
+    )
     assert not set(other.bias[3:5].tolist()) & set(first.bias[3:5].tolist())
 
 
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("complex_weights", r"spectrum is complex \(complex64\).*torch.view_as_complex joins in forward"),
+        (
+            "complex_weights",
+            r"spectrum is complex \(complex64\).*torch.view_as_complex joins in forward",
+        ),
         ("complex_buffers", r"phases is complex \(complex64\)"),
-        ("Net", r"raised TypeError: .*; name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
+        (
+            "Net",
+            r"raised TypeError: .*; name a function instead: def build\(input_shape, outputs\): return Net\(...\)",
+        ),
     ],
 )
 def test_complex_numbers_and_classes_are_refused(tmp_path, factory, message):
@@ -356,9 +476,18 @@ def build(input_shape, outputs):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("Net", r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
-        ("net", r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)"),
-        ("build", r"Trained has no forward.*return self\.net\(x\), or let the factory return its \.net"),
+        (
+            "Net",
+            r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)",
+        ),
+        (
+            "net",
+            r"name a function instead: def build\(input_shape, outputs\): return Net\(...\)",
+        ),
+        (
+            "build",
+            r"Trained has no forward.*return self\.net\(x\), or let the factory return its \.net",
+        ),
     ],
 )
 def test_refusal_of_a_module_says_how_to_wrap_it(tmp_path, factory, message):

@@ -12,7 +12,14 @@ from scalebench.study.spec import Component
 
 
 def build(component, input_shape=(3, 32, 32), outputs=10, dtype=torch.float32):
-    return build_model(Component.model_validate(component), input_shape, outputs, "classification", dtype, 0)
+    return build_model(
+        Component.model_validate(component),
+        input_shape,
+        outputs,
+        "classification",
+        dtype,
+        0,
+    )
 
 
 def count(model):
@@ -23,7 +30,11 @@ def count(model):
 def test_resnets_have_the_depth_and_the_size_of_the_paper(depth, layers):
     """n blocks of two convolutions of w x w x 9 and two pairs of gain and shift, in stages of w = 16, 32, 64."""
     model = build({"resnet": {"depth": depth}})
-    weighted = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    weighted = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
     assert len(weighted) == layers
     n = (depth - 2) // 6
     expected, here = 3 * 16 * 9 + 2 * 16 + 64 * 10 + 10, 16
@@ -61,7 +72,9 @@ def test_nfnet_has_no_buffers_and_keeps_the_variance():
     torch.manual_seed(0)
     x = torch.randn(64, 3, 32, 32)
     with torch.no_grad():
-        for parameter in (p for name, p in model.named_parameters() if name.endswith("skip_gain")):
+        for parameter in (
+            p for name, p in model.named_parameters() if name.endswith("skip_gain")
+        ):
             parameter.fill_(1.0)
         for layer in list(model)[:6]:
             x = layer(x)
@@ -76,7 +89,10 @@ def test_initial_nfnet_block_is_the_identity():
 
 @pytest.mark.parametrize("name", ["resnet", "nfnet"])
 def test_residual_networks_learn(name):
-    options = {"resnet": {"depth": 8, "width": 4}, "nfnet": {"widths": [8], "blocks": [1]}}[name]
+    options = {
+        "resnet": {"depth": 8, "width": 4},
+        "nfnet": {"widths": [8], "blocks": [1]},
+    }[name]
     torch.manual_seed(0)
     model = build({name: options}, (1, 6, 6), 2, torch.float64)
     y = torch.arange(32) % 2
@@ -95,9 +111,21 @@ def test_residual_networks_learn(name):
 @pytest.mark.parametrize(
     ("component", "shape", "message"),
     [
-        ({"resnet": {"depth": 21}}, (3, 32, 32), r"option 'depth': expected 6n \+ 2: 20, 32"),
-        ({"nfnet": {"widths": [8], "blocks": [1, 2]}}, (3, 32, 32), "2 numbers of blocks for 1 widths"),
-        ("resnet", (10,), r"model resnet: cannot read samples of shape \(10,\) as images"),
+        (
+            {"resnet": {"depth": 21}},
+            (3, 32, 32),
+            r"option 'depth': expected 6n \+ 2: 20, 32",
+        ),
+        (
+            {"nfnet": {"widths": [8], "blocks": [1, 2]}},
+            (3, 32, 32),
+            "2 numbers of blocks for 1 widths",
+        ),
+        (
+            "resnet",
+            (10,),
+            r"model resnet: cannot read samples of shape \(10,\) as images",
+        ),
     ],
 )
 def test_invalid_options_and_inputs_are_refused(component, shape, message):

@@ -13,12 +13,15 @@ from scalebench.study.spec import Component
 
 
 def build(name, input_shape, outputs=100):
-    return build_model(Component(name=name), input_shape, outputs, "classification", torch.float32, 0)
+    return build_model(
+        Component(name=name), input_shape, outputs, "classification", torch.float32, 0
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "side", "parameters"),
-    # The position of each 16 x 16 patch is 768 numbers: 4 of them here, 196 in images of 224 x 224.
+    # The position of each 16 x 16 patch is 768 numbers: 4 of them here, 196 in images
+    # of 224 x 224.
     [("resnet50", 64, 23_712_932), ("vit_b16", 32, 85_875_556 - (196 - 4) * 768)],
 )
 def test_sizes_are_the_published_ones(name, side, parameters):
@@ -27,11 +30,16 @@ def test_sizes_are_the_published_ones(name, side, parameters):
     made = model.eval()(torch.zeros(2, 3, side, side))
     assert made.shape == (2, 100)
     made.sum().backward()
-    assert any(buffer.is_floating_point() for buffer in model.buffers()) == (name == "resnet50")
+    assert any(buffer.is_floating_point() for buffer in model.buffers()) == (
+        name == "resnet50"
+    )
 
 
 def test_side_not_divisible_by_the_patch_is_refused():
-    with pytest.raises(ModelError, match="vit_b16: images of 28 x 28; expected a square with sides of 16, 32"):
+    with pytest.raises(
+        ModelError,
+        match="vit_b16: images of 28 x 28; expected a square with sides of 16, 32",
+    ):
         build("vit_b16", (1, 28, 28))
 
 
@@ -39,5 +47,7 @@ def test_side_not_divisible_by_the_patch_is_refused():
 def test_missing_extra_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     check_model(Component(name=name))
-    with pytest.raises(ModelError, match=rf"model {name} needs transformers; .* 'scalebench\[models\]'"):
+    with pytest.raises(
+        ModelError, match=rf"model {name} needs transformers; .* 'scalebench\[models\]'"
+    ):
         build(name, (3, 32, 32))

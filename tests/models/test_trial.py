@@ -138,16 +138,28 @@ def tried(tmp_path):
     [
         ("shared", None, "0.weight is the same tensor at two calls of the factory"),
         ("cached", None, "weight is the same tensor at two calls of the factory"),
-        ("unseeded", None, "two calls of the factory with the same seed give another weight"),
+        (
+            "unseeded",
+            None,
+            "two calls of the factory with the same seed give another weight",
+        ),
         ("synchronised", None, "1 is a SyncBatchNorm, which communicates by itself"),
         ("words", None, "table.weight has sparse gradients"),
         ("net", "in place", "its forward changes the batch in place"),
         ("net", "in place while evaluating", "its forward changes the batch in place"),
         ("net", "through numpy", "its forward changes the batch in place"),
         ("net", "communicates", "communicates by itself (c10d::allreduce_)"),
-        ("net", "auxiliary", "gives tuple for 2 samples while training; classification needs a tensor (2, 3)"),
+        (
+            "net",
+            "auxiliary",
+            "gives tuple for 2 samples while training; classification needs a tensor (2, 3)",
+        ),
         ("net", "leaves", "fails on an input of shape (4,): SystemExit: enough"),
-        ("net", "nothing", "gives SimpleNamespace for 2 samples; classification needs a tensor (2, 3), or an object"),
+        (
+            "net",
+            "nothing",
+            "gives SimpleNamespace for 2 samples; classification needs a tensor (2, 3), or an object",
+        ),
     ],
 )
 def test_unsuitable_models_are_refused_in_one_line(tried, factory, kind, message):
@@ -155,12 +167,17 @@ def test_unsuitable_models_are_refused_in_one_line(tried, factory, kind, message
     with pytest.raises(ModelError, match=re.escape(message)) as caught:
         tried(factory, **options)
     assert "\n" not in str(caught.value)
-    assert not torch.distributed.is_initialized(), "the group that the trial pretends is gone"
+    assert not torch.distributed.is_initialized(), (
+        "the group that the trial pretends is gone"
+    )
 
 
 def test_batchnorm_on_one_sample_fails_before_any_run(tried):
     tried("normalised", samples=2)
-    with pytest.raises(ModelError, match=r"fails while training on a batch of 1 sample: .*; use a larger batch"):
+    with pytest.raises(
+        ModelError,
+        match=r"fails while training on a batch of 1 sample: .*; use a larger batch",
+    ):
         tried("normalised", samples=1)
 
 
@@ -177,7 +194,9 @@ def test_parameters_without_gradient_are_named(tried):
     trial = tried("net")
     assert sorted(trial.without_gradient) == TRUNK
     (note,) = trial.notes
-    assert "other_head.weight, other_head.bias, aside.weight and 1 more of model" in note
+    assert (
+        "other_head.weight, other_head.bias, aside.weight and 1 more of model" in note
+    )
     assert "get no gradient" in note
 
 
@@ -199,9 +218,14 @@ def test_logits_of_an_object_are_taken(tried):
 
 def test_what_a_lightning_module_does_not_bring_is_noted(tried):
     (note,) = tried("lit").notes
-    assert "training_step and configure_optimizers of a LightningModule are not called" in note
+    assert (
+        "training_step and configure_optimizers of a LightningModule are not called"
+        in note
+    )
 
 
 def test_softmax_before_the_loss_is_noted(tried):
-    assert any("ends in a softmax" in note for note in tried("net", kind="softmax").notes)
+    assert any(
+        "ends in a softmax" in note for note in tried("net", kind="softmax").notes
+    )
     assert not any("ends in a softmax" in note for note in tried("net").notes)

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-# Each reading takes 250 mJ and lowers the clock by 100 MHz; the GPU is idle, then at its power cap, then too hot.
+# Each reading takes 250 mJ and lowers the clock by 100 MHz; the GPU is idle, then at
+# its power cap, then too hot.
 NVML = """
 #include <string.h>
 static unsigned long long taken = 5000;
@@ -39,5 +40,7 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *
 def nvml_library(tmp_path):
     (tmp_path / "nvml.c").write_text(NVML)
     library = str(tmp_path / "libnvml.so")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True
+    )
     return library

@@ -8,7 +8,14 @@ import shutil
 import pytest
 
 from scalebench.comm import engines
-from scalebench.native.energy import Meter, SlurmCounter, nvml, rapl, slurm_joules, total
+from scalebench.native.energy import (
+    Meter,
+    SlurmCounter,
+    nvml,
+    rapl,
+    slurm_joules,
+    total,
+)
 from scalebench.native.nvml import Gpu
 
 STRATEGY = """
@@ -68,7 +75,9 @@ def test_packages_and_memory_are_counted_once(zones):
     assert counter.joules() == 0
 
 
-@pytest.mark.parametrize("gone", ["intel-rapl:0:1/energy_uj", "intel-rapl:1/max_energy_range_uj", "."])
+@pytest.mark.parametrize(
+    "gone", ["intel-rapl:0:1/energy_uj", "intel-rapl:1/max_energy_range_uj", "."]
+)
 def test_unreadable_counter_gives_no_energy(zones, gone):
     shutil.rmtree(zones) if gone == "." else (zones / gone).unlink()
     counter = rapl(zones)
@@ -95,7 +104,8 @@ def test_a_gpu_counts_millijoules(nvml_library):
     assert other.joules() is None
 
 
-STEPS = "echo '17.extern|4580000'; echo '17.batch|4580000'; echo '17.0|4570000'"  # the form of sstat 22.05
+# the form of sstat 22.05
+STEPS = "echo '17.extern|4580000'; echo '17.batch|4580000'; echo '17.0|4570000'"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +120,15 @@ STEPS = "echo '17.extern|4580000'; echo '17.batch|4580000'; echo '17.0|4570000'"
         (None, {}),
     ],
 )
-def test_slurm_gives_the_energy_of_each_step_of_the_job(tmp_path, monkeypatch, script, joules):
+def test_slurm_gives_the_energy_of_each_step_of_the_job(
+    tmp_path, monkeypatch, script, joules
+):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     if script is not None:
-        (tmp_path / "sstat").write_text(f'#!/bin/sh\ncase "$*" in *"--jobs 17"*) ;; *) exit 3;; esac\n{script}\n')
+        (tmp_path / "sstat").write_text(
+            f'#!/bin/sh\ncase "$*" in *"--jobs 17"*) ;; *) exit 3;; esac\n{script}\n'
+        )
         (tmp_path / "sstat").chmod(0o755)
     elif shutil.which("sstat"):
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -144,7 +158,9 @@ def test_total_needs_every_part(readings, expected):
 
 def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
     readings = iter([{"17.batch": 100.0}, {"17.batch": 130.0}])
-    meter = Meter(first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings))
+    meter = Meter(
+        first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings)
+    )
     meter.begin()
     meter.look()
     assert meter.end() == {"slurm": 30.0}
@@ -163,7 +179,13 @@ def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
         ({"17.0": 90.0}, {"17.1": 120.0}, None),
         ({}, {"17.0": 120.0}, None),
     ],
-    ids=["the same nodes", "more nodes", "a step that began meanwhile", "another step", "unknown at first"],
+    ids=[
+        "the same nodes",
+        "more nodes",
+        "a step that began meanwhile",
+        "another step",
+        "unknown at first",
+    ],
 )
 def test_steps_of_a_job_are_not_added_up(before, after, joules):
     """Each step has the energy of its nodes; batch, extern and 0 of a job on one node have all the same."""
@@ -181,7 +203,9 @@ def test_steps_of_a_job_are_not_added_up(before, after, joules):
         pytest.param(False, "native", "", "", marks=pytest.mark.thorough),
     ],
 )
-def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invoke, there, execution, joules, source):
+def test_row_of_a_native_run_holds_its_energy(
+    zones, tmp_path, monkeypatch, invoke, there, execution, joules, source
+):
     """Two real ranks, the first of which increases the counters; without counters and in paced runs cells are empty."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
@@ -190,8 +214,32 @@ def test_row_of_a_native_run_holds_its_energy(zones, tmp_path, monkeypatch, invo
     if not there:
         shutil.rmtree(zones)
     (tmp_path / "taking.py").write_text(STRATEGY)
-    words = ("--strategy", "taking.py:Taking", "--workers", "2", "--dataset", "wine", "--epochs", "4", "--name", "own")
-    invoke("run", *words, "--repetitions", "1", "--execution", execution, "--device-step-time", "0.001")
+    words = (
+        "--strategy",
+        "taking.py:Taking",
+        "--workers",
+        "2",
+        "--dataset",
+        "wine",
+        "--epochs",
+        "4",
+        "--name",
+        "own",
+    )
+    invoke(
+        "run",
+        *words,
+        "--repetitions",
+        "1",
+        "--execution",
+        execution,
+        "--device-step-time",
+        "0.001",
+    )
     with (tmp_path / "results" / "own" / "runs.csv").open(newline="") as table:
         (row,) = csv.DictReader(table)
-    assert (row["execution"], row["energy_j"], row["energy_source"]) == (execution, joules, source)
+    assert (row["execution"], row["energy_j"], row["energy_source"]) == (
+        execution,
+        joules,
+        source,
+    )

@@ -41,8 +41,12 @@ def test_launcher_reads_what_ranks_write(tmp_path):
     assert read_heartbeats(path)[0].progress == (Phase.EVALUATING, 0, 0)
 
 
-@pytest.mark.parametrize(("cut", "ranks"), [(0.0, 3), (0.01, 2), (0.5, 1), (0.9, 0), (1.0, 0)])
-def test_heartbeats_of_a_file_that_was_cut_are_those_that_are_left(tmp_path, cut, ranks):
+@pytest.mark.parametrize(
+    ("cut", "ranks"), [(0.0, 3), (0.01, 2), (0.5, 1), (0.9, 0), (1.0, 0)]
+)
+def test_heartbeats_of_a_file_that_was_cut_are_those_that_are_left(
+    tmp_path, cut, ranks
+):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 3)
     os.truncate(path, round(path.stat().st_size * (1 - cut)))
@@ -59,7 +63,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("scalebench.native.postmortem.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(
+        "scalebench.native.postmortem.time.monotonic", lambda: clock.now
+    )
     return clock
 
 
@@ -74,9 +80,14 @@ def four(tmp_path, clock):
 def stopped(said):
     """The ranks that had stopped, the seconds before, and the phase; servers have none."""
     ranks, kind, seconds, phase = re.fullmatch(
-        r"ranks? ([\d, ]+)( \(servers\))? had stopped ([\d.]+) s before(?:, while (\w+))?", said
+        r"ranks? ([\d, ]+)( \(servers\))? had stopped ([\d.]+) s before(?:, while (\w+))?",
+        said,
     ).groups()
-    return [int(rank) for rank in ranks.split(", ")], float(seconds), "serving" if kind and not phase else phase
+    return (
+        [int(rank) for rank in ranks.split(", ")],
+        float(seconds),
+        "serving" if kind and not phase else phase,
+    )
 
 
 def test_ranks_furthest_behind_are_named_as_stopped(four, clock):
@@ -113,7 +124,10 @@ def test_rank_whose_thread_looks_no_more_is_the_one_that_was_stopped(four, clock
 
 def test_beats_of_earlier_batches_are_not_compared(four, clock):
     hearts, pulse = four
-    for rank, batches, beats_each in ((0, 9, 4), (1, 6, 40)):  # rank 1 takes the snapshots
+    for rank, batches, beats_each in (
+        (0, 9, 4),
+        (1, 6, 40),
+    ):  # rank 1 takes the snapshots
         hearts[rank].enter(Phase.TRAINING)
         for _ in range(batches):
             hearts[rank].begin_batch()
@@ -152,7 +166,9 @@ activities[sys.argv[2]](time.monotonic() + 60)
         ("sleeps", False, "<lambda>"),
     ],
 )
-def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_path, activity, alive, operation):
+def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(
+    tmp_path, activity, alive, operation
+):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 1)
     with subprocess.Popen([sys.executable, "-c", WATCHED, path, activity]) as rank:
@@ -161,7 +177,11 @@ def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_pa
             assert time.monotonic() < deadline
             time.sleep(0.01)
         if alive or operation:
-            while not (read_heartbeats(path)[0].computed > 3 if alive else read_heartbeats(path)[0].operation):
+            while not (
+                read_heartbeats(path)[0].computed > 3
+                if alive
+                else read_heartbeats(path)[0].operation
+            ):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         time.sleep(1.0)  # what came before the activity has been looked at
@@ -190,7 +210,9 @@ def test_silence_in_which_the_launcher_itself_was_stopped_does_not_count(four, c
     assert pulse.hush_s(60.0) == 61.0
 
 
-def test_rank_for_which_the_others_wait_is_named_with_their_operation(four, clock, monkeypatch):
+def test_rank_for_which_the_others_wait_is_named_with_their_operation(
+    four, clock, monkeypatch
+):
     hearts, pulse = four
     for rank, heart in enumerate(hearts[:3]):
         heart.enter(Phase.TRAINING)
@@ -200,12 +222,16 @@ def test_rank_for_which_the_others_wait_is_named_with_their_operation(four, cloc
             heart._text[OPERATION : OPERATION + 9] = b"allreduce"
     pulse.feel()
     clock.advance(61.0)
-    assert re.fullmatch(r"rank 1 .*training.* others waited in allreduce", pulse.silent(Mesh(3)))
+    assert re.fullmatch(
+        r"rank 1 .*training.* others waited in allreduce", pulse.silent(Mesh(3))
+    )
     hearts[1].beat()
     hearts[1]._text[OPERATION : OPERATION + 9] = b"allreduce"
     pulse.feel()
     clock.advance(61.0)
-    assert re.fullmatch(r"rank 0, rank 1, rank 2 .*training, in allreduce", pulse.silent(Mesh(3)))
+    assert re.fullmatch(
+        r"rank 0, rank 1, rank 2 .*training, in allreduce", pulse.silent(Mesh(3))
+    )
 
 
 def test_unusual_silence_of_all_workers_is_found(four, clock):
@@ -224,7 +250,9 @@ def test_unusual_silence_of_all_workers_is_found(four, clock):
     pulse.watch(2)
     assert silent(10.0, then=[0, 1]) == 0.0
     assert silent(55.0, then=[0]) == 0.0
-    assert silent(100.0, then=[2, 3]) == 0.0, "it has been silent for 55 s before, and others do not count"
+    assert silent(100.0, then=[2, 3]) == 0.0, (
+        "it has been silent for 55 s before, and others do not count"
+    )
     assert silent(66.0, then=[]) == 166.0
     pulse.watch(2)
     assert silent(1.0, then=[1]) == 0.0
@@ -250,7 +278,9 @@ def test_silent_server_is_named_instead_of_its_waiting_workers(four, clock):
     assert stopped(pulse.stopped(2)) == ([1], 3.5, "training")
     clock.advance(1.5)
     later = stopped(pulse.stopped(2, servers=2))
-    assert later == ([1], 5.0, "training"), "the servers fell silent later: the core is taken"
+    assert later == ([1], 5.0, "training"), (
+        "the servers fell silent later: the core is taken"
+    )
 
 
 def test_connecting_is_timed_from_the_last_rank_that_began(four, clock):
@@ -277,7 +307,9 @@ def test_connecting_is_timed_from_the_last_rank_that_began(four, clock):
     for rank, awaited in ((0, 1), (1, 2), (2, 1)):
         hearts[rank].wait_for(awaited)
     assert connecting_s(60.0) == 60.0
-    assert pulse.unconnected(3) == "rank 1 waited for rank 2", "and rank 0 for what became of them"
+    assert pulse.unconnected(3) == "rank 1 waited for rank 2", (
+        "and rank 0 for what became of them"
+    )
     for heart in hearts:
         heart.enter(Phase.TRAINING)
     assert connecting_s(60.0) == 0.0
@@ -309,11 +341,15 @@ print("left", flush=True)
 DAEMON = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
 
 
-def test_rank_that_leaves_ends_with_its_stopped_daemon_once_the_launch_is_over(tmp_path):
+def test_rank_that_leaves_ends_with_its_stopped_daemon_once_the_launch_is_over(
+    tmp_path,
+):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 1)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", DAEMON, RANK, str(path)], **pipes) as daemon:
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, RANK, str(path)], **pipes
+    ) as daemon:
         assert daemon.stdout.readline() == "up\n"
         daemon.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 30
@@ -335,5 +371,7 @@ def test_rank_leaves_where_its_daemon_runs(tmp_path):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 1)
     command = [sys.executable, "-c", DAEMON, RANK, str(path)]
-    done = subprocess.run(command, input="leave\n", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, input="leave\n", capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "up\nleft\n"

@@ -25,7 +25,11 @@ def test_what_the_driver_does_not_know_is_none(nvml_library, tmp_path):
         clocks = GpuClocks(gpu)
         clocks.begin()
         clocks.end()
-        assert (clocks.mhz_before, clocks.mhz_after, clocks.slowdowns) == (None, None, None)
+        assert (clocks.mhz_before, clocks.mhz_after, clocks.slowdowns) == (
+            None,
+            None,
+            None,
+        )
 
 
 def test_a_driver_without_a_function_reports_the_others(nvml_library):

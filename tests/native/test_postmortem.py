@@ -26,7 +26,9 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError:
 
 def test_death_of_a_daemon_that_mpirun_reports_by_its_code_names_the_hosts(tmp_path):
     (tmp_path / "stderr.txt").write_text("Killed\n")
-    assert re.search(r"signal 9.* n0, n1\b", cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error)
+    assert re.search(
+        r"signal 9.* n0, n1\b", cause_of_death(tmp_path, 137, ["n0", "n1", "n1"]).error
+    )
     assert re.match(r"mpirun .*code 137: Killed", cause_of_death(tmp_path, 137).error)
 
 
@@ -82,7 +84,9 @@ def test_lost_daemon_is_named_with_host_and_ranks(said, tmp_path):
 
 
 @pytest.mark.parametrize("said", LOST)
-def test_daemon_that_mpirun_names_on_its_standard_output_precedes_broken_connections(said, tmp_path):
+def test_daemon_that_mpirun_names_on_its_standard_output_precedes_broken_connections(
+    said, tmp_path
+):
     (tmp_path / "stdout.txt").write_text(said)
     (tmp_path / "stderr.txt").write_text(HUNG_UP)
     BROKEN.save(tmp_path)
@@ -91,38 +95,71 @@ def test_daemon_that_mpirun_names_on_its_standard_output_precedes_broken_connect
 
 
 def test_killed_launcher_is_named_with_its_signal(tmp_path):
-    assert re.fullmatch(r"mpirun .*signal 9 \(Killed.* memory\)", cause_of_death(tmp_path, -9).error)
-    assert re.fullmatch(r"srun .*signal 15 \(Terminated\)", cause_of_death(tmp_path, -15, launcher="srun").error)
+    assert re.fullmatch(
+        r"mpirun .*signal 9 \(Killed.* memory\)", cause_of_death(tmp_path, -9).error
+    )
+    assert re.fullmatch(
+        r"srun .*signal 15 \(Terminated\)",
+        cause_of_death(tmp_path, -15, launcher="srun").error,
+    )
 
 
 @pytest.mark.parametrize("said", ["", "\n---\n\n"])
-def test_launcher_that_ends_without_a_word_was_ended_by_a_signal_that_it_handles(said, tmp_path):
+def test_launcher_that_ends_without_a_word_was_ended_by_a_signal_that_it_handles(
+    said, tmp_path
+):
     (tmp_path / "stderr.txt").write_text(said)
-    assert re.match(r"mpirun .*signal 15 \(Terminated\), or by 2 or 1", cause_of_death(tmp_path, 1).error)
-    assert re.match(r"mpirun .*code 213: .*nothing; see", cause_of_death(tmp_path, 213).error)
-    assert re.match(r"srun .*code 1: .*nothing", cause_of_death(tmp_path, 1, launcher="srun").error)
+    assert re.match(
+        r"mpirun .*signal 15 \(Terminated\), or by 2 or 1",
+        cause_of_death(tmp_path, 1).error,
+    )
+    assert re.match(
+        r"mpirun .*code 213: .*nothing; see", cause_of_death(tmp_path, 213).error
+    )
+    assert re.match(
+        r"srun .*code 1: .*nothing", cause_of_death(tmp_path, 1, launcher="srun").error
+    )
 
 
 def test_rank_after_the_workers_is_called_a_server(tmp_path):
     (tmp_path / "stderr.txt").write_text(SIGNALLED)
-    assert re.match(r"rank 2 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, mesh=Mesh(2)).error)
-    assert re.match(r"rank 2 on n1 \(a server\) .*signal 9", cause_of_death(tmp_path, 1, HOSTS, mesh=Mesh(2)).error)
-    assert re.match(r"rank 2 was .*signal 9", cause_of_death(tmp_path, 1, mesh=Mesh(3)).error)
+    assert re.match(
+        r"rank 2 \(a server\) .*signal 9",
+        cause_of_death(tmp_path, 1, mesh=Mesh(2)).error,
+    )
+    assert re.match(
+        r"rank 2 on n1 \(a server\) .*signal 9",
+        cause_of_death(tmp_path, 1, HOSTS, mesh=Mesh(2)).error,
+    )
+    assert re.match(
+        r"rank 2 was .*signal 9", cause_of_death(tmp_path, 1, mesh=Mesh(3)).error
+    )
 
 
 def test_rank_that_holds_a_stage_is_named_with_it(tmp_path):
     (tmp_path / "stderr.txt").write_text(SIGNALLED)
     stages, replicas = Mesh(pipeline=2, tensor=2), Mesh(data=2, pipeline=2)
-    assert re.match(r"rank 2 \(stage 1\) was .*signal 9", cause_of_death(tmp_path, 1, mesh=stages).error)
-    assert re.match(r"rank 2 \(stage 0 of replica 1\) was", cause_of_death(tmp_path, 1, mesh=replicas).error)
+    assert re.match(
+        r"rank 2 \(stage 1\) was .*signal 9",
+        cause_of_death(tmp_path, 1, mesh=stages).error,
+    )
+    assert re.match(
+        r"rank 2 \(stage 0 of replica 1\) was",
+        cause_of_death(tmp_path, 1, mesh=replicas).error,
+    )
 
 
-def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_from_writing(tmp_path, monkeypatch):
+def test_ranks_that_could_not_report_are_explained_by_what_keeps_this_process_from_writing(
+    tmp_path, monkeypatch
+):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    assert re.match(r"the ranks could not write .*: No space left on device, in ", cause_of_death(tmp_path, 1).error)
+    assert re.match(
+        r"the ranks could not write .*: No space left on device, in ",
+        cause_of_death(tmp_path, 1).error,
+    )
 
 
 def test_reason_that_cannot_be_written_is_printed(tmp_path, capsys):
@@ -151,10 +188,15 @@ BROKEN = Death("failed", "RuntimeError: Connection closed by peer", "r", 0)
         (SIGNALLED, "rank 2 on n1 was ended by signal 9 (Killed"),
         (IMPROPER, "rank 2 on n1 exited before reporting"),
         (LOST[0], "mpirun lost its daemon on n2 with rank 3: check that host"),
-        ('prterun has exited due to process rank 0 with PID 0 on node n0 calling\n"abort".\n', "rank 0 on n0: Runtime"),
+        (
+            'prterun has exited due to process rank 0 with PID 0 on node n0 calling\n"abort".\n',
+            "rank 0 on n0: Runtime",
+        ),
     ],
 )
-def test_rank_killed_without_error_file_precedes_broken_connections(said, told, tmp_path):
+def test_rank_killed_without_error_file_precedes_broken_connections(
+    said, told, tmp_path
+):
     (tmp_path / "stderr.txt").write_text(said)
     BROKEN.save(tmp_path)
     death = cause_of_death(tmp_path, 1, HOSTS)
@@ -187,4 +229,7 @@ def test_broken_connection_is_named_with_both_hosts(tmp_path):
 
 def test_error_behind_the_rank_that_torch_names_is_told():
     output = "[rank0]: [rank0]: Traceback (most recent call last):\n[rank0]: [rank0]:   File ...\n"
-    assert telling_line(output + "[rank0]: [rank0]: ValueError: too few") == "ValueError: too few"
+    assert (
+        telling_line(output + "[rank0]: [rank0]: ValueError: too few")
+        == "ValueError: too few"
+    )

@@ -7,7 +7,12 @@ import os
 import pytest
 
 from scalebench.errors import EngineError
-from scalebench.native.processor import Cores, clock_rate, require_gpus_of_their_own, throttle_counters
+from scalebench.native.processor import (
+    Cores,
+    clock_rate,
+    require_gpus_of_their_own,
+    throttle_counters,
+)
 
 
 def write(path, text):
@@ -31,7 +36,10 @@ def test_the_clock_rate_is_the_mean_of_the_cores_in_mhz(kernel):
 
 
 def test_without_cpufreq_the_clock_rate_is_that_of_cpuinfo(tmp_path):
-    table = "".join(f"processor\t: {core}\nmodel name\t: X\ncpu MHz\t\t: {2000 + core}.5\n\n" for core in range(4))
+    table = "".join(
+        f"processor\t: {core}\nmodel name\t: X\ncpu MHz\t\t: {2000 + core}.5\n\n"
+        for core in range(4)
+    )
     write(tmp_path / "proc/cpuinfo", table)
     assert clock_rate({0, 2}, tmp_path) == pytest.approx(2001.5)
 
@@ -46,7 +54,10 @@ def test_what_a_kernel_does_not_report_is_unknown(tmp_path):
 def test_the_most_throttled_core_counts(kernel):
     before = throttle_counters({0, 1}, kernel)
     assert before == (0, 7, 1, 7)
-    write(kernel / "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count", "5\n")
+    write(
+        kernel / "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_count",
+        "5\n",
+    )
     after = Cores(frozenset({0, 1}), None, throttle_counters({0, 1}, kernel))
     assert after.throttled_since(after._replace(throttles=before)) == 4
 
@@ -57,5 +68,8 @@ def test_the_usable_cores_are_those_of_this_process():
 
 def test_nccl_workers_that_share_a_gpu_are_refused():
     require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c"])
-    with pytest.raises(EngineError, match=r"workers 1 and 3 share one \(3 GPUs for 4 workers\); start fewer"):
+    with pytest.raises(
+        EngineError,
+        match=r"workers 1 and 3 share one \(3 GPUs for 4 workers\); start fewer",
+    ):
         require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c", "GPU-b"])

@@ -15,7 +15,9 @@ from scalebench.native.laps import parted
 from scalebench.native.waiting import bubbles, by_epoch, waits
 from scalebench.training.outcome import Lap
 
-MOMENTS = st.lists(st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=6)
+MOMENTS = st.lists(
+    st.lists(st.floats(0, 1e3), min_size=4, max_size=4), min_size=1, max_size=6
+)
 
 
 def numbers(*entries):
@@ -35,7 +37,10 @@ def seconds(event_logs, served=()):
 
 def test_collective_waits_for_its_last_member():
     early, late = met((1, 1, 3), (10, 10, 13)), met((2.5, 2.5, 3), (12, 12, 12.5))
-    assert [each.tolist() for each in waits([early, late])] == [[[1, 2.5], [10, 12]], []]
+    assert [each.tolist() for each in waits([early, late])] == [
+        [[1, 2.5], [10, 12]],
+        [],
+    ]
 
 
 def test_wait_ends_when_the_operation_returns():
@@ -49,14 +54,21 @@ def test_nonblocking_collective_waits_from_its_wait_call():
 
 def test_group_waits_for_its_own_members():
     left, right = ("split", 0), ("split", 1)
-    event_logs = [met((1, 1, 9), group=left), met((3, 3, 9), group=left), met((9, 9, 9), group=right)]
+    event_logs = [
+        met((1, 1, 9), group=left),
+        met((3, 3, 9), group=left),
+        met((9, 9, 9), group=right),
+    ]
     assert seconds(event_logs) == [2, 0, 0]
 
 
 def test_bubble_of_a_stage_is_its_waiting_for_others_alone():
     before, after = EventLog(), EventLog()
     between, other = ((), 0, 1, ACTIVATIONS), ((), 0, 1, 0)
-    for mail, sent, received in ((between, (2, 2.1), (1, 4)), (other, (6, 6.1), (5, 7))):
+    for mail, sent, received in (
+        (between, (2, 2.1), (1, 4)),
+        (other, (6, 6.1), (5, 7)),
+    ):
         before.sent[mail].extend(numbers(sent))
         after.received[mail].extend(numbers(received))
     assert seconds([before, after]) == [0, 2]
@@ -66,8 +78,13 @@ def test_bubble_of_a_stage_is_its_waiting_for_others_alone():
 def test_receiver_waits_for_the_sender_but_not_the_transfer():
     sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 7)
     sender.sent[mail].extend(numbers((2, 2.1), (5, 5.1)))
-    receiver.received[mail].extend(numbers((1, 4), (6, 6.5)))  # two seconds on the way; then it was there already
-    assert seconds([sender, receiver]) == [pytest.approx(0.1), 1]  # buffered: over when it was handed over
+    receiver.received[mail].extend(
+        numbers((1, 4), (6, 6.5))
+    )  # two seconds on the way; then it was there already
+    assert seconds([sender, receiver]) == [
+        pytest.approx(0.1),
+        1,
+    ]  # buffered: over when it was handed over
 
 
 def test_sender_of_an_unbuffered_message_waits_for_the_receiver():
@@ -80,8 +97,12 @@ def test_sender_of_an_unbuffered_message_waits_for_the_receiver():
 def test_access_to_a_shared_vector_waits_for_the_previous_one():
     first, second, third = EventLog(), EventLog(), EventLog()
     first.accesses.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
-    second.accesses.append(numbers((2.0, 6.5, 7.0, 2)))  # asked before the third, was let in after it
-    third.accesses.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))  # nobody was there the second time
+    second.accesses.append(
+        numbers((2.0, 6.5, 7.0, 2))
+    )  # asked before the third, was let in after it
+    third.accesses.append(
+        numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3))
+    )  # nobody was there the second time
     assert seconds([first, second, third]) == [0, 4, 1]
 
 
@@ -89,14 +110,18 @@ def test_request_waits_for_queue_and_rule_but_not_for_the_servers_work():
     """Worker 0 is held until worker 1's request is taken up; worker 1's stands in the queue behind it until 2.0."""
     workers = [EventLog(), EventLog()]
     workers[0].requests.extend(numbers((0, 0.9, 2.4), (1, 5.0, 5.3)))
-    workers[1].requests.extend(numbers((1, 1.2, 2.5)))  # its request 0 was made before training
+    workers[1].requests.extend(
+        numbers((1, 1.2, 2.5))
+    )  # its request 0 was made before training
     server = {
         0: numbers((0.0, 1.0, 2.0), (2.3, 5.1, 5.1)),  # free, taken up, let go
         1: numbers((0.0, 0.5, 0.5), (2.0, 2.0, 2.0)),
     }
     assert seconds(workers, [server]) == [pytest.approx(1.0), pytest.approx(0.8)]
     slower = {0: numbers((0.0, 1.0, 2.2), (2.3, 5.1, 5.1)), 1: server[1]}
-    assert seconds(workers, [server, slower])[0] == pytest.approx(1.2)  # side by side: the slowest decides
+    assert seconds(workers, [server, slower])[0] == pytest.approx(
+        1.2
+    )  # side by side: the slowest decides
 
 
 def test_inconsistent_or_incomplete_logs_give_no_waits():
@@ -110,7 +135,9 @@ def test_inconsistent_or_incomplete_logs_give_no_waits():
 
 
 def test_wait_counts_in_the_epoch_in_which_it_began():
-    (waited, _) = waits([met((1, 1, 2), (3, 3, 5), (6, 6, 9)), met((2, 2, 2), (4, 4, 5), (9, 9, 9))])
+    (waited, _) = waits(
+        [met((1, 1, 2), (3, 3, 5), (6, 6, 9)), met((2, 2, 2), (4, 4, 5), (9, 9, 9))]
+    )
     assert by_epoch(waited, [2.5, 5.5]) == [1, 1]
     assert by_epoch(waited, [0.5, 5.5, 9]) == [0, 2, 3]
 
@@ -118,21 +145,37 @@ def test_wait_counts_in_the_epoch_in_which_it_began():
 @given(MOMENTS)
 def test_waits_are_nonnegative_and_the_last_worker_has_none(moments):
     """moments[k][i]: when worker i came to collective k; all leave when all have come."""
-    workers = [met(*((moment[i], moment[i], max(moment)) for moment in moments)) for i in range(4)]
+    workers = [
+        met(*((moment[i], moment[i], max(moment)) for moment in moments))
+        for i in range(4)
+    ]
     waited = seconds(workers)
     assert min(waited) >= 0
-    assert sum(waited) == pytest.approx(sum(max(moment) - came for moment in moments for came in moment), abs=1e-6)
+    assert sum(waited) == pytest.approx(
+        sum(max(moment) - came for moment in moments for came in moment), abs=1e-6
+    )
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=12), st.data())
 def test_dividing_laps_at_waits_keeps_their_total_time(lengths, data):
     ends = np.cumsum(lengths).tolist()
-    kinds = data.draw(st.lists(st.sampled_from(["forward", "communication"]), min_size=len(ends), max_size=len(ends)))
-    laps = [Lap(kind, end - length, end) for kind, end, length in zip(kinds, ends, lengths, strict=True)]
+    kinds = data.draw(
+        st.lists(
+            st.sampled_from(["forward", "communication"]),
+            min_size=len(ends),
+            max_size=len(ends),
+        )
+    )
+    laps = [
+        Lap(kind, end - length, end)
+        for kind, end, length in zip(kinds, ends, lengths, strict=True)
+    ]
     cuts = sorted(data.draw(st.lists(st.floats(0, ends[-1]), max_size=8, unique=True)))
     waited = np.array(list(zip(cuts[::2], cuts[1::2], strict=False))).reshape(-1, 2)
     found = parted(laps, waited)
-    assert [lap.begin_s for lap in found[1:]] == pytest.approx([lap.end_s for lap in found[:-1]])
+    assert [lap.begin_s for lap in found[1:]] == pytest.approx(
+        [lap.end_s for lap in found[:-1]]
+    )
     assert sum(lap.end_s - lap.begin_s for lap in found) == pytest.approx(ends[-1])
     inside = sum(
         max(0.0, min(until, lap.end_s) - max(since, lap.begin_s))
@@ -140,4 +183,6 @@ def test_dividing_laps_at_waits_keeps_their_total_time(lengths, data):
         for lap in laps
         if lap.activity == "communication"
     )
-    assert sum(lap.end_s - lap.begin_s for lap in found if lap.activity == "waiting") == pytest.approx(inside)
+    assert sum(
+        lap.end_s - lap.begin_s for lap in found if lap.activity == "waiting"
+    ) == pytest.approx(inside)

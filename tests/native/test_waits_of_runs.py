@@ -85,7 +85,9 @@ def test_fast_workers_wait_in_every_epoch_only_in_lockstep(paced):
     for name in LOCKSTEP:
         assert all(epoch.wait_s > STEP_S for epoch in paced[name].workers[0].epochs)
     for name in FREE:
-        first = paced[name].workers[0].epochs[0]  # the last one of ad_psgd ends in a mean of all
+        first = (
+            paced[name].workers[0].epochs[0]
+        )  # the last one of ad_psgd ends in a mean of all
         assert first.wait_s < 0.25 * first.compute_s
     fast = {name: in_epochs(paced[name].workers[0]) for name in ("bsp", "ssp", "asp")}
     assert fast["asp"] < fast["ssp"] < fast["bsp"]
@@ -97,5 +99,10 @@ def test_real_waits_agree_with_virtual_ones(paced, virtual, strategy):
     shares = []
     for workers in (paced[strategy].workers, virtual[strategy].workers):
         fast, slow = workers[0], workers[SLOW]
-        shares.append([waited / (slow.compute_s - fast.compute_s) for waited in (fast.wait_s, in_epochs(fast))])
+        shares.append(
+            [
+                waited / (slow.compute_s - fast.compute_s)
+                for waited in (fast.wait_s, in_epochs(fast))
+            ]
+        )
     assert shares[0] == pytest.approx(shares[1], abs=0.35)

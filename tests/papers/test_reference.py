@@ -28,7 +28,9 @@ STUDIES = [
 REFRESH = "scalebench reproduce --claims --results results/reference > docs/claims.md"
 
 
-@pytest.mark.parametrize(("paper", "name"), STUDIES, ids=lambda part: getattr(part, "name", part))
+@pytest.mark.parametrize(
+    ("paper", "name"), STUDIES, ids=lambda part: getattr(part, "name", part)
+)
 def test_rows_are_of_the_study_as_it_is_shipped_and_of_a_clean_commit(paper, name):
     study = pinned(paper.study_at(name, "laptop"))
     assert changes(REFERENCE / study.name, study) == []
@@ -37,7 +39,9 @@ def test_rows_are_of_the_study_as_it_is_shipped_and_of_a_clean_commit(paper, nam
     assert not results.runs["git_dirty"].any()
     points = results.completed.groupby(["label", "workers"]).size()
     assert set(points) == {study.repetitions}
-    assert {label for label, _ in points.index} == {str(component) for component in study.strategies}
+    assert {label for label, _ in points.index} == {
+        str(component) for component in study.strategies
+    }
 
 
 def test_the_page_of_claims_is_of_these_rows():
@@ -49,7 +53,11 @@ def test_the_page_of_claims_is_of_these_rows():
 ONE_FIGURE = ("besch1995", "--figure", "ring")
 
 
-@pytest.mark.parametrize("words", some([ONE_FIGURE, *((paper.name,) for paper in PAPERS)], ONE_FIGURE), ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    some([ONE_FIGURE, *((paper.name,) for paper in PAPERS)], ONE_FIGURE),
+    ids=" ".join,
+)
 def test_another_process_draws_the_same_bytes(tmp_path, words):
     drawn = []
     for hash_seed in ("1", "2"):
@@ -59,6 +67,12 @@ def test_another_process_draws_the_same_bytes(tmp_path, words):
             [*command, "--results", str(REFERENCE), "--output", str(output)],
             cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True, capture_output=True,
         )  # fmt: skip
-        drawn.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()})
+        drawn.append(
+            {
+                path.relative_to(output): path.read_bytes()
+                for path in output.rglob("*")
+                if path.is_file()
+            }
+        )
     assert drawn[0] == drawn[1]
     assert any(path.suffix == ".svg" for path in drawn[0])

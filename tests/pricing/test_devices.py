@@ -13,7 +13,14 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import Device, load_device
 from scalebench.errors import ClusterError
 from scalebench.models.layer_files import load_layers, read_layers
-from scalebench.pricing.devices import MeasuredSteps, Roofline, Scaled, Stated, gradients_of, step_table
+from scalebench.pricing.devices import (
+    MeasuredSteps,
+    Roofline,
+    Scaled,
+    Stated,
+    gradients_of,
+    step_table,
+)
 from scalebench.pricing.machine import OperationTime
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.step_times import LayerShare
@@ -45,13 +52,17 @@ def test_roofline_by_hand():
     assert times.forward == pytest.approx(kernel)
     written = np.array([1010, 0, 110]) * 4 / 1e10
     assert times.backward == pytest.approx(kernel * [1, 1, 2] + written)
-    assert times.update_s == pytest.approx(5 * 1120 * 4 / 1e10 + 1e-6)  # reads p, g, m and writes p, m
+    assert times.update_s == pytest.approx(
+        5 * 1120 * 4 / 1e10 + 1e-6
+    )  # reads p, g, m and writes p, m
     adam = Roofline(DEVICE, optimizer_states=2).times(TOY, batch)
     assert adam.update_s == pytest.approx(7 * 1120 * 4 / 1e10 + 1e-6)
 
 
 def test_half_precision_moves_half_the_bytes():
-    whole, half = (Roofline(DEVICE, dtype).times(TOY, 512) for dtype in ("float32", "float16"))
+    whole, half = (
+        Roofline(DEVICE, dtype).times(TOY, 512) for dtype in ("float32", "float16")
+    )
     assert half.forward[1] - 1e-6 == pytest.approx((whole.forward[1] - 1e-6) / 2)
 
 
@@ -60,7 +71,9 @@ def test_roofline_is_a_lower_bound_of_its_own_terms(name, batch):
     """No step is shorter than its arithmetic at peak, and none per sample gets longer with the batch."""
     layers, device = load_layers(name), load_device("v100-16gb")
     step = Roofline(device).times(layers, batch).step_s
-    assert step >= batch * (layers.column("flops") * (1 + layers.backward_products)).sum() / device.peak("float32")
+    assert step >= batch * (
+        layers.column("flops") * (1 + layers.backward_products)
+    ).sum() / device.peak("float32")
     assert Roofline(device).times(layers, 2 * batch).step_s <= 2 * step
 
 
@@ -72,7 +85,9 @@ def test_stated_time_is_split_and_proportional():
     assert table.source == "stated: 0.03 s a step of 32 samples"
 
 
-@pytest.mark.parametrize("model", [Stated(0.03, 32), Roofline(load_device("v100-16gb"))])
+@pytest.mark.parametrize(
+    "model", [Stated(0.03, 32), Roofline(load_device("v100-16gb"))]
+)
 @pytest.mark.parametrize("name", ["resnet50", "gpt2", "alexnet"])
 def test_gradients_are_released_last_layer_first(model, name):
     layers = load_layers(name)
@@ -88,7 +103,9 @@ def test_gradients_are_released_last_layer_first(model, name):
 def test_large_late_layers_are_released_early():
     """Nine tenths of VGG16's parameters are in the fully connected layers, whose gradients come first."""
     layers = load_layers("vgg16")
-    release = step_table(Roofline(load_device("v100-16gb")), layers, [32]).release_at(32)
+    release = step_table(Roofline(load_device("v100-16gb")), layers, [32]).release_at(
+        32
+    )
     early = [g.nbytes for g in gradients_of(layers, release) if g.release < 0.1]
     assert sum(early) > 0.85 * 4 * layers.parameters
 
@@ -96,21 +113,34 @@ def test_large_late_layers_are_released_early():
 def test_scaling_from_a_measured_device():
     layers = load_layers("resnet50")
     slow, fast = Roofline(load_device("k80")), Roofline(load_device("p100"))
-    measured = MeasuredSteps((step_table(slow, layers, [16, 64]).scaled(2.5),))  # reaches 40 % of its roofline
+    measured = MeasuredSteps(
+        (step_table(slow, layers, [16, 64]).scaled(2.5),)
+    )  # reaches 40 % of its roofline
     scaled = step_table(Scaled(measured, slow, fast), layers, [64])
     expected = step_table(fast, layers, [64]).scaled(2.5)
     assert scaled.batches[0].blocks() == pytest.approx(expected.batches[0].blocks())
     assert scaled.release_at(64) == pytest.approx(expected.release_at(64))
-    assert scaled.source.endswith("scaled by roofline of p100 in float32 over roofline of k80 in float32")
+    assert scaled.source.endswith(
+        "scaled by roofline of p100 in float32 over roofline of k80 in float32"
+    )
 
 
 def test_measured_layers_share_a_step_in_place_of_their_operations():
     """Row b without parameters belongs to layer a, whose time follows its operations."""
     (batch,) = step_table(Stated(3.0, 4), TOY, [4]).batches
-    layers = [LayerShare(name="a", forward=0.25, backward=0.5), LayerShare(name="c", forward=0.75, backward=0.5)]
+    layers = [
+        LayerShare(name="a", forward=0.25, backward=0.5),
+        LayerShare(name="c", forward=0.75, backward=0.5),
+    ]
     table = step_table(Stated(3.0, 4), TOY, [4])
     measured, others = (
-        MeasuredSteps((table.model_copy(update={"batches": [batch.model_copy(update={"layers": found})]}),))
+        MeasuredSteps(
+            (
+                table.model_copy(
+                    update={"batches": [batch.model_copy(update={"layers": found})]}
+                ),
+            )
+        )
         for found in (layers, [layers[0].model_copy(update={"name": "d"})])
     )
     times = measured.times(TOY, 4)
@@ -125,7 +155,9 @@ def test_operations_of_a_scaled_device_follow_its_memory_bandwidth():
     roofline = Roofline(load_device("v100-16gb"))
     operations = {"slowmo": {"restart": OperationTime(seconds=1.0, per_member_s=0.0)}}
     platform = Platform(
-        load_cluster("juwels-booster"), Scaled(Stated(0.1, 64), roofline, roofline), operations=operations
+        load_cluster("juwels-booster"),
+        Scaled(Stated(0.1, 64), roofline, roofline),
+        operations=operations,
     )
 
     def seconds(component):
@@ -139,13 +171,34 @@ def test_operations_of_a_scaled_device_follow_its_memory_bandwidth():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stated(0.0, 32), "step time: expected seconds greater than 0, below 1e9, got 0"),
-        (lambda: Stated(-1.0, 32), "step time: expected seconds greater than 0, below 1e9, got -1"),
-        (lambda: Stated(math.nan, 32), "step time: expected seconds greater than 0, below 1e9, got nan"),
-        (lambda: Stated(1.0, 0), "batch of the step time: expected 1 or more samples, got 0"),
-        (lambda: Roofline(DEVICE, "bfloat16"), "device toy: no peak_flops_per_s in bfloat16"),
-        (lambda: step_table(Stated(1.0, 1), TOY, [0]), "batch: expected 1 or more samples, got 0"),
-        (lambda: step_table(Stated(1.0, 1), TOY, []), "batch: expected 1 or more samples, got none"),
+        (
+            lambda: Stated(0.0, 32),
+            "step time: expected seconds greater than 0, below 1e9, got 0",
+        ),
+        (
+            lambda: Stated(-1.0, 32),
+            "step time: expected seconds greater than 0, below 1e9, got -1",
+        ),
+        (
+            lambda: Stated(math.nan, 32),
+            "step time: expected seconds greater than 0, below 1e9, got nan",
+        ),
+        (
+            lambda: Stated(1.0, 0),
+            "batch of the step time: expected 1 or more samples, got 0",
+        ),
+        (
+            lambda: Roofline(DEVICE, "bfloat16"),
+            "device toy: no peak_flops_per_s in bfloat16",
+        ),
+        (
+            lambda: step_table(Stated(1.0, 1), TOY, [0]),
+            "batch: expected 1 or more samples, got 0",
+        ),
+        (
+            lambda: step_table(Stated(1.0, 1), TOY, []),
+            "batch: expected 1 or more samples, got none",
+        ),
     ],
 )
 def test_wrong_numbers(make, message):

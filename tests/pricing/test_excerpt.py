@@ -59,8 +59,12 @@ class Drawn(Strategy):
             worker.local_step(batch)
             worker.state.taken += 1
             if worker.state.taken <= self.first:
-                worker.comm.allreduce_(worker.gradients[: len(worker.gradients) // 2], "mean")
-            elif stretch.unit == "batch" and self.is_due(stretch, worker.state.taken, batch, last):
+                worker.comm.allreduce_(
+                    worker.gradients[: len(worker.gradients) // 2], "mean"
+                )
+            elif stretch.unit == "batch" and self.is_due(
+                stretch, worker.state.taken, batch, last
+            ):
                 worker.state.group.allreduce_(worker.parameters, "mean")
         if stretch.unit == "epoch" and (epoch + 1) % stretch.period == 0:
             worker.state.group.allreduce_(worker.parameters, "mean")
@@ -71,7 +75,9 @@ class Drawn(Strategy):
         """Return the stretch of `epoch`."""
         stated = sum(each.epochs or 0 for each in self.stretches)
         for stretch in self.stretches:
-            lasts = max(0, epochs - stated) if stretch.epochs is None else stretch.epochs
+            lasts = (
+                max(0, epochs - stated) if stretch.epochs is None else stretch.epochs
+            )
             if epoch < lasts:
                 return stretch
             epoch -= lasts
@@ -86,7 +92,9 @@ class Drawn(Strategy):
 
 def stretch_of(epochs: st.SearchStrategy[int | None]) -> st.SearchStrategy[Stretch]:
     unit = st.sampled_from(["batch", "epoch"])
-    return st.builds(Stretch, epochs, st.integers(1, 5), unit, st.none(), restarts=st.booleans())
+    return st.builds(
+        Stretch, epochs, st.integers(1, 5), unit, st.none(), restarts=st.booleans()
+    )
 
 
 @st.composite
@@ -95,18 +103,35 @@ def drawn(draw: st.DrawFn) -> Drawn:
     after = draw(st.lists(stretch_of(st.integers(0, 4)), max_size=1))
     stretches = (*before, draw(stretch_of(st.none())), *after)
     # Epochs without an exchange are alike only if the first steps have none either.
-    first = draw(st.integers(0, 30)) if any(each.unit == "batch" for each in stretches) else 0
-    return Drawn(stretches=stretches, first=first, group=draw(st.sampled_from([1, 2, 4, WORKERS])))
+    first = (
+        draw(st.integers(0, 30))
+        if any(each.unit == "batch" for each in stretches)
+        else 0
+    )
+    return Drawn(
+        stretches=stretches,
+        first=first,
+        group=draw(st.sampled_from([1, 2, 4, WORKERS])),
+    )
 
 
-def seconds(strategy: Strategy, epochs: int, steps: int, **jitter: float) -> list[float]:
+def seconds(
+    strategy: Strategy, epochs: int, steps: int, **jitter: float
+) -> list[float]:
     """Return the columns of a predicted training."""
     sizes = (20_000, 5_000)
     layers = LayerTable(
-        "small", tuple(Layer(f"layer{n}", "gemm", n, 2 * n, 100, 100, 100) for n in sizes), "test", (100,)
+        "small",
+        tuple(Layer(f"layer{n}", "gemm", n, 2 * n, 100, 100, 100) for n in sizes),
+        "test",
+        (100,),
     )
-    platform = replace(Platform(load_cluster("juwels-booster"), Stated(1e-3, BATCH)), **jitter)
-    predictor = Predictor(Workload(layers, WORKERS * steps * BATCH, epochs, BATCH), platform)
+    platform = replace(
+        Platform(load_cluster("juwels-booster"), Stated(1e-3, BATCH)), **jitter
+    )
+    predictor = Predictor(
+        Workload(layers, WORKERS * steps * BATCH, epochs, BATCH), platform
+    )
     component = Component(name=strategy.name)
     predictor._strategies[str(component)] = strategy
     times = predictor.times(component, WORKERS, [Case(platform, BATCH)])
@@ -118,7 +143,9 @@ def seconds(strategy: Strategy, epochs: int, steps: int, **jitter: float) -> lis
 def test_excerpt_takes_the_time_of_the_whole_program(strategy, epochs, steps):
     whole = strategy.model_copy(update={"stated": False})
     assert excerpt_of(whole.traits.stretches, epochs, steps).whole
-    assert seconds(strategy, epochs, steps) == pytest.approx(seconds(whole, epochs, steps), rel=1e-9, abs=1e-15)
+    assert seconds(strategy, epochs, steps) == pytest.approx(
+        seconds(whole, epochs, steps), rel=1e-9, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +153,11 @@ def test_excerpt_takes_the_time_of_the_whole_program(strategy, epochs, steps):
     [
         ((Stretch(period=8),), 1000, 3 * (8 + 16)),
         ((Stretch(unit="epoch"),), 1000, 3),
-        ((Stretch(epochs=4), Stretch(period=4, restarts=True), Stretch(epochs=2)), 1000, 9 * (4 + 8)),
+        (
+            (Stretch(epochs=4), Stretch(period=4, restarts=True), Stretch(epochs=2)),
+            1000,
+            9 * (4 + 8),
+        ),
         (None, 1000, 90_000),
     ],
 )
@@ -161,7 +192,9 @@ def test_own_strategy_that_states_nothing_is_predicted_whole():
     assert often > 1.001 * seldom
     for gentle in (0, 20, 80, 90):
         expected = (gentle * often + (90 - gentle) * seldom) / 90
-        assert seconds(Warm(gentle=gentle), 90, 20)[0] == pytest.approx(expected, rel=1e-9)
+        assert seconds(Warm(gentle=gentle), 90, 20)[0] == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 class OtherRhythm(LocalSgd):
@@ -182,7 +215,9 @@ class OtherOptions(LocalSgd):
 
 def test_a_subclass_that_changes_the_program_states_nothing_of_it():
     assert OtherRhythm().traits.stretches is None
-    assert OtherRhythm().traits.averages_buffers, "what does not follow from the order of operations holds"
+    assert OtherRhythm().traits.averages_buffers, (
+        "what does not follow from the order of operations holds"
+    )
     assert OtherOptions().traits.stretches == (Stretch(period=3),)
     assert EpochAverage().arithmetic(1) == "serial"
     assert type("Mixed", (OtherRhythm, EpochAverage), {})().arithmetic(1) is None
@@ -190,7 +225,11 @@ def test_a_subclass_that_changes_the_program_states_nothing_of_it():
 
 
 def test_every_strategy_of_the_package_states_what_repeats():
-    silent = [name for name in registry.names() if registry.create(name, {}, "virtual").traits.stretches is None]
+    silent = [
+        name
+        for name in registry.names()
+        if registry.create(name, {}, "virtual").traits.stretches is None
+    ]
     assert silent == []
 
 
@@ -202,12 +241,17 @@ class OtherGate(Asp):
 
 
 def test_a_server_that_does_not_state_when_it_answers_is_not_predicted():
-    with pytest.raises(StudyError, match="strategy asp: it does not state when its server answers"):
+    with pytest.raises(
+        StudyError, match="strategy asp: it does not state when its server answers"
+    ):
         seconds(OtherGate(), 4, 25)
 
 
 def test_a_program_too_long_to_record_is_refused():
-    with pytest.raises(StudyError, match="it does not state what repeats, and 9,000,000 steps are too many"):
+    with pytest.raises(
+        StudyError,
+        match="it does not state what repeats, and 9,000,000 steps are too many",
+    ):
         seconds(Warm(), 9000, 1000)
 
 

@@ -54,7 +54,9 @@ TABLE = (
 
 
 def table(last):
-    return read_layers(TABLE.format(2 * 32 * 64, 2 * last * 32, 32 * last, last), "toy", "toy")
+    return read_layers(
+        TABLE.format(2 * 32 * 64, 2 * last * 32, 32 * last, last), "toy", "toy"
+    )
 
 
 def test_network_has_learned_kernels_it_has_not_seen(model):
@@ -63,7 +65,9 @@ def test_network_has_learned_kernels_it_has_not_seen(model):
     inside = model.nets["gemm", "forward"].covers(sizes)
     assert 0.5 < inside.mean() < 1
     found = model.nets["gemm", "forward"].seconds(sizes[inside])
-    assert np.median(np.abs(found / seconds[inside] - 1)) < 0.05  # 12 powers of two in each size, 120 kernels
+    assert (
+        np.median(np.abs(found / seconds[inside] - 1)) < 0.05
+    )  # 12 powers of two in each size, 120 kernels
 
 
 def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
@@ -73,13 +77,22 @@ def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
     sizes = kernel_sizes(inside, "gemm", batch)[[0, 2]]
     expected = 5e-6 + 2 * sizes.prod(axis=1) / 5e11 * (1 + 16 / sizes[:, 1])
     assert times.forward[[0, 2]] == pytest.approx(expected, rel=0.15)
-    assert times.backward[[0, 2]] == pytest.approx(expected * [1, 2], rel=0.15)  # no gradient of the input
-    assert times.forward[1] == pytest.approx(5e-6 + 64 * batch * 4 / 1e10, rel=0.15)  # tanh as relu
+    assert times.backward[[0, 2]] == pytest.approx(
+        expected * [1, 2], rel=0.15
+    )  # no gradient of the input
+    assert times.forward[1] == pytest.approx(
+        5e-6 + 64 * batch * 4 / 1e10, rel=0.15
+    )  # tanh as relu
     assert times.update_s == bound.update_s
     assert learned.outside(inside, batch, 1) == []
-    assert learned.times(outside, batch).forward[2] == ROOFLINE.times(outside, batch).forward[2]
+    assert (
+        learned.times(outside, batch).forward[2]
+        == ROOFLINE.times(outside, batch).forward[2]
+    )
     (said,) = learned.outside(outside, batch, 1)
-    assert re.match(r"1 of 3 layers .*made up: .*roofline of epyc-7742 in float32", said)
+    assert re.match(
+        r"1 of 3 layers .*made up: .*roofline of epyc-7742 in float32", said
+    )
 
 
 def test_step_table_of_learned_times(model):
@@ -89,7 +102,11 @@ def test_step_table_of_learned_times(model):
 
 
 def test_kinds_that_were_not_measured_are_counted(model):
-    layers = read_layers(TABLE.replace("a,gemm", "a,conv").format(2 * 32 * 64, 2 * 32, 32, 1), "toy", "toy")
+    layers = read_layers(
+        TABLE.replace("a,gemm", "a,conv").format(2 * 32 * 64, 2 * 32, 32, 1),
+        "toy",
+        "toy",
+    )
     (said,) = Learned(model, ROOFLINE).outside(layers, 16, 1)
     assert re.match(r"2 of 3 layers", said)  # c has n = 1
 
@@ -98,8 +115,14 @@ def test_file_holds_the_model(model, tmp_path):
     path = tmp_path / "kernels.json"
     model.save(path)
     read = load_kernel_model(path)
-    assert (read.machine, read.dtype, read.nets.keys()) == (model.machine, model.dtype, model.nets.keys())
-    times, again = (Learned(each, ROOFLINE).times(table(128), 8) for each in (model, read))
+    assert (read.machine, read.dtype, read.nets.keys()) == (
+        model.machine,
+        model.dtype,
+        model.nets.keys(),
+    )
+    times, again = (
+        Learned(each, ROOFLINE).times(table(128), 8) for each in (model, read)
+    )
     assert np.array_equal(times.forward, again.forward)
     assert np.array_equal(times.backward, again.backward)
 
@@ -111,10 +134,14 @@ def test_file_holds_the_model(model, tmp_path):
         lambda read: read["nets"]["relu/forward"].pop("hull"),
         lambda read: read["nets"]["relu/forward"].update(mean=[1.0, 2.0]),
         lambda read: read["nets"]["relu/forward"].update(weights=[[["a"]]]),
-        lambda read: read["nets"]["relu/forward"].update(biases=[[float("nan")] * 32, [0.0] * 32, [0.0]]),
+        lambda read: read["nets"]["relu/forward"].update(
+            biases=[[float("nan")] * 32, [0.0] * 32, [0.0]]
+        ),
         lambda read: read.update(nets=[]),
         lambda read: read["device"].update(memory_gib=0),
-        lambda read: read["nets"].update({"relu/sideways": read["nets"]["relu/forward"]}),
+        lambda read: read["nets"].update(
+            {"relu/sideways": read["nets"]["relu/forward"]}
+        ),
     ],
 )
 def test_other_files_are_refused(model, tmp_path, change):
@@ -162,22 +189,41 @@ def test_kernels_of_this_machine():
         assert (seconds > 0).all()
         order = np.argsort(sizes.prod(axis=1))
         third = len(order) // 3
-        assert np.median(seconds[order[-third:]]) > np.median(seconds[order[:third]]), kind
+        assert np.median(seconds[order[-third:]]) > np.median(seconds[order[:third]]), (
+            kind
+        )
 
 
 def test_measured_kernels_are_a_device_of_predict(model, tmp_path, invoke, monkeypatch):
     path = tmp_path / "kernels.json"
-    monkeypatch.setattr("scalebench.calibration.kernel_timing.measure_kernel_model", lambda seconds: model)
+    monkeypatch.setattr(
+        "scalebench.calibration.kernel_timing.measure_kernel_model",
+        lambda seconds: model,
+    )
     assert "made up; 4 networks" in invoke("calibrate", "--kernels", path, "--quick")
-    assert "--kernels: measures no study" in invoke("calibrate", "--kernels", path, "--model", "mlp", code=2)
-    said = invoke("predict", "vgg16", "--cluster", "juwels-booster", "--device", path, "--workers", "1,4")
+    assert "--kernels: measures no study" in invoke(
+        "calibrate", "--kernels", path, "--model", "mlp", code=2
+    )
+    said = invoke(
+        "predict",
+        "vgg16",
+        "--cluster",
+        "juwels-booster",
+        "--device",
+        path,
+        "--workers",
+        "1,4",
+    )
     assert "kernel model of made up in float32" in said
     assert "layers outside the kernels of made up" in said
 
 
 def test_faster_kernels_take_less_time(model):
     learned = Learned(model, ROOFLINE)
-    before, after = (each.times(table(128), 8).step_s for each in (learned, learned.changed("compute", 2.0)))
+    before, after = (
+        each.times(table(128), 8).step_s
+        for each in (learned, learned.changed("compute", 2.0))
+    )
     assert after == pytest.approx(before / 2)
     with pytest.raises(UsageError, match=r"memory bandwidth: .*kernel model"):
         learned.changed("memory bandwidth", 2.0)

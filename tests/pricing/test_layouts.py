@@ -28,9 +28,21 @@ from scalebench.study.spec import Component
 _SHARES = (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)  # of six equal layers, as measured
 
 
-def planner(devices=8, batch=64, model="vit_b16", memory_gib=None, cluster="ethernet-10g"):
-    platform = Platform(load_cluster(cluster), Roofline(load_device("a100-40gb")), jitter=0.03, stated_gib=memory_gib)
-    return Planner(Predictor(Workload(load_layers(model), 1000 * batch, 90, batch, in_all=True), platform), devices)
+def planner(
+    devices=8, batch=64, model="vit_b16", memory_gib=None, cluster="ethernet-10g"
+):
+    platform = Platform(
+        load_cluster(cluster),
+        Roofline(load_device("a100-40gb")),
+        jitter=0.03,
+        stated_gib=memory_gib,
+    )
+    return Planner(
+        Predictor(
+            Workload(load_layers(model), 1000 * batch, 90, batch, in_all=True), platform
+        ),
+        devices,
+    )
 
 
 @pytest.mark.parametrize("cluster", ["ethernet-10g", "juwels-booster"])
@@ -40,7 +52,9 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
     assert plan.priced < plan.tried == len(own.layouts)
     every = [own.price(layout) for layout in own.layouts]
     for step in plan.steps:
-        assert step.step_s == min(each.step_s for each in every if each.layout.kind == step.layout.kind)
+        assert step.step_s == min(
+            each.step_s for each in every if each.layout.kind == step.layout.kind
+        )
     assert plan.best.step_s == min(each.step_s for each in every)
     for each in every:
         assert own.least_s(each.layout) <= each.step_s * (1 + 1e-9), each.layout
@@ -51,12 +65,23 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
 def test_layouts_are_all_meshes_with_their_micro_batches():
     found = planner(devices=4, batch=8).layouts
     whole = {(4, 1, 1, 1, 1), (2, 1, 2, 1, 1), (1, 1, 4, 1, 1)}
-    staged = [(2, 2, 1, 2), (2, 2, 1, 4), (1, 4, 1, 4), (1, 4, 1, 8), (1, 2, 2, 2), (1, 2, 2, 4), (1, 2, 2, 8)]
-    assert {(each.mesh.data, each.mesh.pipeline, each.mesh.tensor, *each[3:]) for each in found} == whole | {
-        (*each, chunks) for each in staged for chunks in (1, 2)
-    }
+    staged = [
+        (2, 2, 1, 2),
+        (2, 2, 1, 4),
+        (1, 4, 1, 4),
+        (1, 4, 1, 8),
+        (1, 2, 2, 2),
+        (1, 2, 2, 4),
+        (1, 2, 2, 8),
+    ]
+    assert {
+        (each.mesh.data, each.mesh.pipeline, each.mesh.tensor, *each[3:])
+        for each in found
+    } == whole | {(*each, chunks) for each in staged for chunks in (1, 2)}
     assert [each.kind for each in found].count("data") == 1
-    assert len({each.kind for each in found}) == 4 + 4  # data, three of shards, tensor, pipeline, hybrid, adaptive
+    assert (
+        len({each.kind for each in found}) == 4 + 4
+    )  # data, three of shards, tensor, pipeline, hybrid, adaptive
 
 
 def test_memory_without_a_recording_is_that_of_the_recording():
@@ -73,17 +98,27 @@ def test_memory_without_a_recording_is_that_of_the_recording():
 def test_times_are_those_of_a_prediction():
     """Of a step of many: pipelines of further steps begin where stages are free."""
     own = planner(batch=64)
-    long = Predictor(replace(own.predictor.workload, samples=64 * 100), own.predictor.platform)
+    long = Predictor(
+        replace(own.predictor.workload, samples=64 * 100), own.predictor.platform
+    )
     steps = own.plan().steps
-    assert {step.layout.kind for step in steps} == {layout.kind for layout in own.layouts} > {"data", "hybrid"}
+    assert (
+        {step.layout.kind for step in steps}
+        == {layout.kind for layout in own.layouts}
+        > {"data", "hybrid"}
+    )
     for step in steps:
         times = long.times(step.layout.strategy, 8, [Case(own.predictor.platform, 64)])
-        assert step.step_s == pytest.approx(float(times.time[0]) / 100, rel=0.03), step.layout
+        assert step.step_s == pytest.approx(float(times.time[0]) / 100, rel=0.03), (
+            step.layout
+        )
 
 
 def test_activations_are_computed_again_where_they_do_not_fit():
     free, scarce = planner(batch=256), planner(batch=256, memory_gib=4)
-    assert not any("recompute" in step.layout.strategy.options for step in free.plan().steps)
+    assert not any(
+        "recompute" in step.layout.strategy.options for step in free.plan().steps
+    )
     plan = scarce.plan()
     assert any("recompute" in step.layout.strategy.options for step in plan.steps)
     assert all(step.memory.total <= 4 * 2**30 for step in plan.steps)
@@ -93,7 +128,8 @@ def test_activations_are_computed_again_where_they_do_not_fit():
 
 def test_memory_that_no_layout_fits_into_is_refused_with_the_least_and_its_place():
     with pytest.raises(
-        UsageError, match=r"no layout on 4 devices fits into 0.1 GiB: the least is 0\.\d+ GiB a worker, by"
+        UsageError,
+        match=r"no layout on 4 devices fits into 0.1 GiB: the least is 0\.\d+ GiB a worker, by",
     ):
         planner(devices=4, memory_gib=0.1).plan()
     with pytest.raises(UsageError, match="7 devices cannot share a batch of 5"):
@@ -101,17 +137,25 @@ def test_memory_that_no_layout_fits_into_is_refused_with_the_least_and_its_place
 
 
 @pytest.mark.parametrize(
-    ("chunks", "first", "last"), [(1, "patches", "norm"), (2, "patches, blocks.7", "blocks.6, norm")]
+    ("chunks", "first", "last"),
+    [(1, "patches", "norm"), (2, "patches, blocks.7", "blocks.6, norm")],
 )
 def test_stages_are_those_of_the_layout(chunks, first, last):
     own = planner()
-    four = (each for each in own.layouts if each.mesh.pipeline == 4 and each.mesh.tensor == 1)
+    four = (
+        each
+        for each in own.layouts
+        if each.mesh.pipeline == 4 and each.mesh.tensor == 1
+    )
     layout = next(each for each in four if each.chunks == chunks)
     assert isinstance(layout, Layout)
     stages = own.stages(layout)
     assert sum(stage.layers for stage in stages) == 16
     assert (stages[0].first, stages[-1].last) == (first, last)
-    assert sum(stage.memory.parameters for stage in stages) == 4 * own.predictor.workload.layers.parameters
+    assert (
+        sum(stage.memory.parameters for stage in stages)
+        == 4 * own.predictor.workload.layers.parameters
+    )
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -121,12 +165,28 @@ def test_a_run_has_the_stages_that_were_planned(measured):
         model = nn.Sequential(*(nn.Linear(16, 16, device="meta") for _ in range(6)))
         layers = count_model(model, "six", (16,))
         (batch,) = step_table(Stated(0.01, 64), layers, [64]).batches
-        of_each = [LayerShare(name=str(place), forward=share, backward=share) for place, share in enumerate(_SHARES)]
+        of_each = [
+            LayerShare(name=str(place), forward=share, backward=share)
+            for place, share in enumerate(_SHARES)
+        ]
         table = step_table(Stated(0.01, 64), layers, [64])
-        times = MeasuredSteps((table.model_copy(update={"batches": [batch.model_copy(update={"layers": of_each})]}),))
+        times = MeasuredSteps(
+            (
+                table.model_copy(
+                    update={"batches": [batch.model_copy(update={"layers": of_each})]}
+                ),
+            )
+        )
         platform = Platform(load_cluster("ethernet-10g"), times, jitter=0.03)
-        own = Planner(Predictor(Workload(layers, 64, 1, 64, in_all=True), platform), 4, model)
-        work = [each.work for each in facts_of(layers_of(model, "six"), torch.empty(2, 16, device="meta"))]
+        own = Planner(
+            Predictor(Workload(layers, 64, 1, 64, in_all=True), platform), 4, model
+        )
+        work = [
+            each.work
+            for each in facts_of(
+                layers_of(model, "six"), torch.empty(2, 16, device="meta")
+            )
+        ]
     else:
         own = planner(model="resnet50", batch=256)
         cut = cut_of(Component(name="layers", options={"table": "resnet50"}))
@@ -137,7 +197,8 @@ def test_a_run_has_the_stages_that_were_planned(measured):
     for layout in own.layouts:
         if layout.mesh.pipeline > 1:
             stated, rule = (
-                registry.create(each.name, each.options, "virtual") for each in (own.stated(layout), layout.strategy)
+                registry.create(each.name, each.options, "virtual")
+                for each in (own.stated(layout), layout.strategy)
             )
             assert isinstance(stated, PartsOfModel)
             assert isinstance(rule, PartsOfModel)

@@ -29,21 +29,36 @@ def test_parts_of_resnet50():
         ("slowmo", {"sgd": {"momentum": 0.9}}, 1, 2),  # last average and slow momentum
     ],
 )
-def test_buffers_of_strategies_are_the_recorded_ones(recorded, make_run, strategy, optimizer, states, own):
+def test_buffers_of_strategies_are_the_recorded_ones(
+    recorded, make_run, strategy, optimizer, states, own
+):
     run = make_run(strategy, 2, optimizer=optimizer)
     schedule = recorded(run)[0]
-    vector = recorded(make_run("serial", 1, optimizer={"sgd": {"momentum": 0.0}}))[0].memory_bytes // 3
+    vector = (
+        recorded(make_run("serial", 1, optimizer={"sgd": {"momentum": 0.0}}))[
+            0
+        ].memory_bytes
+        // 3
+    )
     layers = LayerTable("toy", (Layer("a", "layer", vector // 4, 8, 1, 1, 1),))
     memory = worker_memory(layers, 1, optimizer_states=states, schedule=schedule)
-    assert memory.strategy == pytest.approx((1 + own) * vector, abs=64)  # counters of steps
+    assert memory.strategy == pytest.approx(
+        (1 + own) * vector, abs=64
+    )  # counters of steps
     assert memory.total == schedule.memory_bytes + memory.activations
 
 
-@given(st.sampled_from(["resnet50", "vgg16", "bert_base"]), st.integers(1, 2048), st.sampled_from(["k80", "a100-40gb"]))
+@given(
+    st.sampled_from(["resnet50", "vgg16", "bert_base"]),
+    st.integers(1, 2048),
+    st.sampled_from(["k80", "a100-40gb"]),
+)
 def test_largest_batch_is_the_last_that_fits(name, batch, where):
     layers, device = load_layers(name), load_device(where)
     largest = worker_memory(layers, batch).largest_batch(device.memory_gib)
-    assert largest == 0 or not worker_memory(layers, largest).lacking(device.memory_gib, where)
+    assert largest == 0 or not worker_memory(layers, largest).lacking(
+        device.memory_gib, where
+    )
     assert worker_memory(layers, largest + 1).lacking(device.memory_gib, where)
 
 
@@ -61,5 +76,7 @@ def test_a_model_whose_parameters_alone_do_not_fit():
     assert (
         worker_memory(layers, 8)
         .lacking(80.0, "h100-sxm")
-        .endswith("parameters take 37.3 GiB; no batch fits, as 112 GiB do not depend on it")
+        .endswith(
+            "parameters take 37.3 GiB; no batch fits, as 112 GiB do not depend on it"
+        )
     )

@@ -33,22 +33,43 @@ from scalebench.system.clock import Task
 from scalebench.virtual.engine import model_time
 
 WORKERS, EPOCHS, STEPS, BATCH = 16, 20, 48, 4
-QUEUES = ("asp", "ssp", "dssp", "bsp", "bsp_backup", "elastic_bsp", "epoch_async", "dislib-compat-async", "ad_psgd")
+QUEUES = (
+    "asp",
+    "ssp",
+    "dssp",
+    "bsp",
+    "bsp_backup",
+    "elastic_bsp",
+    "epoch_async",
+    "dislib-compat-async",
+    "ad_psgd",
+)
 TRAITS = {name: registry.create(name, {}).traits for name in registry.names()}
-WHOLE = [name for name, traits in TRAITS.items() if not traits.cuts_model(4) and not traits.sharded]  # models
+WHOLE = [
+    name
+    for name, traits in TRAITS.items()
+    if not traits.cuts_model(4) and not traits.sharded
+]  # models
 LOCK_STEP = [name for name in WHOLE if name not in (*QUEUES, "serial")]
 
 
 def layers() -> LayerTable:
     sizes = (200_000, 50_000, 10_000)
     return LayerTable(
-        "small", tuple(Layer(f"layer{n}", "gemm", n, 2 * n, 100, 100, 100) for n in sizes), "test", (100,)
+        "small",
+        tuple(Layer(f"layer{n}", "gemm", n, 2 * n, 100, 100, 100) for n in sizes),
+        "test",
+        (100,),
     )
 
 
 def predictor(**workload) -> Predictor:
     platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, BATCH))
-    settings = {"samples": WORKERS * STEPS * BATCH, "epochs": EPOCHS, "batch": BATCH} | workload
+    settings = {
+        "samples": WORKERS * STEPS * BATCH,
+        "epochs": EPOCHS,
+        "batch": BATCH,
+    } | workload
     return Predictor(Workload(layers(), **settings), platform)
 
 
@@ -74,13 +95,20 @@ def test_prediction_is_the_price_of_the_whole_training(strategy):
     costs = own._costs_on(own.platform, program.engines[0], WORKERS)
     charges = Charges(costs, [StepTimes(table, seed=0, repetition=0)], np.ones(WORKERS))
     (whole,) = price(schedules, charges)
-    if strategy in ("gossip", "noloco"):  # a pair's second message follows its first; predicted is each worker's own
+    if strategy in (
+        "gossip",
+        "noloco",
+    ):  # a pair's second message follows its first; predicted is each worker's own
         assert found.time[0] == pytest.approx(whole.train_s, rel=0.06)
         return
     rel = {"horovod": 5e-3}.get(strategy, 1e-9)  # its cycle drifts against the steps
     assert found.time[0] == pytest.approx(whole.train_s, rel=rel)
-    if rel == 1e-9 and strategy != "adasum":  # of a pair that merges, one worker is done before the other
-        assert found.comm[0] == pytest.approx(whole.end.seconds.mean(axis=1)[Task.COMM], rel=1e-8)
+    if (
+        rel == 1e-9 and strategy != "adasum"
+    ):  # of a pair that merges, one worker is done before the other
+        assert found.comm[0] == pytest.approx(
+            whole.end.seconds.mean(axis=1)[Task.COMM], rel=1e-8
+        )
         assert found.transfer[0] == pytest.approx(whole.end.transfer.mean(), rel=1e-8)
 
 
@@ -93,27 +121,48 @@ def test_queue_is_near_the_event_engine(make_run, blobs, strategy, step_s):
     own = Predictor(Workload(layers(), blobs.n_train, epochs, 2), platform)
     found = own.times(Component(name=strategy), workers, [Case(platform, 2)])
     optimizer = {"sgd": {"momentum": 0.9}}
-    run = make_run(strategy, workers, epochs=epochs, batch_per_worker=2, dtype="float32", optimizer=optimizer)
-    machine = Machine(platform.cluster, EngineCosts(), [step_table(platform.device, own.workload.layers, [2])])
+    run = make_run(
+        strategy,
+        workers,
+        epochs=epochs,
+        batch_per_worker=2,
+        dtype="float32",
+        optimizer=optimizer,
+    )
+    machine = Machine(
+        platform.cluster,
+        EngineCosts(),
+        [step_table(platform.device, own.workload.layers, [2])],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalebench.virtual.lock_step.meta_model", lambda *_: own._model)
-        outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, machine)
+        outcome = model_time(
+            run.model_copy(update={"execution": "modelled"}), blobs, machine
+        )
     assert outcome.status == "completed", outcome.error
     took = max(worker.train_s for worker in outcome.workers)
-    # Backups spare the last push, and who meets whom by chance is not known: 7 % and 15 %.
+    # Backups spare the last push, and who meets whom by chance is not known: 7 % and 15
+    # %.
     rel = {"bsp_backup": 0.07, "ad_psgd": 0.15}.get(strategy, 0.01)
     assert found.time[0] == pytest.approx(took, rel=rel)
 
 
 def rounds_of_tasks() -> list[EngineCost]:
     points = {1: [(0, 1e-3), (4096, 2e-3)], 2: [(0, 2e-3), (4096, 5e-3)]}
-    return [EngineCost(engine="tasks", ranks=n, alpha_s=1e-3, points=own, source="test") for n, own in points.items()]
+    return [
+        EngineCost(engine="tasks", ranks=n, alpha_s=1e-3, points=own, source="test")
+        for n, own in points.items()
+    ]
 
 
 @pytest.mark.parametrize(
     ("strategy", "engine"),
     [
-        *((name, "auto") for name in LOCK_STEP if name not in ("gossip", "noloco", "horovod")),
+        *(
+            (name, "auto")
+            for name in LOCK_STEP
+            if name not in ("gossip", "noloco", "horovod")
+        ),
         ("epoch_average", "tasks"),
         ("epoch_average", "gloo"),
         ("diloco", "nccl"),
@@ -124,12 +173,29 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(
 ):
     """One file charges both: steps, shuffles, engines and operations of the strategy, without jitter."""
     operation = OperationTime(seconds=2e-4, per_member_s=1e-5)
-    run = make_run(strategy, 4, epochs=12, batch_per_worker=8, virtual={"jitter": "none", "engine": engine})
-    schedule = record(run, registry.create(strategy, {}, "virtual"), EvenPlan(4, 3, 8), _meta(run, blobs), 2)[0]
-    names = {event.name for event in schedule.events if event.kind in ("other", "merge")}
+    run = make_run(
+        strategy,
+        4,
+        epochs=12,
+        batch_per_worker=8,
+        virtual={"jitter": "none", "engine": engine},
+    )
+    schedule = record(
+        run,
+        registry.create(strategy, {}, "virtual"),
+        EvenPlan(4, 3, 8),
+        _meta(run, blobs),
+        2,
+    )[0]
+    names = {
+        event.name for event in schedule.events if event.kind in ("other", "merge")
+    }
     trained = Trained(model=run.model, optimizer=run.optimizer, dataset="blobs", samples=96, input_shape=(2,),
                       outputs=3, task="classification")  # fmt: skip
-    tables = [table.model_copy(update={"shuffle_s_per_sample": 1e-6}) for table in machine.tables]
+    tables = [
+        table.model_copy(update={"shuffle_s_per_sample": 1e-6})
+        for table in machine.tables
+    ]
     Calibration(
         key="test", trained=trained, tables=tables,
         engines=EngineCosts(entries=[*machine.engines.entries, *rounds_of_tasks()]),
@@ -137,21 +203,40 @@ def test_prediction_by_a_calibration_is_the_virtual_time_of_that_study(
     ).save(tmp_path / "machine.json")  # fmt: skip
     read = read_calibration(tmp_path / "machine.json")
     charged = Machine(machine.cluster, read.engines, read.tables, read.operations)
-    outcome = model_time(run.model_copy(update={"execution": "modelled"}), blobs, charged)
+    outcome = model_time(
+        run.model_copy(update={"execution": "modelled"}), blobs, charged
+    )
     assert outcome.status == "completed", outcome.error
-    platform = Platform(charged.cluster, MeasuredSteps(tuple(read.tables)), read.engines, engine, read.operations)
+    platform = Platform(
+        charged.cluster,
+        MeasuredSteps(tuple(read.tables)),
+        read.engines,
+        engine,
+        read.operations,
+    )
     layers = count_model(_meta(run, blobs), "mlp", (2,))
-    own = Predictor(Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained), platform)
+    own = Predictor(
+        Workload(layers, 96, 12, 8, False, run.optimizer, run.dtype, read.trained),
+        platform,
+    )
     found = own.times(Component(name=strategy), 4, [Case(platform, 8)])
-    assert found.time[0] == pytest.approx(max(worker.train_s for worker in outcome.workers), rel=1e-9)
+    assert found.time[0] == pytest.approx(
+        max(worker.train_s for worker in outcome.workers), rel=1e-9
+    )
     for column in ("compute", "data", "other"):
-        seconds = np.mean([getattr(worker, f"{column}_s") for worker in outcome.workers])
-        assert getattr(found, column)[0] == pytest.approx(seconds, rel=1e-9, abs=1e-15), column
+        seconds = np.mean(
+            [getattr(worker, f"{column}_s") for worker in outcome.workers]
+        )
+        assert getattr(found, column)[0] == pytest.approx(
+            seconds, rel=1e-9, abs=1e-15
+        ), column
 
 
 def _meta(run, data):
     dtype = getattr(torch, run.dtype)
-    return build_model(run.model, data.input_shape, data.outputs, data.task, dtype, run.seed).to("meta")
+    return build_model(
+        run.model, data.input_shape, data.outputs, data.task, dtype, run.seed
+    ).to("meta")
 
 
 @pytest.mark.parametrize(
@@ -163,12 +248,20 @@ def _meta(run, data):
     ],
 )
 def test_collectives_that_were_not_measured_are_told(workers, said):
-    cost = EngineCost(engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="a test")
+    cost = EngineCost(
+        engine="mpi", ranks=2, alpha_s=1e-5, points=[(4, 1e-5)], source="a test"
+    )
     own = predictor()
-    known = replace(own.platform, engines=EngineCosts(entries=[cost]), operations={"allreduce": {}, "ddp": {}})
+    known = replace(
+        own.platform,
+        engines=EngineCosts(entries=[cost]),
+        operations={"allreduce": {}, "ddp": {}},
+    )
     measured = Predictor(own.workload, known)
     assert outside(measured, Component(name="allreduce"), workers) == said
-    assert outside(measured, Component(name="ddp"), workers) == (), "of gloo nothing was measured"
+    assert outside(measured, Component(name="ddp"), workers) == (), (
+        "of gloo nothing was measured"
+    )
     (operations, *_) = outside(measured, Component(name="epoch_average"), workers)
     assert operations == "what epoch_average computes beside steps was not measured"
 
@@ -185,7 +278,21 @@ def cuttable(batches: int = WORKERS * STEPS) -> Predictor:
     for place, width in enumerate((64, 128, 256, 128, 64, 32)):
         before = rows[-1].activations if rows else 32
         size = before * width + width
-        rows.append(Layer(f"{place}", "gemm", size, 2 * before * width, before, width, width, 1, 1, width, before))
+        rows.append(
+            Layer(
+                f"{place}",
+                "gemm",
+                size,
+                2 * before * width,
+                before,
+                width,
+                width,
+                1,
+                1,
+                width,
+                before,
+            )
+        )
         rows.append(Layer(f"act{place}.relu", "relu", 0, 0, width, width, width))
     table = LayerTable("stack", tuple(rows), "test", (32,))
     platform = Platform(load_cluster("juwels-booster"), Stated(1e-3, 16))
@@ -199,7 +306,10 @@ def cuttable(batches: int = WORKERS * STEPS) -> Predictor:
         ("pipeline: {stages: 4, micro_batches: 8}", 16),
         ("pipeline: {schedule: gpipe, balance: [2, 4], recompute: all}", 2),
         ("tensor: {degree: 4}", 8),
-        ("hybrid: {tensor: 2, micro_batches: 2, recompute: layer, within: {local_sgd: {steps: 4}}}", 8),
+        (
+            "hybrid: {tensor: 2, micro_batches: 2, recompute: layer, within: {local_sgd: {steps: 4}}}",
+            8,
+        ),
         ("fsdp: {shard: 1}", 4),
         ("fsdp", 16),
         ("adaptive: {layout: least}", 4),
@@ -208,20 +318,36 @@ def cuttable(batches: int = WORKERS * STEPS) -> Predictor:
 def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, workers):
     """An excerpt of one replica, against all steps of all workers."""
     component = Component.model_validate(yaml.safe_load(strategy))
-    own = cuttable(12 * cuttable().mesh(component, workers).data)  # 12 steps of each replica
+    own = cuttable(
+        12 * cuttable().mesh(component, workers).data
+    )  # 12 steps of each replica
     found = own.times(component, workers, [Case(own.platform, 16)])
-    program, mesh, pieces = own.strategy(component), own.mesh(component, workers), own.micro_batches(component, workers)
+    program, mesh, pieces = (
+        own.strategy(component),
+        own.mesh(component, workers),
+        own.micro_batches(component, workers),
+    )
     steps, batch = own.batches(component, workers)
     assert batch == 16
     run = own._run(component, workers, 6)
     plan = EvenPlan(mesh.data, steps, 16)
-    schedules = list(record_each(run, program, plan, own._model, 4, cut=own.cut(16 / pieces)))
-    table = step_table(own.platform.device, own.workload.layers, sorted({16, 16 // pieces}))
-    charges = Charges(own._costs_on(own.platform, "mpi"), [StepTimes(table, repetition=None)], np.ones(workers))
+    schedules = list(
+        record_each(run, program, plan, own._model, 4, cut=own.cut(16 / pieces))
+    )
+    table = step_table(
+        own.platform.device, own.workload.layers, sorted({16, 16 // pieces})
+    )
+    charges = Charges(
+        own._costs_on(own.platform, "mpi"),
+        [StepTimes(table, repetition=None)],
+        np.ones(workers),
+    )
     (whole,) = price(schedules, charges)
     assert found.time[0] == pytest.approx(whole.train_s, rel=1e-9)
     if mesh.data == 1 or mesh.pipeline == 1:  # of equal replicas one stands for all
-        assert found.bubble[0] == pytest.approx(whole.end.bubble.mean(), rel=1e-8, abs=1e-12)
+        assert found.bubble[0] == pytest.approx(
+            whole.end.bubble.mean(), rel=1e-8, abs=1e-12
+        )
     assert (found.bubble[0] > 0) == (mesh.pipeline > 1)
 
 
@@ -229,16 +355,27 @@ def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_ref
     own = cuttable()
     shares = []
     for pieces in (2, 4, 16):
-        component = Component(name="pipeline", options={"micro_batches": pieces, "balance": [3, 3]})
+        component = Component(
+            name="pipeline", options={"micro_batches": pieces, "balance": [3, 3]}
+        )
         found = own.times(component, 2, [Case(own.platform, 16)])
         shares.append(found.bubble[0] / found.time[0])
     assert shares == sorted(shares, reverse=True)
     with pytest.raises(StudyError, match="at most 6 stages"):
-        own.times(Component(name="pipeline", options={"stages": 8, "micro_batches": 8}), 8, [Case(own.platform, 16)])
+        own.times(
+            Component(name="pipeline", options={"stages": 8, "micro_batches": 8}),
+            8,
+            [Case(own.platform, 16)],
+        )
     with pytest.raises(StudyError, match="5 are no multiple of 2"):
         own.times(Component(name="pipeline"), 5, [Case(own.platform, 16)])
-    with pytest.raises(ModelError, match="0 cannot be shared by 3 workers, as 3 does not divide its width 64"):
-        own.times(Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)])
+    with pytest.raises(
+        ModelError,
+        match="0 cannot be shared by 3 workers, as 3 does not divide its width 64",
+    ):
+        own.times(
+            Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)]
+        )
 
 
 def test_a_cut_by_times_shortens_a_step():
@@ -246,8 +383,13 @@ def test_a_cut_by_times_shortens_a_step():
     own = cuttable()
     found = {}
     for balance in ("even", "times"):
-        component = Component(name="pipeline", options={"stages": 3, "micro_batches": 8, "balance": balance})
-        found[balance] = float(own.times(component, 3, [Case(own.platform, 16)]).time[0])
+        component = Component(
+            name="pipeline",
+            options={"stages": 3, "micro_batches": 8, "balance": balance},
+        )
+        found[balance] = float(
+            own.times(component, 3, [Case(own.platform, 16)]).time[0]
+        )
     assert [each.part.stage.last for each in own.schedules(component, 3)] == [3, 4, 6]
     assert found["times"] < 0.8 * found["even"]
 
@@ -255,16 +397,25 @@ def test_a_cut_by_times_shortens_a_step():
 def test_recomputation_takes_another_forward_pass_and_keeps_less():
     own, compute, memory = cuttable(), [], []
     for recompute in ("none", "layer", "all"):
-        component = Component(name="pipeline", options={"schedule": "gpipe", "recompute": recompute})
-        compute.append(float(own.times(component, 2, [Case(own.platform, 16)]).compute[0]))
+        component = Component(
+            name="pipeline", options={"schedule": "gpipe", "recompute": recompute}
+        )
+        compute.append(
+            float(own.times(component, 2, [Case(own.platform, 16)]).compute[0])
+        )
         memory.append(memory_of(own, component, 2))
     none, *again = compute  # a third of a step is the forward pass
     assert again == pytest.approx([none * 4 / 3] * 2, rel=1e-12)
-    # Elements of samples: of the first stage 2 (64 + 128 + 256) are kept; of the second one its inputs 256 + 128 + 64
-    # and 2 x 128 of a layer, or its input 256 and 2 (128 + 64 + 32).
+    # Elements of samples: of the first stage 2 (64 + 128 + 256) are kept; of the second
+    # one its inputs 256 + 128 + 64 and 2 x 128 of a layer, or its input 256 and 2 (128
+    # + 64 + 32).
     kept = [16 * 896, 16 * 448 + 4 * 256, 16 * 256 + 4 * 448]
     assert [each.activations for each in memory] == [4 * elements for elements in kept]
-    assert max(each.parameters for each in memory) - min(each.parameters for each in memory) == 4 * 224
+    assert (
+        max(each.parameters for each in memory)
+        - min(each.parameters for each in memory)
+        == 4 * 224
+    )
 
 
 def test_attention_in_a_table_is_divided_by_heads():
@@ -272,9 +423,12 @@ def test_attention_in_a_table_is_divided_by_heads():
     own = Predictor(Workload(load_layers("vit_b16"), 1600, 1, 16), platform)
     own.times(Component(name="tensor", options={"degree": 4}), 4, [Case(platform, 16)])
     with pytest.raises(
-        ModelError, match=r"bmm cannot be shared by 8 workers, as 8 does not divide its number of heads 12"
+        ModelError,
+        match=r"bmm cannot be shared by 8 workers, as 8 does not divide its number of heads 12",
     ):
-        own.times(Component(name="tensor", options={"degree": 8}), 8, [Case(platform, 16)])
+        own.times(
+            Component(name="tensor", options={"degree": 8}), 8, [Case(platform, 16)]
+        )
 
 
 def test_memory_of_parts_is_that_of_the_fullest_worker():
@@ -284,14 +438,26 @@ def test_memory_of_parts_is_that_of_the_fullest_worker():
     def of(name, workers=4, **options):
         return memory_of(own, Component(name=name, options=options), workers)
 
-    held = [schedule.part.parameters for schedule in own.schedules(Component(name="pipeline"), 2)]
+    held = [
+        schedule.part.parameters
+        for schedule in own.schedules(Component(name="pipeline"), 2)
+    ]
     assert 4 * sum(held) == whole.parameters
     assert of("pipeline", 2).parameters == of("pipeline", 2).gradients == 4 * max(held)
-    some, all_of = of("pipeline", 2, micro_batches=8), of("pipeline", 2, micro_batches=8, schedule="gpipe")
+    some, all_of = (
+        of("pipeline", 2, micro_batches=8),
+        of("pipeline", 2, micro_batches=8, schedule="gpipe"),
+    )
     assert some.activations < all_of.activations <= whole.activations
-    assert of("tensor", degree=4).parameters == pytest.approx(whole.parameters / 4, rel=0.01)
+    assert of("tensor", degree=4).parameters == pytest.approx(
+        whole.parameters / 4, rel=0.01
+    )
     shards = [of("fsdp", shard=shard) for shard in (1, 2, 3)]
-    assert [each.optimizer for each in shards] == pytest.approx([whole.optimizer / 4] * 3, abs=96)
-    assert [each.total for each in shards] == sorted((each.total for each in shards), reverse=True)
+    assert [each.optimizer for each in shards] == pytest.approx(
+        [whole.optimizer / 4] * 3, abs=96
+    )
+    assert [each.total for each in shards] == sorted(
+        (each.total for each in shards), reverse=True
+    )
     assert shards[1].gradients < shards[0].gradients
     assert shards[2].parameters < shards[1].parameters

@@ -30,7 +30,11 @@ class Operation:
         (([META, META],), ([META, META],), 1),
         ((META,), (META[:4],), 2),
         (([META],), ([META, META],), 2),
-        ((torch.zeros(8),), (torch.zeros(8),), 2),  # its values may say how long the result is
+        (
+            (torch.zeros(8),),
+            (torch.zeros(8),),
+            2,
+        ),  # its values may say how long the result is
         ((META, 3), (META, 3), 2),
         ((META, object()), (META, object()), 2),  # whatever an object says
     ],

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from scalebench.records.append_only import from_line, to_cell, to_lines, to_text
 
-LINE_TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"))).map(str.strip)
+LINE_TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"))).map(
+    str.strip
+)
 
 
 @given(LINE_TEXT)
@@ -35,7 +37,10 @@ def test_any_text_stays_on_one_line(text):
     assert to_lines([[text, 1.0]]).count(b"\n") == 1
 
 
-@pytest.mark.parametrize(("value", "cell"), [(None, ""), (True, "true"), (False, "false"), (-1.5, "-1.5"), (3, "3")])
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [(None, ""), (True, "true"), (False, "false"), (-1.5, "-1.5"), (3, "3")],
+)
 def test_cell_of_a_value(value, cell):
     assert to_cell(value) == cell
 

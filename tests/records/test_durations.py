@@ -31,7 +31,9 @@ def test_failed_command_and_missing_folder_store_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"run": "long", "plot": -1, "report": NaN}', "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{", '{"run": "long", "plot": -1, "report": NaN}', "[" * 5000]
+)
 def test_damaged_file_is_empty_and_replaced(tmp_path, text):
     (tmp_path / "durations.json").write_text(text)
     assert durations_in(tmp_path) == {}

@@ -9,7 +9,12 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
-from scalebench.records.elastic import ElasticOutcome, ElasticTable, RankDeath, elastic_row
+from scalebench.records.elastic import (
+    ElasticOutcome,
+    ElasticTable,
+    RankDeath,
+    elastic_row,
+)
 from scalebench.records.folder import ELASTIC
 from scalebench.records.reading import read_table
 from scalebench.records.schema import ElasticRow
@@ -20,8 +25,12 @@ from scalebench.training.outcome import Evaluation, Outcome
 from tests.records_factory import study_rows
 
 DEATHS = [
-    RankDeath("2026-11-27T10:00:00.000+00:00", 2, "hash", epoch=1, lost_s=0.5, pause_s=3.0),
-    RankDeath("2026-11-27T10:01:00.000+00:00", None, "hash", epoch=3, lost_s=0.25, pause_s=4.0),
+    RankDeath(
+        "2026-11-27T10:00:00.000+00:00", 2, "hash", epoch=1, lost_s=0.5, pause_s=3.0
+    ),
+    RankDeath(
+        "2026-11-27T10:01:00.000+00:00", None, "hash", epoch=3, lost_s=0.25, pause_s=4.0
+    ),
 ]
 
 
@@ -40,7 +49,14 @@ def run_of(run_id="one"):
 
 
 def row_of(run, ended, attempt=1):
-    return elastic_row(run, ended, attempt=attempt, launcher="horovodrun", oversubscribed=False, max_restarts=3)
+    return elastic_row(
+        run,
+        ended,
+        attempt=attempt,
+        launcher="horovodrun",
+        oversubscribed=False,
+        max_restarts=3,
+    )
 
 
 def completed(run_id="one", deaths=DEATHS):
@@ -56,7 +72,12 @@ def test_a_row_tells_workers_and_each_interruption(tmp_path):
     with ElasticTable(tmp_path) as table:
         table.append(row_of(run_of(), completed()))
     row = read_table(tmp_path / ELASTIC, ElasticRow).iloc[0]
-    assert (row["workers"], row["workers_at_end"], row["dealt_anew"], row["interruptions"]) == (4, 2, True, 2)
+    assert (
+        row["workers"],
+        row["workers_at_end"],
+        row["dealt_anew"],
+        row["interruptions"],
+    ) == (4, 2, True, 2)
     assert json.loads(row["interrupted_rank"]) == [2, None]
     assert json.loads(row["interrupted_epoch"]) == [1, 3]
     assert json.loads(row["interrupted_lost_s"]) == [0.5, 0.25]
@@ -70,11 +91,19 @@ def test_what_was_not_measured_is_empty(tmp_path):
     row = read_table(tmp_path / ELASTIC, ElasticRow).iloc[0]
     assert row["interruptions"] == 0
     assert row["error"] == "rank 1 was ended by signal 9"
-    for name in ("interrupted_rank", "interrupted_pause_s", "total_s", "workers_at_end", "final_metric"):
+    for name in (
+        "interrupted_rank",
+        "interrupted_pause_s",
+        "total_s",
+        "workers_at_end",
+        "final_metric",
+    ):
         assert pd.isna(row[name]), name
 
 
-def test_attempts_are_numbered_and_completed_runs_known_when_the_table_is_opened_again(tmp_path):
+def test_attempts_are_numbered_and_completed_runs_known_when_the_table_is_opened_again(
+    tmp_path,
+):
     run, other = run_of(), run_of("other")
     with ElasticTable(tmp_path) as table:
         table.append(row_of(run, failed()))
@@ -82,10 +111,16 @@ def test_attempts_are_numbered_and_completed_runs_known_when_the_table_is_opened
         table.append(row_of(other, failed("other")))
     with ElasticTable(tmp_path) as table:
         assert table.completed == {("one", "hash of one")}
-        assert [table.next_attempt(name) for name in ("one", "other", "new")] == [3, 2, 1]
+        assert [table.next_attempt(name) for name in ("one", "other", "new")] == [
+            3,
+            2,
+            1,
+        ]
 
 
-def test_no_analysis_reads_elastic_runs_and_the_report_shows_the_latest_attempts(tmp_path):
+def test_no_analysis_reads_elastic_runs_and_the_report_shows_the_latest_attempts(
+    tmp_path,
+):
     with Store(tmp_path) as store:
         for row, epochs in study_rows():
             store.append(row, epochs)
@@ -118,5 +153,7 @@ def test_a_damaged_cell_is_named(tmp_path):
     path = tmp_path / ELASTIC
     path.write_text(path.read_text().replace(",20.0,", ",long,"))
     for read in (elastic_table, ElasticTable):
-        with pytest.raises(ResultsError, match=r"elastic.csv, line 2: total_s is 'long'"):
+        with pytest.raises(
+            ResultsError, match=r"elastic.csv, line 2: total_s is 'long'"
+        ):
             read(tmp_path)

@@ -19,7 +19,12 @@ from scalebench.records.lock import FILE, folder_lock, owner_of
 @pytest.fixture
 def write_lock(tmp_path):
     def write(**changes):
-        owner = {"host": platform.node(), "pid": os.getpid(), "born": "long ago", "since_utc": "2026-01-01T03:00:00"}
+        owner = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "born": "long ago",
+            "since_utc": "2026-01-01T03:00:00",
+        }
         (tmp_path / FILE).write_text(json.dumps({**owner, **changes}))
 
     return write
@@ -31,7 +36,9 @@ def test_the_owner_is_named_and_the_lock_is_gone_afterwards(tmp_path):
         owner = owner_of(folder)
         assert owner is not None
         assert (owner.host, owner.pid) == (platform.node(), os.getpid())
-        expected = re.escape(f"being written by process {os.getpid()} on {platform.node()}")
+        expected = re.escape(
+            f"being written by process {os.getpid()} on {platform.node()}"
+        )
         with pytest.raises(ResultsError, match=expected), folder_lock(folder):
             pass
     assert owner_of(folder) is None
@@ -59,7 +66,9 @@ def test_a_later_process_with_the_same_number_does_not_hold_it(tmp_path, write_l
         pass
 
 
-def test_the_owner_counts_where_the_file_system_has_no_locks(tmp_path, write_lock, monkeypatch):
+def test_the_owner_counts_where_the_file_system_has_no_locks(
+    tmp_path, write_lock, monkeypatch
+):
     with folder_lock(tmp_path):
         held = json.loads((tmp_path / FILE).read_text())
     write_lock(**held)
@@ -74,9 +83,14 @@ def test_the_owner_counts_where_the_file_system_has_no_locks(tmp_path, write_loc
 
 def test_of_another_host_nothing_is_known_and_the_way_out_is_said(tmp_path, write_lock):
     write_lock(host="node7", pid=1)
-    with pytest.raises(ResultsError, match=r"process 1 on node7.*if that command has ended, delete .*/lock"):  # noqa: SIM117
-        with folder_lock(tmp_path):
-            pass
+    with (
+        pytest.raises(
+            ResultsError,
+            match=r"process 1 on node7.*if that command has ended, delete .*/lock",
+        ),
+        folder_lock(tmp_path),
+    ):
+        pass
     assert owner_of(tmp_path) is not None
     assert (tmp_path / FILE).exists()
 
@@ -104,7 +118,10 @@ def squeue(tmp_path, monkeypatch):
         ("echo CANCELLED", False),
         ("echo PENDING", False),  # queued again
         ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
-        ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", True),
+        (
+            "echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1",
+            True,
+        ),
     ],
 )
 def test_a_lock_of_a_job_elsewhere_is_taken_over_once_slurm_says_that_it_ended(
@@ -114,18 +131,25 @@ def test_a_lock_of_a_job_elsewhere_is_taken_over_once_slurm_says_that_it_ended(
     squeue(body)
     assert (owner_of(tmp_path) is not None) == may_live
     if may_live:
-        with pytest.raises(ResultsError, match=r"process 1 on node7 in job 17"), folder_lock(tmp_path):
+        with (
+            pytest.raises(ResultsError, match=r"process 1 on node7 in job 17"),
+            folder_lock(tmp_path),
+        ):
             pass
     else:
         with folder_lock(tmp_path):
             pass
 
 
-def test_a_job_that_is_started_again_takes_over_the_lock_of_its_first_start(tmp_path, write_lock, squeue, monkeypatch):
+def test_a_job_that_is_started_again_takes_over_the_lock_of_its_first_start(
+    tmp_path, write_lock, squeue, monkeypatch
+):
     squeue("echo RUNNING")
     write_lock(host="node7", pid=1, job="17", restarts=0)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert owner_of(tmp_path) is not None, "another command in the same start of the job"
+    assert owner_of(tmp_path) is not None, (
+        "another command in the same start of the job"
+    )
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     with folder_lock(tmp_path):
         held = json.loads((tmp_path / FILE).read_text())
@@ -162,5 +186,8 @@ def test_of_many_that_want_it_at_once_one_gets_it(tmp_path):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     taken = tmp_path / "taken"
     taken.touch()
-    with pytest.raises(ResultsError, match=r"cannot write .*taken.*--output"), folder_lock(taken):
+    with (
+        pytest.raises(ResultsError, match=r"cannot write .*taken.*--output"),
+        folder_lock(taken),
+    ):
         pass

@@ -20,7 +20,13 @@ BEGAN = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 def row(number, seconds, status="completed", attempt=1, epochs=0, **more):
     started = (BEGAN + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
     return run_row(
-        run_id=f"r{number}", config_hash="h", status=status, attempt=attempt, started_utc=started, epochs=epochs, **more
+        run_id=f"r{number}",
+        config_hash="h",
+        status=status,
+        attempt=attempt,
+        started_utc=started,
+        epochs=epochs,
+        **more,
     )
 
 
@@ -28,10 +34,20 @@ def row(number, seconds, status="completed", attempt=1, epochs=0, **more):
 def folder(tmp_path):
     """Ten virtual and three native runs planned; eight virtual ones attempted in two nights."""
     groups = 10 * ["virtual"] + 3 * ["native mpi"]
-    keep_planned(tmp_path, [Planned(f"r{number}", "h", group) for number, group in enumerate(groups)])
+    keep_planned(
+        tmp_path,
+        [Planned(f"r{number}", "h", group) for number, group in enumerate(groups)],
+    )
     with Store(tmp_path) as store:
         for number, seconds in enumerate([0, 2, 4, 6, 8, 40000, 40002, 40004]):
-            store.append(row(number, seconds, "failed" if number in (1, 2) else "completed", error="it broke"))
+            store.append(
+                row(
+                    number,
+                    seconds,
+                    "failed" if number in (1, 2) else "completed",
+                    error="it broke",
+                )
+            )
         store.append(row(2, 40006, attempt=2))
         store.append(row("from another study", 40008))
     return tmp_path
@@ -40,25 +56,34 @@ def folder(tmp_path):
 def test_progress_counts_latest_attempts_of_planned_runs(folder):
     progress = progress_of(folder)
     assert (progress.planned, progress.done) == (13, 7)
-    assert [(failure.run_id, failure.status, failure.error) for failure in progress.failures] == [
-        ("r1", "failed", "it broke")
-    ]
+    assert [
+        (failure.run_id, failure.status, failure.error) for failure in progress.failures
+    ] == [("r1", "failed", "it broke")]
     assert progress.remaining == {"virtual": 2, "native mpi": 3}
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_runs_whose_epochs_were_lost_are_to_be_made_again(tmp_path, epochs):
     """`planned.json` may or may not have the number of epochs, as those of earlier versions."""
-    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual", epochs) for number in range(4)])
+    keep_planned(
+        tmp_path, [Planned(f"r{number}", "h", "virtual", epochs) for number in range(4)]
+    )
     with Store(tmp_path) as store:
         for number in range(3):
-            each = [EpochRow(run_id=f"r{number}", attempt=1, epoch=epoch, elapsed_s=1.0) for epoch in range(2)]
+            each = [
+                EpochRow(run_id=f"r{number}", attempt=1, epoch=epoch, elapsed_s=1.0)
+                for epoch in range(2)
+            ]
             store.append(row(number, number, epochs=2), each)
     assert progress_of(tmp_path).done == 3
     table = tmp_path / "epochs.csv"
     table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
     progress = progress_of(tmp_path)
-    assert (progress.done, progress.remaining, progress.without_epochs) == (2, {"virtual": 2}, {"r2": "virtual"})
+    assert (progress.done, progress.remaining, progress.without_epochs) == (
+        2,
+        {"virtual": 2},
+        {"r2": "virtual"},
+    )
     assert progress.never_made == {"virtual": 1}
     table.unlink()
     assert progress_of(tmp_path).remaining == {"virtual": 4}
@@ -72,7 +97,9 @@ def test_pace_excludes_the_pause_between_commands(folder):
 
 
 def test_parallel_runs_share_their_wall_time(tmp_path):
-    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)])
+    keep_planned(
+        tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)]
+    )
     with Store(tmp_path) as store:
         for number in range(9):
             store.append(row(number, number // 3 * 6))
@@ -82,11 +109,15 @@ def test_parallel_runs_share_their_wall_time(tmp_path):
 
 def test_runs_begun_at_once_took_until_the_last_row_was_written(tmp_path):
     """As the first ones of a pool, which are begun together: their starts tell nothing of how long they took."""
-    keep_planned(tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)])
+    keep_planned(
+        tmp_path, [Planned(f"r{number}", "h", "virtual") for number in range(20)]
+    )
     with Store(tmp_path) as store:
         for number in range(4):
             store.append(row(number, 0.04 * (number == 3)))
-    assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 0.04 / 3}), "a copy: its age is no time"
+    assert progress_of(tmp_path).seconds_per_run == pytest.approx(
+        {"virtual": 0.04 / 3}
+    ), "a copy: its age is no time"
     ended = (BEGAN + timedelta(seconds=40)).timestamp()
     os.utime(tmp_path / "runs.csv", (ended, ended))
     assert progress_of(tmp_path).seconds_per_run == pytest.approx({"virtual": 10.0})
@@ -94,7 +125,9 @@ def test_runs_begun_at_once_took_until_the_last_row_was_written(tmp_path):
 
 def test_pace_of_interleaved_engines_is_separate(tmp_path):
     turns = [("mpi", 1), ("gloo", 5), ("mpi", 1), ("mpi", 1), ("gloo", 5), ("mpi", 90)]
-    keep_planned(tmp_path, [Planned(f"r{number}", "h", "native mpi") for number in range(20)])
+    keep_planned(
+        tmp_path, [Planned(f"r{number}", "h", "native mpi") for number in range(20)]
+    )
     with Store(tmp_path) as store:
         moment = 0
         for number, (engine, takes) in enumerate(turns):
@@ -167,7 +200,11 @@ def test_damaged_row_is_named_by_its_line(folder, old, new, message):
 
 @pytest.mark.parametrize(
     ("column", "cell", "expected"),
-    [("train_s", '"1,234"', "a number"), ("workers", "2.5", "a whole number"), ("oversubscribed", "maybe", "true or")],
+    [
+        ("train_s", '"1,234"', "a number"),
+        ("workers", "2.5", "a whole number"),
+        ("oversubscribed", "maybe", "true or"),
+    ],
 )
 def test_both_readers_report_a_damaged_number_alike(folder, column, cell, expected):
     path = folder / "runs.csv"
@@ -176,5 +213,8 @@ def test_both_readers_report_a_damaged_number_alike(folder, column, cell, expect
     cells[columns(RunRow).index(column)] = cell
     path.write_text("".join([*lines[:3], ",".join(cells), *lines[4:]]))
     for read in (progress_of, load):
-        with pytest.raises(ResultsError, match=rf"line 4: {column} is '{cell.strip(chr(34))}', expected {expected}"):
+        with pytest.raises(
+            ResultsError,
+            match=rf"line 4: {column} is '{cell.strip(chr(34))}', expected {expected}",
+        ):
             read(folder)

@@ -21,7 +21,13 @@ PLANTED = "hunter2"
 
 def test_collect_returns_machine_packages_and_commit():
     facts = collect()
-    assert {"host_hash", "packages_hash", "git_commit", "git_dirty", "scheduler_job_id"} <= set(columns(RunRow))
+    assert {
+        "host_hash",
+        "packages_hash",
+        "git_commit",
+        "git_dirty",
+        "scheduler_job_id",
+    } <= set(columns(RunRow))
     assert facts["cpu"]["logical_cores"] == os.cpu_count()
     assert facts["packages"]["numpy"]
     assert facts["memory_mib"] > 100
@@ -42,7 +48,9 @@ def test_collect_returns_builds_of_mpi_horovod_and_torch():
         assert facts["mpi"] == f"mpirun (Open MPI) {build['version']}"
         assert {"self", "sm"} <= set(build["components"]["btl"])
         assert any(option.startswith("--with") for option in build["options"])
-        assert not [option for option in build["options"] if "/" in option or "prefix" in option]
+        assert not [
+            option for option in build["options"] if "/" in option or "prefix" in option
+        ]
 
 
 def test_horovod_facts_agree_with_check_build():
@@ -52,7 +60,13 @@ def test_horovod_facts_agree_with_check_build():
         "import json; from horovod.torch import mpi_ops as ops; names = 'NCCL', 'DDL', 'CCL', 'MPI', 'Gloo'; "
         "print(json.dumps({name: bool(getattr(ops, name.lower() + '_built')()) for name in names}))"
     )
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said = [name for name, built in json.loads(done.stdout).items() if built]
     told = machine_facts.horovod()
     assert told["frameworks"] == ["PyTorch"]
@@ -68,7 +82,10 @@ def test_horovod_facts_agree_with_check_build():
             "'--enable-mpi-fortran=mpifh' '--with-device=ch4:ofi' '--without-verbs' '--with-slurm=carla@host'",
             "--enable-mpi-fortran=mpifh --with-cuda --with-device=ch4:ofi --with-slurm --with-ucx --without-verbs",
         ),
-        ("--enable-fast=O3,ndebug --disable-doc 'CFLAGS=-O2", "--disable-doc --enable-fast=O3,ndebug"),
+        (
+            "--enable-fast=O3,ndebug --disable-doc 'CFLAGS=-O2",
+            "--disable-doc --enable-fast=O3,ndebug",
+        ),
         ("", ""),
     ],
 )
@@ -79,7 +96,11 @@ def test_configure_options_keep_switches_without_paths(line, kept):
 def test_mpich_build_has_its_configure_options(monkeypatch):
     """Output of MPICH's mpiexec --version."""
     told = "HYDRA build details:\n    Version:    4.1\n    Configure options:   '--with-device=ch4:ofi' '--prefix=/x'\n"
-    monkeypatch.setattr(machine_facts, "output_of", lambda *command: told if command[1:] == ("--version",) else "")
+    monkeypatch.setattr(
+        machine_facts,
+        "output_of",
+        lambda *command: told if command[1:] == ("--version",) else "",
+    )
     assert machine_facts.mpi() == "HYDRA build details:"
     assert machine_facts.mpi_build() == {"options": ["--with-device=ch4:ofi"]}
     monkeypatch.setattr(machine_facts, "output_of", lambda *command: "")
@@ -88,8 +109,18 @@ def test_mpich_build_has_its_configure_options(monkeypatch):
 
 def test_commit_is_that_of_the_checkout():
     folder = Path(provenance.__file__).parent
-    head = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    tracked = subprocess.run(["git", "-C", folder, "ls-files", "store.py"], capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "-C", folder, "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    tracked = subprocess.run(
+        ["git", "-C", folder, "ls-files", "store.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     expected = head.stdout.strip() if tracked.stdout else None
     assert collect()["git_commit"] == expected
 
@@ -170,11 +201,20 @@ def test_short_secrets_of_mpi_and_scheduler_variables_are_masked():
 
 
 def test_redact_removes_names_and_credentials():
-    environment = {"HOME": "/srv/carla", "USER": "serial", "HF_TOKEN": "hf_0123456789", "PIN_TOKEN": "4711"}
+    environment = {
+        "HOME": "/srv/carla",
+        "USER": "serial",
+        "HF_TOKEN": "hf_0123456789",
+        "PIN_TOKEN": "4711",
+    }
     text = "serial read /srv/carla/m.py, /home/dora/x and git+https://dora:pw@host/x with hf_0123456789, 4711 times"
     assert redact(text, environment, names=False) == (
         "serial read ~/m.py, ~/x and git+https://<credentials>@host/x with <secret>, 4711 times"
     )
     assert redact(text, environment).startswith("<user> read ~/m.py")
-    path = redact("/scratch/serial/m.py:make and /sw/serially/x", environment, names=False)
-    assert path == "/scratch/<user>/m.py:make and /sw/serially/x", "a folder that is called as the user"
+    path = redact(
+        "/scratch/serial/m.py:make and /sw/serially/x", environment, names=False
+    )
+    assert path == "/scratch/<user>/m.py:make and /sw/serially/x", (
+        "a folder that is called as the user"
+    )

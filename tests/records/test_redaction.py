@@ -9,7 +9,10 @@ from scalebench.records.provenance import is_private, is_secret, mask, mask_assi
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "HOROVOD_JWT", "FI_BEARER", "NCCL_COOKIE", "A_ACCESSKEY", "X_SAS"])
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "HOROVOD_JWT", "FI_BEARER", "NCCL_COOKIE", "A_ACCESSKEY", "X_SAS"],
+)
 def test_secret_names(name):
     assert is_secret(name)
     assert is_private(name)
@@ -21,7 +24,10 @@ def test_session_variables_are_private_but_not_secret():
     assert not is_secret("GDMSESSION")
 
 
-@pytest.mark.parametrize("name", ["OMP_PROC_BIND", "UCX_TLS", "OMP_WAIT_POLICY_PASSIVE", "NCCL_PASSES", "PWD"])
+@pytest.mark.parametrize(
+    "name",
+    ["OMP_PROC_BIND", "UCX_TLS", "OMP_WAIT_POLICY_PASSIVE", "NCCL_PASSES", "PWD"],
+)
 def test_other_names(name):
     assert not is_private(name)
 
@@ -38,9 +44,15 @@ def test_other_names(name):
         ("key AKIAIOSFODNN7EXAMPLE,next", "key <secret>,next"),
         (f"is {JWT}, read", "is <secret>, read"),
         ("Authorization: Bearer abc123.def-ghi", "Authorization: Bearer <secret>"),
-        ("postgres://user:pw@h/db?x=1&password=hunter2222", "postgres://<credentials>@h/db?x=1&password=<secret>"),
+        (
+            "postgres://user:pw@h/db?x=1&password=hunter2222",
+            "postgres://<credentials>@h/db?x=1&password=<secret>",
+        ),
         ("ftp://user:p@ss@h/x", "ftp://<credentials>@h/x"),
-        ("a -----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- b", "a <secret> b"),
+        (
+            "a -----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY----- b",
+            "a <secret> b",
+        ),
     ],
 )
 def test_text_with_the_shape_of_a_credential_is_masked(text, left):
@@ -78,6 +90,16 @@ def test_value_assigned_to_a_secret_name_is_masked(text, left):
     assert mask_assigned(left) == left
 
 
-@pytest.mark.parametrize("text", ["auth=none", "token=0", "btl=tcp,self", "btl_tcp_if_include=eth0", "a:b:c", "key="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auth=none",
+        "token=0",
+        "btl=tcp,self",
+        "btl_tcp_if_include=eth0",
+        "a:b:c",
+        "key=",
+    ],
+)
 def test_switches_and_other_options_are_kept(text):
     assert mask_assigned(text) == text

@@ -21,8 +21,16 @@ from tests.records_factory import epoch_row, run_row
 
 
 def attempt(run_id, number=1, status="completed", epochs=3):
-    run = run_row(run_id=run_id, config_hash=f"hash-{run_id}", attempt=number, status=status, epochs=max(1, epochs))
-    return run, [epoch_row(run_id=run_id, attempt=number, epoch=epoch) for epoch in range(epochs)]
+    run = run_row(
+        run_id=run_id,
+        config_hash=f"hash-{run_id}",
+        attempt=number,
+        status=status,
+        epochs=max(1, epochs),
+    )
+    return run, [
+        epoch_row(run_id=run_id, attempt=number, epoch=epoch) for epoch in range(epochs)
+    ]
 
 
 def rows(path):
@@ -42,7 +50,9 @@ def test_each_table_has_one_header(folder):
     with Store(folder) as store:
         store.append(*attempt("c"))
     for name, row_type, count in (("runs.csv", RunRow, 3), ("epochs.csv", EpochRow, 9)):
-        assert (folder / name).read_text().splitlines()[0].split(",") == columns(row_type)
+        assert (folder / name).read_text().splitlines()[0].split(",") == columns(
+            row_type
+        )
         assert len(rows(folder / name)) == count
 
 
@@ -77,11 +87,15 @@ def test_truncation_at_any_byte_of_the_last_run_loses_only_that_run(folder, tmp_
             assert store.next_attempt("b") == 1
             store.append(*attempt("b"))
         assert (cut / "runs.csv").read_bytes() == whole
-        assert [row["run_id"] for row in rows(cut / "epochs.csv")] == ["a"] * 3 + ["b"] * 3
+        assert [row["run_id"] for row in rows(cut / "epochs.csv")] == ["a"] * 3 + [
+            "b"
+        ] * 3
         set_aside = (cut / "epochs.csv.partial").read_text()
         assert set_aside.count("\n") == 3
         if missing < last_row:
-            assert (cut / "runs.csv.partial").read_bytes() == whole[-last_row:-missing] + b"\n"
+            assert (cut / "runs.csv.partial").read_bytes() == whole[
+                -last_row:-missing
+            ] + b"\n"
         shutil.rmtree(cut)
 
 
@@ -166,7 +180,10 @@ def test_run_is_written_after_its_epochs_are_synced(folder, monkeypatch):
 
     def watched(table, data):
         if table.path.name == "runs.csv":
-            written.append(disk.files.get(folder / "epochs.csv") == (folder / "epochs.csv").read_bytes())
+            written.append(
+                disk.files.get(folder / "epochs.csv")
+                == (folder / "epochs.csv").read_bytes()
+            )
         return write(table, data)
 
     monkeypatch.setattr(AppendOnlyTable, "_write", watched)
@@ -199,7 +216,10 @@ def test_full_disk_leaves_no_incomplete_row(folder, table):
     before = {name: (folder / name).read_bytes() for name in ("runs.csv", "epochs.csv")}
     epochs = 40 if table == "epochs.csv" else 0
     with Store(folder) as store:
-        with file_size_limit(len(before[table]) + 50), pytest.raises(ResultsError, match=rf"cannot write .*{table}: "):
+        with (
+            file_size_limit(len(before[table]) + 50),
+            pytest.raises(ResultsError, match=rf"cannot write .*{table}: "),
+        ):
             store.append(*attempt("c", epochs=epochs))
         assert {name: (folder / name).read_bytes() for name in before} == before
         assert store.next_attempt("c") == 1
@@ -210,7 +230,10 @@ def test_full_disk_leaves_no_incomplete_row(folder, table):
 def test_failed_run_row_removes_its_epochs(folder):
     runs, epochs = ((folder / name).read_bytes() for name in ("runs.csv", "epochs.csv"))
     with Store(folder) as store:
-        with file_size_limit(len(runs) + 50), pytest.raises(ResultsError, match="cannot write"):
+        with (
+            file_size_limit(len(runs) + 50),
+            pytest.raises(ResultsError, match="cannot write"),
+        ):
             store.append(*attempt("c", epochs=1))
         assert (folder / "epochs.csv").read_bytes() == epochs
 
@@ -218,7 +241,9 @@ def test_failed_run_row_removes_its_epochs(folder):
 @pytest.mark.parametrize("place", ["/proc/scalebench", "file/study"])
 def test_unwritable_folder_is_a_one_line_error(tmp_path, place):
     (tmp_path / "file").touch()
-    with pytest.raises(ResultsError, match=r"cannot open .*runs\.csv: .*--output") as caught:
+    with pytest.raises(
+        ResultsError, match=r"cannot open .*runs\.csv: .*--output"
+    ) as caught:
         Store(tmp_path / place)
     assert "\n" not in str(caught.value)
 
@@ -233,7 +258,9 @@ def test_deleted_tables_are_written_again_with_all_rows(folder, deleted):
             (folder / deleted).unlink()
         else:
             shutil.rmtree(folder)
-        assert {path.name for path in store.write_deleted()} == ({deleted} if deleted else set(tables))
+        assert {path.name for path in store.write_deleted()} == (
+            {deleted} if deleted else set(tables)
+        )
         assert {name: (folder / name).read_bytes() for name in tables} == before
         store.append(*attempt("c"))
         store.append(*attempt("d"))
@@ -262,13 +289,21 @@ def test_table_replaced_by_another_file_is_a_one_line_error(folder):
     with Store(folder) as store:
         (folder / "runs.csv").rename(folder / "earlier.csv")
         shutil.copy(folder / "earlier.csv", folder / "runs.csv")
-        with pytest.raises(ResultsError, match=r"runs\.csv was replaced by another file during the study"):
+        with pytest.raises(
+            ResultsError,
+            match=r"runs\.csv was replaced by another file during the study",
+        ):
             store.write_deleted()
 
 
 def test_unwritable_provenance_is_a_one_line_error(folder):
     (folder / "provenance").touch()  # an unwritable folder, also for root
-    with Store(folder) as store, pytest.raises(ResultsError, match=r"cannot write .*provenance.*json: .*--output"):
+    with (
+        Store(folder) as store,
+        pytest.raises(
+            ResultsError, match=r"cannot write .*provenance.*json: .*--output"
+        ),
+    ):
         store.keep_provenance({"cpu": "x"})
 
 
@@ -280,21 +315,31 @@ def test_set_aside_lists_the_partial_files(folder):
     with (folder / "epochs.csv").open("ab") as file:
         file.write(b"c,1,0,1.0")
     with Store(folder) as store:
-        assert [path.name for path in store.set_aside] == ["runs.csv.partial", "epochs.csv.partial"]
+        assert [path.name for path in store.set_aside] == [
+            "runs.csv.partial",
+            "epochs.csv.partial",
+        ]
 
 
 def test_other_schema_version_is_refused(folder):
     text = (folder / "runs.csv").read_text().replace(f"\n{SCHEMA_VERSION},", "\n99,")
     (folder / "runs.csv").write_text(text)
-    with pytest.raises(ResultsError, match=rf"schema version 99, .* version {SCHEMA_VERSION};"):
+    with pytest.raises(
+        ResultsError, match=rf"schema version 99, .* version {SCHEMA_VERSION};"
+    ):
         Store(folder)
 
 
 def test_header_with_an_unknown_column_is_refused_by_every_reader(folder):
     first, *others = (folder / "runs.csv").read_text().splitlines()
-    (folder / "runs.csv").write_text("\n".join([f"{first},colour", *(f"{row},red" for row in others)]) + "\n")
+    (folder / "runs.csv").write_text(
+        "\n".join([f"{first},colour", *(f"{row},red" for row in others)]) + "\n"
+    )
     for read in (Store, load, lambda folder: Attempts(folder / "runs.csv")):
-        with pytest.raises(ResultsError, match=rf"unknown 'colour': not schema version {SCHEMA_VERSION}"):
+        with pytest.raises(
+            ResultsError,
+            match=rf"unknown 'colour': not schema version {SCHEMA_VERSION}",
+        ):
             read(folder)
 
 
@@ -308,7 +353,9 @@ def test_header_with_an_unknown_column_is_refused_by_every_reader(folder):
     ],
 )
 def test_other_columns_are_named_in_the_error(folder, old, new, message):
-    (folder / "epochs.csv").write_text((folder / "epochs.csv").read_text().replace(old, new))
+    (folder / "epochs.csv").write_text(
+        (folder / "epochs.csv").read_text().replace(old, new)
+    )
     with pytest.raises(ResultsError, match=message):
         Store(folder)
 
@@ -331,7 +378,10 @@ def test_append_keeps_the_column_order_of_the_file(folder):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b"1,2,3\n", rf"line 4: 3 cells, expected {len(columns(RunRow))}"), (b"\x00\xff\n", r"line 4: 1 cells")],
+    [
+        (b"1,2,3\n", rf"line 4: 3 cells, expected {len(columns(RunRow))}"),
+        (b"\x00\xff\n", r"line 4: 1 cells"),
+    ],
 )
 def test_damaged_row_is_named_by_its_line(folder, line, message):
     with (folder / "runs.csv").open("ab") as file:
@@ -344,24 +394,40 @@ def test_damaged_row_is_named_by_its_line(folder, line, message):
 def test_time_out_of_range_is_refused_at_opening(folder, train_s):
     with Store(folder) as store:
         store.append(run_row(run_id="x", train_s=train_s))
-    with pytest.raises(ResultsError, match=r"line 4: train_s is .*, expected 1e-09 to 1e\+09 s"):
+    with pytest.raises(
+        ResultsError, match=r"line 4: train_s is .*, expected 1e-09 to 1e\+09 s"
+    ):
         Store(folder)
 
 
 def test_formulas_are_escaped(folder):
     with Store(folder) as store:
-        store.append(run_row(run_id="x", strategy="=cmd()", error="- no\nway", train_s=-1.5), [])
+        store.append(
+            run_row(run_id="x", strategy="=cmd()", error="- no\nway", train_s=-1.5), []
+        )
     row = rows(folder / "runs.csv")[-1]
-    assert (row["strategy"], row["error"], row["train_s"]) == ("'=cmd()", "'- no way", "-1.5")
+    assert (row["strategy"], row["error"], row["train_s"]) == (
+        "'=cmd()",
+        "'- no way",
+        "-1.5",
+    )
 
 
 def test_epoch_rows_of_another_run_raise_value_error(folder):
-    with Store(folder) as store, pytest.raises(ValueError, match="epoch rows of 'b' given with run 'a'"):
+    with (
+        Store(folder) as store,
+        pytest.raises(ValueError, match="epoch rows of 'b' given with run 'a'"),
+    ):
         store.append(attempt("a")[0], attempt("b")[1])
 
 
 def test_provenance_is_written_once(folder):
     with Store(folder) as store:
-        first, again = store.keep_provenance({"cpu": "x"}), store.keep_provenance({"cpu": "x"})
+        first, again = (
+            store.keep_provenance({"cpu": "x"}),
+            store.keep_provenance({"cpu": "x"}),
+        )
     assert first == again
-    assert [file.name for file in (folder / "provenance").iterdir()] == [f"{first}.json"]
+    assert [file.name for file in (folder / "provenance").iterdir()] == [
+        f"{first}.json"
+    ]

@@ -16,16 +16,27 @@ def study(**values):
 def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
     keep_study(tmp_path, study())
     keep_study(tmp_path, study(workers="1..4", repetitions=9))
-    with pytest.raises(ResultsError, match=r"holds another study of this name \(lr was 0\.06, is 0\.5\); use --new"):
+    with pytest.raises(
+        ResultsError,
+        match=r"holds another study of this name \(lr was 0\.06, is 0\.5\); use --new",
+    ):
         keep_study(tmp_path, study(lr=0.5))
     assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []
 
 
-def test_tasks_on_a_scheduler_elsewhere_are_the_same_study_and_another_backend_is_not(tmp_path):
-    keep_study(tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node1:8786"}))
-    keep_study(tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node2:8786"}))
+def test_tasks_on_a_scheduler_elsewhere_are_the_same_study_and_another_backend_is_not(
+    tmp_path,
+):
+    keep_study(
+        tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node1:8786"})
+    )
+    keep_study(
+        tmp_path, study(tasks={"backend": "dask", "scheduler": "tcp://node2:8786"})
+    )
     assert "node2" in (tmp_path / "study.yaml").read_text()
-    with pytest.raises(ResultsError, match=r"tasks was {'backend': 'dask'}, is {'backend': 'ray'}"):
+    with pytest.raises(
+        ResultsError, match=r"tasks was {'backend': 'dask'}, is {'backend': 'ray'}"
+    ):
         keep_study(tmp_path, study(tasks={"backend": "ray", "scheduler": "node1:6379"}))
 
 
@@ -39,7 +50,9 @@ def test_of_many_keys_that_changed_it_is_said_how_many_are_not_shown(tmp_path):
         keep_study(tmp_path, study(**four, warmup_steps=3, shuffle="global"))
 
 
-def test_a_changed_study_gets_the_next_free_folder_and_goes_on_there_the_next_time(tmp_path):
+def test_a_changed_study_gets_the_next_free_folder_and_goes_on_there_the_next_time(
+    tmp_path,
+):
     keep_study(tmp_path / "mine", study())
     assert with_a_folder_of_its_own(tmp_path, study(repetitions=7)).name == "mine"
     second = with_a_folder_of_its_own(tmp_path, study(lr=0.5))

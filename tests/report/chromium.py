@@ -16,22 +16,38 @@ from types import TracebackType
 from typing import Any
 
 FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+    ),
 ]
 PATIENCE_S = 120
 
 
 def chromium() -> str | None:
     """Return the path of Chromium; None if it is not installed."""
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
 
 
 class Browser:
     """One page in a new, empty profile.
 
-    `complaints` are the errors and warnings of console, security policy and network since the last `open`, `requests`
-    the addresses that the page requested.
+    `complaints` are the errors and warnings of console, security policy and network
+    since the last `open`, `requests` the addresses that the page requested.
     """
 
     def __init__(self, profile: Path) -> None:
@@ -41,13 +57,23 @@ class Browser:
         self._in, from_browser = os.pipe()
 
         def connect() -> None:  # the browser reads its file descriptor 3 and writes 4
-            # Beyond 4, or one copy would be overwritten by the other where 3 or 4 is free.
-            reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser, from_browser))
+            # Beyond 4, or one copy would be overwritten by the other where 3 or 4 is
+            # free.
+            reading, writing = (
+                fcntl.fcntl(end, fcntl.F_DUPFD, 10)
+                for end in (to_browser, from_browser)
+            )
             os.dup2(reading, 3)
             os.dup2(writing, 4)
 
         self._process = subprocess.Popen(
-            [program, *FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile.resolve()}", "about:blank"],
+            [
+                program,
+                *FLAGS,
+                "--remote-debugging-pipe",
+                f"--user-data-dir={profile.resolve()}",
+                "about:blank",
+            ],
             preexec_fn=connect,
             close_fds=False,
             start_new_session=True,
@@ -63,7 +89,9 @@ class Browser:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call(
+            "Target.attachToTarget", targetId=target, flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -77,9 +105,13 @@ class Browser:
         while not self._loaded:
             self._receive()
         if scripts:  # and errors had time to appear
-            self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+            self.evaluate(
+                "new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))"
+            )
 
-    def look(self, width: int, height: int, *, dark: bool = False, media: str = "") -> None:
+    def look(
+        self, width: int, height: int, *, dark: bool = False, media: str = ""
+    ) -> None:
         """Set the screen size, the colour scheme, and the medium (`screen` or `print`)."""
         phone = width < 600
         self.call(
@@ -94,7 +126,12 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression in the page; promises are awaited."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -102,12 +139,19 @@ class Browser:
         """Return one screenful from `top` down as PNG."""
         width, height = self.evaluate("[window.innerWidth, window.innerHeight]")
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        answer = self.call(
+            "Page.captureScreenshot",
+            format="png",
+            captureBeyondViewport=True,
+            clip=clip,
+        )
         return base64.b64decode(answer["data"])
 
     def pdf(self) -> bytes:
         """Return the page printed on A4."""
-        answer = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
+        answer = self.call(
+            "Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True
+        )
         return base64.b64decode(answer["data"])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -132,14 +176,19 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def _receive(self) -> dict[str, Any]:
         end = time.monotonic() + PATIENCE_S
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], max(0, end - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._in], [], [], max(0, end - time.monotonic())
+            )
             assert ready, "the browser says nothing"
             data = os.read(self._in, 1 << 20)
             assert data, "the browser is gone"
@@ -157,8 +206,17 @@ class Browser:
         elif event == "Network.loadingFailed":
             self.complaints.append(f"request failed: {facts.get('errorText')}")
         elif event == "Runtime.exceptionThrown":
-            self.complaints.append(f"exception: {facts['exceptionDetails'].get('text')}")
-        elif event == "Runtime.consoleAPICalled" and facts["type"] in ("error", "warning", "assert"):
+            self.complaints.append(
+                f"exception: {facts['exceptionDetails'].get('text')}"
+            )
+        elif event == "Runtime.consoleAPICalled" and facts["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
             self.complaints.append(f"console: {facts['args']}")
-        elif event == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
+        elif event == "Log.entryAdded" and facts["entry"]["level"] in (
+            "error",
+            "warning",
+        ):
             self.complaints.append(f"log: {facts['entry']['text']}")

@@ -15,7 +15,11 @@ from tests.records_factory import keep_study, study_rows
 from tests.report.chromium import Browser, chromium
 
 Rows = Iterable[tuple[RunRow, Sequence[EpochRow]]]
-FACTS = {"cpu": {"model": "Abacus 9000", "governor": None}, "git_dirty": False, "packages": {"scalebench": "0.1.0"}}
+FACTS = {
+    "cpu": {"model": "Abacus 9000", "governor": None},
+    "git_dirty": False,
+    "packages": {"scalebench": "0.1.0"},
+}
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +32,12 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
             for run, epochs in rows:
                 store.append(run, epochs)
             keep_study(
-                store.folder, {"name": "synthetic", "description": "What is known beforehand.", "workers": [1, 2]}
+                store.folder,
+                {
+                    "name": "synthetic",
+                    "description": "What is known beforehand.",
+                    "workers": [1, 2],
+                },
             )
             store.keep_provenance(FACTS)
         return load(folder)
@@ -40,7 +49,12 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
 def results(keep: Callable[..., Results]) -> Results:
     """A study like the default one, with one failed run."""
     rows = study_rows()
-    failed = {"run_id": "lost", "status": "failed", "error": "rank 3 died: SIGKILL", "train_s": None}
+    failed = {
+        "run_id": "lost",
+        "status": "failed",
+        "error": "rank 3 died: SIGKILL",
+        "train_s": None,
+    }
     return keep([*rows, (rows[0][0].model_copy(update=failed), [])])
 
 
@@ -48,13 +62,19 @@ def results(keep: Callable[..., Results]) -> Results:
 def small(keep: Callable[..., Results]) -> Results:
     """A study that is drawn in little time."""
     strategies = ("serial", "allreduce", "epoch_average")
-    return keep(study_rows(strategies=strategies, workers=(1, 2), native_workers=(1,), repetitions=2))
+    return keep(
+        study_rows(
+            strategies=strategies, workers=(1, 2), native_workers=(1,), repetitions=2
+        )
+    )
 
 
 @pytest.fixture(scope="session")
 def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report on `results`."""
-    return write_report(results.folder, tmp_path_factory.mktemp("report") / "report.html")
+    return write_report(
+        results.folder, tmp_path_factory.mktemp("report") / "report.html"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,35 @@ from scalebench.report.comparison import as_text, comparisons, headline
 from tests.records_factory import epoch_row, run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
-SECONDS = {"allreduce": (1.0, 1.1, 0.9, 1.0, 1.05), "epoch_average": (0.5, 0.54, 0.46, 0.51, 0.52)}
-ACCURACY = {"allreduce": (0.97, 0.96, 0.975, 0.965, 0.97), "epoch_average": (0.95, 0.935, 0.955, 0.94, 0.95)}
+SECONDS = {
+    "allreduce": (1.0, 1.1, 0.9, 1.0, 1.05),
+    "epoch_average": (0.5, 0.54, 0.46, 0.51, 0.52),
+}
+ACCURACY = {
+    "allreduce": (0.97, 0.96, 0.975, 0.965, 0.97),
+    "epoch_average": (0.95, 0.935, 0.955, 0.94, 0.95),
+}
 
 
-def cell(strategy, seconds=None, accuracy=None, *, workers=8, execution="native", engine="mpi", **changes):
+def cell(
+    strategy,
+    seconds=None,
+    accuracy=None,
+    *,
+    workers=8,
+    execution="native",
+    engine="mpi",
+    **changes,
+):
     """Return the runs of one cell, one for each of `seconds`, with the metrics `accuracy`."""
     seconds = seconds or SECONDS[strategy]
     accuracy = accuracy or ACCURACY.get(strategy, (0.97,) * len(seconds))
-    where = {"workers": workers, "batch_global": 8 * workers, "execution": execution, "engine": engine}
+    where = {
+        "workers": workers,
+        "batch_global": 8 * workers,
+        "execution": execution,
+        "engine": engine,
+    }
     runs = [
         run_row(
             run_id=f"{execution}-{engine}-{strategy}-{workers}-{number}",
@@ -39,7 +59,13 @@ def cell(strategy, seconds=None, accuracy=None, *, workers=8, execution="native"
         )
         for number, (time, metric) in enumerate(zip(seconds, accuracy, strict=False))
     ]
-    return [(run, [epoch_row(run_id=run.run_id, epoch=epoch) for epoch in range(run.epochs)]) for run in runs]
+    return [
+        (
+            run,
+            [epoch_row(run_id=run.run_id, epoch=epoch) for epoch in range(run.epochs)],
+        )
+        for run in runs
+    ]
 
 
 def said(keep, *cells):
@@ -61,14 +87,20 @@ def test_answer_has_saving_and_metric_with_intervals(keep):
         "At 8 workers, epoch_average takes 50 % less time than per-batch allreduce (505 ms instead of"
     )
     assert "95 % confidence interval from 5 runs of each; measured)" in text
-    assert "and its accuracy is worse by 2.2 points (0.946 instead of 0.968; -2.5 to -1.9 points" in text
+    assert (
+        "and its accuracy is worse by 2.2 points (0.946 instead of 0.968; -2.5 to -1.9 points"
+        in text
+    )
     assert text.endswith("95 % confidence interval over 5 seeds).")
 
 
 def test_answer_has_numbers_of_the_comparison(keep):
     results = keep([*cell("allreduce"), *cell("epoch_average")])
     (one,) = [one for one in comparisons(results) if one.answers]
-    logs = [math.log(a / b) for a, b in zip(SECONDS["epoch_average"], SECONDS["allreduce"], strict=True)]
+    logs = [
+        math.log(a / b)
+        for a, b in zip(SECONDS["epoch_average"], SECONDS["allreduce"], strict=True)
+    ]
     assert one.saved.value == pytest.approx(1 - math.exp(sum(logs) / 5))
     assert one.saved.low < one.saved.value < one.saved.high
     assert one.difference.value == pytest.approx(-0.022)
@@ -80,14 +112,21 @@ def test_loss_of_time_is_stated_as_more_time(keep):
     text = sentence(keep, cell("allreduce"), slow)
     assert "epoch_average takes 100 % more time than per-batch allreduce" in text
     assert "100 to 100 % more" in text
-    assert "and its accuracy is equal within 1 point (0.968 instead of 0.968; -0." in text
+    assert (
+        "and its accuracy is equal within 1 point (0.968 instead of 0.968; -0." in text
+    )
 
 
 def test_overlapping_intervals_give_no_saving(keep):
     same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
-    assert "whether epoch_average saves time is not shown against per-batch allreduce (" in text
-    assert " more to " in text.partition("less, 95 %")[0], "the interval holds zero, so its ends lie on both sides"
+    assert (
+        "whether epoch_average saves time is not shown against per-batch allreduce ("
+        in text
+    )
+    assert " more to " in text.partition("less, 95 %")[0], (
+        "the interval holds zero, so its ends lie on both sides"
+    )
 
 
 def test_equal_metrics_of_all_seeds_are_the_same(keep):
@@ -100,7 +139,9 @@ def test_equal_metrics_of_all_seeds_are_the_same(keep):
 
 
 def test_narrow_interval_around_zero_is_about_as_long(keep):
-    same = cell("epoch_average", (0.995, 1.105, 0.9, 0.995, 1.055), ACCURACY["allreduce"])
+    same = cell(
+        "epoch_average", (0.995, 1.105, 0.9, 0.995, 1.055), ACCURACY["allreduce"]
+    )
     text = sentence(keep, cell("allreduce"), same)
     assert "epoch_average takes about as long as per-batch allreduce (" in text
 
@@ -109,27 +150,47 @@ def test_single_run_has_no_interval(keep):
     text = sentence(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
     assert "epoch_average took 50 % less time" in text
     assert "one run of each, so no interval" in text
-    assert "its accuracy is undecided (0.950 instead of 0.970; one seed, so no interval)" in text
+    assert (
+        "its accuracy is undecided (0.950 instead of 0.970; one seed, so no interval)"
+        in text
+    )
 
 
 def test_missing_metric_is_not_measured(keep):
     none = {"metric_name": None}
     silent = [
-        [(run.model_copy(update={"final_metric": None}), []) for run, _ in cell(strategy, **none)]
+        [
+            (run.model_copy(update={"final_metric": None}), [])
+            for run, _ in cell(strategy, **none)
+        ]
         for strategy in ("allreduce", "epoch_average")
     ]
-    assert sentence(keep, *silent).endswith("and what that costs in accuracy was not measured.")
+    assert sentence(keep, *silent).endswith(
+        "and what that costs in accuracy was not measured."
+    )
 
 
 def test_r2_is_not_a_percentage(keep):
-    one = said(keep, cell("allreduce", metric_name="r2"), cell("epoch_average", metric_name="r2"))
+    one = said(
+        keep,
+        cell("allreduce", metric_name="r2"),
+        cell("epoch_average", metric_name="r2"),
+    )
     assert one.question.endswith("what does it cost in R²?")
     assert "its R² is worse by 0.022" in as_text(one.sentence)
 
 
 def test_headline_takes_largest_worker_count(keep):
-    best = cell("epoch_average", [time / 10 for time in SECONDS["allreduce"]], workers=4)
-    text = sentence(keep, cell("allreduce", workers=4), best, cell("allreduce"), cell("epoch_average"))
+    best = cell(
+        "epoch_average", [time / 10 for time in SECONDS["allreduce"]], workers=4
+    )
+    text = sentence(
+        keep,
+        cell("allreduce", workers=4),
+        best,
+        cell("allreduce"),
+        cell("epoch_average"),
+    )
     assert text.startswith("At 8 workers, epoch_average takes 50 % less")
 
 
@@ -143,26 +204,49 @@ def test_headline_prefers_measured_at_equal_counts(keep):
         ),
     )
     assert "5 runs of each; measured)" in sentence(keep, *simulated, *native)
-    assert any(text.startswith("Virtual, at 8 workers: ") for text in beside(keep, *simulated, *native))
-    further = cell("allreduce", **virtual, workers=16), cell("epoch_average", **virtual, workers=16)
+    assert any(
+        text.startswith("Virtual, at 8 workers: ")
+        for text in beside(keep, *simulated, *native)
+    )
+    further = (
+        cell("allreduce", **virtual, workers=16),
+        cell("epoch_average", **virtual, workers=16),
+    )
     one = said(keep, *native, *further)
     assert as_text(one.sentence).startswith("At 16 workers")
     assert "repetitions; virtual time, real training" in as_text(one.sentence)
-    assert "No native run checks the virtual times of this study." in [as_text(text) for text in one.beside]
+    assert "No native run checks the virtual times of this study." in [
+        as_text(text) for text in one.beside
+    ]
 
 
 def test_answer_names_number_of_compared_strategies(keep):
-    other = cell("epoch_async", [0.8 * time for time in SECONDS["allreduce"]], ACCURACY["allreduce"])
+    other = cell(
+        "epoch_async",
+        [0.8 * time for time in SECONDS["allreduce"]],
+        ACCURACY["allreduce"],
+    )
     texts = beside(keep, cell("allreduce"), cell("epoch_average"), other)
-    assert "Of the 2 strategies compared at 8 workers epoch_average takes the least time." in texts
-    assert any(text.startswith("Without a loss of accuracy: epoch_async takes 20 % less time") for text in texts)
+    assert (
+        "Of the 2 strategies compared at 8 workers epoch_average takes the least time."
+        in texts
+    )
+    assert any(
+        text.startswith("Without a loss of accuracy: epoch_async takes 20 % less time")
+        for text in texts
+    )
 
 
 def test_tie_is_named(keep):
     """The means differ by a thousandth, the noise is some percent."""
     noise = (1.1, 0.9, 1.1, 0.9, 1.02)
-    seconds = [1.001 * time * factor for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)]
-    one = said(keep, cell("allreduce"), cell("epoch_average"), cell("epoch_async", seconds))
+    seconds = [
+        1.001 * time * factor
+        for time, factor in zip(SECONDS["epoch_average"], noise, strict=True)
+    ]
+    one = said(
+        keep, cell("allreduce"), cell("epoch_average"), cell("epoch_async", seconds)
+    )
     assert as_text(one.beside[0]) == (
         "Of the 2 strategies compared at 8 workers epoch_average ties for the least time with epoch_async: the "
         "intervals of their differences hold zero."
@@ -170,20 +254,28 @@ def test_tie_is_named(keep):
 
 
 def test_two_seeds_give_no_metric_difference(keep):
-    text = sentence(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.54), (0.9, 0.95)))
+    text = sentence(
+        keep,
+        cell("allreduce", (1.0, 1.1)),
+        cell("epoch_average", (0.5, 0.54), (0.9, 0.95)),
+    )
     assert "its accuracy is undecided (" in text
     assert text.endswith("no interval from 2 seeds).")
 
 
 def test_virtual_interval_counts_draws_not_runs(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
-    text = sentence(keep, cell("allreduce", **virtual), cell("epoch_average", **virtual))
+    text = sentence(
+        keep, cell("allreduce", **virtual), cell("epoch_average", **virtual)
+    )
     assert "calibration interval from 5 repetitions; virtual time" in text
 
 
 def test_single_check_withholds_virtual_interval(keep):
     virtual = {"execution": "virtual", "engine": "virtual"}
-    cells = [cell(name, **virtual) for name in SECONDS] + [cell("allreduce", (4.0, 4.0), workers=1, **virtual)]
+    cells = [cell(name, **virtual) for name in SECONDS] + [
+        cell("allreduce", (4.0, 4.0), workers=1, **virtual)
+    ]
     one = said(keep, *cells, cell("allreduce", (12.4, 12.4), workers=1))
     assert "; no interval from 5 repetitions; virtual" in as_text(one.sentence)
     assert (
@@ -193,9 +285,15 @@ def test_single_check_withholds_virtual_interval(keep):
 
 
 def test_answer_names_worker_count_from_which_saving_holds(keep):
-    none = cell("allreduce", workers=2), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2)
+    none = (
+        cell("allreduce", workers=2),
+        cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2),
+    )
     some = [cell(strategy, workers=count) for strategy in SECONDS for count in (4, 8)]
-    assert "epoch_average is shown to save time at every worker count from 4 to 8." in beside(keep, *none, *some)
+    assert (
+        "epoch_average is shown to save time at every worker count from 4 to 8."
+        in beside(keep, *none, *some)
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,11 +301,23 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
     [
         ([cell("allreduce", (1.0,), status="failed")], "no run was completed"),
         ([cell("allreduce", status="failed")], "no run was completed"),
-        ([cell("allreduce"), cell("horovod", (2.0,))], "no strategy in them synchronises less often than every batch"),
-        ([cell("epoch_average")], "there is no completed run of a per-batch baseline; add --strategy allreduce"),
-        ([cell("allreduce", workers=1), cell("epoch_average", workers=1)], "all runs have one worker"),
         (
-            [cell("allreduce", oversubscribed=True), cell("epoch_average", oversubscribed=True)],
+            [cell("allreduce"), cell("horovod", (2.0,))],
+            "no strategy in them synchronises less often than every batch",
+        ),
+        (
+            [cell("epoch_average")],
+            "there is no completed run of a per-batch baseline; add --strategy allreduce",
+        ),
+        (
+            [cell("allreduce", workers=1), cell("epoch_average", workers=1)],
+            "all runs have one worker",
+        ),
+        (
+            [
+                cell("allreduce", oversubscribed=True),
+                cell("epoch_average", oversubscribed=True),
+            ],
             "every run of several workers is oversubscribed",
         ),
         (
@@ -227,14 +337,23 @@ def test_missing_answer_has_a_reason(keep, cells, why):
 
 def test_oversubscribed_runs_give_no_answer(keep):
     crowded = [cell(strategy, workers=16, oversubscribed=True) for strategy in SECONDS]
-    assert sentence(keep, cell("allreduce"), cell("epoch_average"), *crowded).startswith("At 8 workers")
+    assert sentence(
+        keep, cell("allreduce"), cell("epoch_average"), *crowded
+    ).startswith("At 8 workers")
 
 
-def test_the_headline_is_of_counts_at_which_workers_synchronise_less_often_than_in_every_step(keep):
+def test_the_headline_is_of_counts_at_which_workers_synchronise_less_often_than_in_every_step(
+    keep,
+):
     """Two steps of an epoch at 8 workers, one at 16: there averaging every epoch is averaging every step."""
     steps = {8: {"optimizer_steps": 4}, 16: {"optimizer_steps": 2}}
     runs = [
-        cell(name, workers=count, syncs=2 if name == "epoch_average" else made["optimizer_steps"], **made)
+        cell(
+            name,
+            workers=count,
+            syncs=2 if name == "epoch_average" else made["optimizer_steps"],
+            **made,
+        )
         for count, made in steps.items()
         for name in ("allreduce", "epoch_average")
     ]
@@ -248,7 +367,9 @@ def test_default_study_has_an_answer(keep):
     assert {one.label for one in found} == {"epoch_average", "epoch_async"}
     first = headline(found)
     assert (first.workers, first.execution) == (64, "virtual")
-    assert first.saved.value == max(one.saved.value for one in found if one.workers == 64)
+    assert first.saved.value == max(
+        one.saved.value for one in found if one.workers == 64
+    )
 
 
 def test_stated_step_times_have_no_interval(keep):
@@ -256,16 +377,25 @@ def test_stated_step_times_have_no_interval(keep):
                (("allreduce", 2.0), ("epoch_average", 1.0))]  # fmt: skip
     text = sentence(keep, *said_of)
     assert "epoch_average takes 50 % less time" in text
-    assert "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual time" in text
+    assert (
+        "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual time" in text
+    )
 
 
 def test_deterministic_saving_is_not_called_shown(keep):
     """Stated step times without jitter have no interval."""
     virtual = {"execution": "virtual", "engine": "virtual"}
     times = {"allreduce": 2.0, "epoch_average": 1.0, "epoch_async": 1.0}
-    cells = [cell(name, (t,) * 3, workers=count, **virtual) for name, t in times.items() for count in (4, 8)]
+    cells = [
+        cell(name, (t,) * 3, workers=count, **virtual)
+        for name, t in times.items()
+        for count in (4, 8)
+    ]
     said_beside = beside(keep, *cells)
-    assert any(text.endswith(" takes less time at every worker count from 4 to 8.") for text in said_beside)
+    assert any(
+        text.endswith(" takes less time at every worker count from 4 to 8.")
+        for text in said_beside
+    )
     assert not any("is shown to save" in text for text in said_beside)
     assert any(" ties for the least time with epoch_a" in text for text in said_beside)
 
@@ -273,7 +403,10 @@ def test_deterministic_saving_is_not_called_shown(keep):
 def test_stated_step_times_have_no_calibration_draws(keep):
     stated = {"execution": "virtual", "engine": "virtual", "cluster": "juwels-booster"}
     text = sentence(keep, cell("allreduce", **stated), cell("epoch_average", **stated))
-    assert "interval over repetitions at stated step times from 5 repetitions; virtual" in text
+    assert (
+        "interval over repetitions at stated step times from 5 repetitions; virtual"
+        in text
+    )
     assert "calibration" not in text
 
 
@@ -300,38 +433,60 @@ def test_first_sentence_is_the_one_that_is_shown(keep):
 def test_largest_count_is_named_where_nothing_is_shown(keep):
     unclear = [cell(name, times, workers=n) for n in (4, 16) for name, times in
                (("allreduce", None), ("epoch_average", UNCLEAR))]  # fmt: skip
-    assert sentence(keep, *unclear).startswith("At 16 workers, whether epoch_average saves time is not shown")
+    assert sentence(keep, *unclear).startswith(
+        "At 16 workers, whether epoch_average saves time is not shown"
+    )
 
 
 def test_what_was_measured_at_few_workers_comes_after_what_is_simulated_at_many(keep):
     native = cell("allreduce", workers=2), cell("epoch_average", UNCLEAR, workers=2)
-    simulated = cell("allreduce", workers=64, **VIRTUAL), cell("epoch_average", workers=64, **VIRTUAL)
+    simulated = (
+        cell("allreduce", workers=64, **VIRTUAL),
+        cell("epoch_average", workers=64, **VIRTUAL),
+    )
     lines = spoken_of(keep, *native, *simulated)
-    assert lines[0].startswith("At 64 workers, epoch_average takes 50 % less time than per-batch allreduce (")
-    assert "; virtual time, real training), and its accuracy is worse by 2.2 points (" in lines[0]
-    assert lines[1].startswith("Measured natively, at 2 workers: whether epoch_average saves time is not shown against")
+    assert lines[0].startswith(
+        "At 64 workers, epoch_average takes 50 % less time than per-batch allreduce ("
+    )
+    assert (
+        "; virtual time, real training), and its accuracy is worse by 2.2 points ("
+        in lines[0]
+    )
+    assert lines[1].startswith(
+        "Measured natively, at 2 workers: whether epoch_average saves time is not shown against"
+    )
     assert all(brackets(line) <= 2 for line in lines)
 
 
 def test_undecided_loss_is_not_softened(keep):
     losses = (0.45, 0.75, 0.70, 0.56, 0.71)
     even = (0.70, 0.71, 0.70, 0.70, 0.70)
-    text = sentence(keep, cell("allreduce", accuracy=even), cell("epoch_average", accuracy=losses))
+    text = sentence(
+        keep, cell("allreduce", accuracy=even), cell("epoch_average", accuracy=losses)
+    )
     assert "and its accuracy is undecided (0.634 instead of 0.702; " in text
 
 
 def test_calibration_beside_other_programs_is_named(keep):
     results = keep([run for name in SECONDS for run in cell(name, **VIRTUAL)])
     assert "beside other programs" not in " ".join(spoken(results))
-    marked = dataclasses.replace(results, runs=results.runs.assign(calibration="disturbed"))
-    assert "; virtual time, real training, calibrated beside other programs)" in spoken(marked)[0]
+    marked = dataclasses.replace(
+        results, runs=results.runs.assign(calibration="disturbed")
+    )
+    assert (
+        "; virtual time, real training, calibrated beside other programs)"
+        in spoken(marked)[0]
+    )
 
 
 def test_disturbed_runs_give_no_answer(keep):
     busy = [cell(strategy, workers=16, others_load=0.9) for strategy in SECONDS]
     lines = spoken_of(keep, cell("allreduce"), cell("epoch_average"), *busy)
     assert lines[0].startswith("At 8 workers")
-    assert any(line.startswith("Beware: 2 cells disturbed in all runs, as other programs took") for line in lines)
+    assert any(
+        line.startswith("Beware: 2 cells disturbed in all runs, as other programs took")
+        for line in lines
+    )
 
 
 def test_headline_of_a_study_that_still_runs_is_the_first_line_without_advice(keep):
@@ -343,13 +498,18 @@ def test_headline_of_a_study_that_still_runs_is_the_first_line_without_advice(ke
 
 def test_answer_carries_the_warning_of_few_runs(keep):
     few = cell("allreduce", (1.0, 1.1, 1.05)), cell("epoch_average", (0.5, 0.55, 0.52))
-    assert any(line == "Beware: 2 native cells of 3 runs." for line in spoken_of(keep, *few))
+    assert any(
+        line == "Beware: 2 native cells of 3 runs." for line in spoken_of(keep, *few)
+    )
 
 
 def test_crowded_engines_are_explained(keep):
     """Two cores: Horovod and DDP at two workers are oversubscribed; a step of 6 epochs of 449 takes 1.3 ms."""
     crowded = {"workers": 2, "oversubscribed": True}
-    native = cell("horovod", (4.0,), engine="horovod", **crowded), cell("ddp", (4.0,), engine="gloo", **crowded)
+    native = (
+        cell("horovod", (4.0,), engine="horovod", **crowded),
+        cell("ddp", (4.0,), engine="gloo", **crowded),
+    )
     steps = {"steps_per_epoch": 449, **VIRTUAL, "workers": 2}
     simulated = (
         cell("horovod", (3.5,), **steps),
@@ -357,17 +517,34 @@ def test_crowded_engines_are_explained(keep):
         cell("epoch_average", (0.8,), **steps),
     )
     text = " ".join(spoken_of(keep, *native, *simulated))
-    assert "At 2 workers horovod and ddp want more cores than this machine has (×): these native times are no" in text
+    assert (
+        "At 2 workers horovod and ddp want more cores than this machine has (×): these native times are no"
+        in text
+    )
     assert "their times at several workers are virtual ones alone." in text
-    assert "A step of horovod takes 1.30 ms at 2 workers (virtual), where one of allreduce takes 445 µs" in text
+    assert (
+        "A step of horovod takes 1.30 ms at 2 workers (virtual), where one of allreduce takes 445 µs"
+        in text
+    )
     assert "once in a cycle of 1.00 ms" in text
 
 
 def test_study_that_is_not_complete_is_to_be_continued(keep):
     """Their epochs are there: runs that lost them are left, too."""
-    rows = [row for row, _ in (*cell("allreduce", (1.0,)), *cell("epoch_average", (0.5,)))]
+    rows = [
+        row for row, _ in (*cell("allreduce", (1.0,)), *cell("epoch_average", (0.5,)))
+    ]
     results = keep(
-        [(row, [EpochRow(run_id=row.run_id, attempt=1, epoch=n) for n in range(row.epochs)]) for row in rows]
+        [
+            (
+                row,
+                [
+                    EpochRow(run_id=row.run_id, attempt=1, epoch=n)
+                    for n in range(row.epochs)
+                ],
+            )
+            for row in rows
+        ]
     )
     assert "--repetitions" in spoken(results)[0]
     rows = [Planned(run_id, config_hash, "native mpi") for run_id, config_hash in

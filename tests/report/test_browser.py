@@ -24,7 +24,9 @@ def test_browser_detects_script_errors_and_requests(browser, tmp_path):
     assert "exception" in told
     assert "violates" in told
     asks = tmp_path / "asks.html"
-    asks.write_text("<link rel=icon href='data:,'><img src='https://example.invalid/x.png'>")
+    asks.write_text(
+        "<link rel=icon href='data:,'><img src='https://example.invalid/x.png'>"
+    )
     browser.open(asks)
     assert "https://example.invalid/x.png" in browser.requests
 
@@ -34,11 +36,18 @@ def test_page_loads_without_errors_or_requests(browser, page, dark):
     browser.look(1280, 900, dark=dark)
     browser.open(page)
     assert browser.complaints == []
-    assert [address for address in browser.requests if not address.startswith("data:")] == [page.as_uri()]
+    assert [
+        address for address in browser.requests if not address.startswith("data:")
+    ] == [page.as_uri()]
 
 
 @pytest.mark.parametrize(
-    "width", [390, 1280, *(pytest.param(width, marks=pytest.mark.thorough) for width in (320, 768))]
+    "width",
+    [
+        390,
+        1280,
+        *(pytest.param(width, marks=pytest.mark.thorough) for width in (320, 768)),
+    ],
 )
 def test_page_fits_screen_width(browser, page, width):
     browser.look(width, 844)
@@ -85,7 +94,12 @@ def test_table_sorts_by_click_and_keyboard(browser, page):
     browser.evaluate("document.querySelectorAll('#table-cells th button')[5].focus()")
     for kind in ("keyDown", "keyUp"):
         browser.call(
-            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="Enter",
+            code="Enter",
+            text="\r",
+            windowsVirtualKeyCode=13,
         )
     times = [float(key) for key in browser.evaluate(ROWS.format(5))]
     assert times == sorted(times, reverse=True)
@@ -104,7 +118,9 @@ def test_missing_values_sort_last_in_both_directions(browser, page):
     )
     keys = f"[...document.querySelector('#table-saved tbody').rows].map(r => r.cells[{place}].dataset.key)"
     for _ in range(2):
-        browser.evaluate(f"document.querySelectorAll('#table-saved th button')[{place}].click()")
+        browser.evaluate(
+            f"document.querySelectorAll('#table-saved th button')[{place}].click()"
+        )
         found = browser.evaluate(keys)
         unknown = found.count("")
         assert unknown > 0
@@ -115,7 +131,10 @@ def test_page_is_complete_without_scripts(browser, page):
     browser.open(page, scripts=False)
     assert browser.complaints == []
     assert browser.evaluate("document.querySelectorAll('th button, .copy').length") == 0
-    assert browser.evaluate("document.querySelectorAll('#table-cells tbody tr').length") > 40
+    assert (
+        browser.evaluate("document.querySelectorAll('#table-cells tbody tr').length")
+        > 40
+    )
 
 
 def test_colour_scheme_follows_the_system(browser, page):
@@ -123,7 +142,9 @@ def test_colour_scheme_follows_the_system(browser, page):
     for dark in (False, True):
         browser.look(1280, 900, dark=dark)
         browser.open(page)
-        (shades[dark],) = ImageStat.Stat(Image.open(io.BytesIO(browser.screenshot())).convert("L")).mean
+        (shades[dark],) = ImageStat.Stat(
+            Image.open(io.BytesIO(browser.screenshot())).convert("L")
+        ).mean
     assert shades[False] > 200
     assert shades[True] < 60
 
@@ -135,7 +156,10 @@ def test_print_uses_light_colours_and_unfolds_the_study(browser, page):
     assert pdf.startswith(b"%PDF")
     assert 4 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") <= 30
     assert browser.evaluate("document.querySelector('details.printed').open")
-    streams = [part.partition(b"stream\n")[2].partition(b"\nendstream")[0] for part in pdf.split(b" obj")]
+    streams = [
+        part.partition(b"stream\n")[2].partition(b"\nendstream")[0]
+        for part in pdf.split(b" obj")
+    ]
     assert any(b"re\nf" in unpacked(stream) for stream in streams)
 
 

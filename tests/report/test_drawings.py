@@ -15,7 +15,9 @@ from scalebench.figures.drawing.series_style import _PLACED, TASKS, looks
 from scalebench.report.drawings import StyleSheet, in_the_dark, inline, write
 
 DARK_CARD = "#17191c"
-COLORS = st.tuples(*(st.integers(0, 255),) * 3).map(lambda parts: "#{:02x}{:02x}{:02x}".format(*parts))
+COLORS = st.tuples(*(st.integers(0, 255),) * 3).map(
+    lambda parts: "#{:02x}{:02x}{:02x}".format(*parts)
+)
 
 
 def picture(title: str = "time") -> str:
@@ -29,7 +31,10 @@ def picture(title: str = "time") -> str:
 
 def luminance(color: str) -> float:
     parts = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -45,7 +50,9 @@ def test_ids_of_two_pictures_differ_and_resolve():
     ids = re.findall(r'\bid="([^"]+)"', page)
     wanted = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page + sheet.rules()))
     assert len(ids) == len(set(ids)) > 4
-    assert {one or other for one, other in wanted} == set(ids), "exactly the referenced elements have ids"
+    assert {one or other for one, other in wanted} == set(ids), (
+        "exactly the referenced elements have ids"
+    )
 
 
 def test_styles_become_classes():
@@ -53,7 +60,9 @@ def test_styles_become_classes():
     svg = inline(picture(), "", sheet)
     assert "style=" not in svg
     assert "<style" not in svg
-    used = {name for names in re.findall(r'class="([^"]+)"', svg) for name in names.split()}
+    used = {
+        name for names in re.findall(r'class="([^"]+)"', svg) for name in names.split()
+    }
     assert used == set(re.findall(r"^\.(\w+)\{", sheet.rules(), flags=re.MULTILINE))
     assert "#0072b2" not in sheet.rules()
     assert "--c0072b2:#0072b2;" in sheet.colors(dark=False)
@@ -71,7 +80,15 @@ def test_equal_styles_share_one_class():
 
 
 @pytest.mark.parametrize(
-    "title", ["<script>alert(1)</script>", "a & b", "bell \x07 nul \x00", "$x^2$ {", "]]>", "été 時間"]
+    "title",
+    [
+        "<script>alert(1)</script>",
+        "a & b",
+        "bell \x07 nul \x00",
+        "$x^2$ {",
+        "]]>",
+        "été 時間",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_hostile_titles_stay_text(title):
@@ -111,7 +128,9 @@ def test_strategy_colours_differ_in_dark_scheme(names):
 def test_text_has_contrast_in_dark_scheme():
     for color in ("#222222", "#444444", "#555555", "#666666"):
         assert contrast(in_the_dark(color), DARK_CARD) >= 4.5
-    assert contrast(in_the_dark("#e4e4e4"), DARK_CARD) < 1.6, "a grid stays in the background"
+    assert contrast(in_the_dark("#e4e4e4"), DARK_CARD) < 1.6, (
+        "a grid stays in the background"
+    )
     assert len({in_the_dark(color.lower()) for color in TASKS.values()}) == len(TASKS)
 
 

@@ -17,7 +17,11 @@ def lines(keep, *cells):
 
 
 def test_number_of_runs_that_would_show_a_saving_is_named(keep):
-    text = lines(keep, cell("allreduce"), cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"]))
+    text = lines(
+        keep,
+        cell("allreduce"),
+        cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"]),
+    )
     assert "whether epoch_average saves time is not shown" in text
     runs = int(text.partition("(--repetitions ")[2].partition(")")[0])
     assert f"About {runs} runs of each would show it" in text
@@ -25,7 +29,11 @@ def test_number_of_runs_that_would_show_a_saving_is_named(keep):
 
 
 def test_quieter_machine_is_advised_where_times_vary(keep):
-    text = lines(keep, cell("allreduce"), cell("epoch_average", (0.3, 2.0, 0.4, 1.6, 0.5), ACCURACY["allreduce"]))
+    text = lines(
+        keep,
+        cell("allreduce"),
+        cell("epoch_average", (0.3, 2.0, 0.4, 1.6, 0.5), ACCURACY["allreduce"]),
+    )
     assert "on a quieter machine" in text
 
 
@@ -35,7 +43,9 @@ def test_single_runs_need_repetitions(keep):
 
 
 def test_two_seeds_need_a_third_for_the_metric(keep):
-    text = lines(keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.55)))
+    text = lines(
+        keep, cell("allreduce", (1.0, 1.1)), cell("epoch_average", (0.5, 0.55))
+    )
     assert "eeds from --repetitions 6 up give the metric an interval." in text
 
 
@@ -45,17 +55,33 @@ def test_shown_saving_needs_nothing(keep):
 
 
 def test_simulated_saving_needs_a_quieter_calibration(keep):
-    rows = cell("allreduce", (1.0, 1.4, 0.8), **VIRTUAL), cell("epoch_average", (1.0, 0.9, 1.2), **VIRTUAL)
+    rows = (
+        cell("allreduce", (1.0, 1.4, 0.8), **VIRTUAL),
+        cell("epoch_average", (1.0, 0.9, 1.2), **VIRTUAL),
+    )
     text = lines(keep, *rows)
-    assert "A calibration on a quieter machine would show it (scalebench recalibrate " in text
+    assert (
+        "A calibration on a quieter machine would show it (scalebench recalibrate "
+        in text
+    )
 
 
 def test_horovod_is_the_baseline_of_a_study_without_allreduce(keep):
-    results = keep([*cell("horovod", (1.0, 1.1, 0.9), engine="horovod"), *cell("epoch_average", (0.5, 0.55, 0.45))])
+    results = keep(
+        [
+            *cell("horovod", (1.0, 1.1, 0.9), engine="horovod"),
+            *cell("epoch_average", (0.5, 0.55, 0.45)),
+        ]
+    )
     found = answer(results, comparisons(results))
-    assert "epoch_average takes 50 % less time than per-batch horovod" in as_text(found.sentence)
+    assert "epoch_average takes 50 % less time than per-batch horovod" in as_text(
+        found.sentence
+    )
     besides = [as_text(sentence) for sentence in found.beside]
-    assert "What it saves against horovod holds what its engine saves: allreduce did not run." in besides
+    assert (
+        "What it saves against horovod holds what its engine saves: allreduce did not run."
+        in besides
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +96,12 @@ def test_horovod_is_the_baseline_of_a_study_without_allreduce(keep):
 )  # fmt: skip
 def test_time_to_target_is_a_second_headline(keep, allreduce, average, expected):
     rows = [
-        (run.model_copy(update={"time_to_target_s": time, "epochs_to_target": time and 3} | AIM), [])
+        (
+            run.model_copy(
+                update={"time_to_target_s": time, "epochs_to_target": time and 3} | AIM
+            ),
+            [],
+        )
         for name, times in (("allreduce", allreduce), ("epoch_average", average))
         for (run, _), time in zip(cell(name), times, strict=True)
     ]
@@ -82,7 +113,10 @@ def test_time_to_target_is_a_second_headline(keep, allreduce, average, expected)
 
 
 def _reached(run, share):
-    return {"time_to_target_s": share and share * run.train_s, "epochs_to_target": share and 2}
+    return {
+        "time_to_target_s": share and share * run.train_s,
+        "epochs_to_target": share and 2,
+    }
 
 
 def aimed(name, share, **where):
@@ -95,7 +129,10 @@ def aimed(name, share, **where):
 
 def test_headline_ranks_by_time_to_target_where_a_run_reaches_it(keep):
     """One strategy is the fastest at 64 workers, where nothing reaches the target; another sooner there at 8."""
-    rows = [*aimed("allreduce", 0.5, workers=8), *aimed("epoch_async", 0.46, workers=8, seconds=SECONDS["allreduce"])]
+    rows = [
+        *aimed("allreduce", 0.5, workers=8),
+        *aimed("epoch_async", 0.46, workers=8, seconds=SECONDS["allreduce"]),
+    ]
     rows += [*aimed("epoch_average", None, workers=8)]
     for name in ("allreduce", "epoch_average"):
         rows += aimed(name, None, workers=64)
@@ -107,14 +144,22 @@ def test_headline_ranks_by_time_to_target_where_a_run_reaches_it(keep):
         "; at 64 workers, where no run reaches it, epoch_average takes 50 % less time than allreduce for all 6"
         in lines[0]
     )
-    assert "There its accuracy is worse by 2.2 points (0.946 instead of 0.968; " in lines[0]
+    assert (
+        "There its accuracy is worse by 2.2 points (0.946 instead of 0.968; "
+        in lines[0]
+    )
 
 
 def test_target_that_is_reached_at_the_largest_count_is_the_headline(keep):
     rows = [*aimed("allreduce", 0.5), *aimed("epoch_average", 0.6)]
     lines = spoken(keep(rows))
-    assert lines[0].startswith("At 8 workers, epoch_average takes 40 % less time to accuracy 0.9 than per-batch")
-    assert "For all 6 epochs epoch_average takes 50 % less time than allreduce (" in lines[0]
+    assert lines[0].startswith(
+        "At 8 workers, epoch_average takes 40 % less time to accuracy 0.9 than per-batch"
+    )
+    assert (
+        "For all 6 epochs epoch_average takes 50 % less time than allreduce ("
+        in lines[0]
+    )
 
 
 def test_largest_count_at_which_both_reach_it_is_named(keep):
@@ -124,8 +169,23 @@ def test_largest_count_at_which_both_reach_it_is_named(keep):
             for run, _ in cell(name, workers=workers):
                 time = reached and factor * reached * run.train_s
                 rows.append(
-                    (run.model_copy(update={"time_to_target_s": time, "epochs_to_target": time and 2} | AIM), [])
+                    (
+                        run.model_copy(
+                            update={
+                                "time_to_target_s": time,
+                                "epochs_to_target": time and 2,
+                            }
+                            | AIM
+                        ),
+                        [],
+                    )
                 )
     text = " ".join(spoken(keep(rows)))
-    assert "At 4 workers, epoch_average takes 75 % less time to accuracy 0.9 than per-batch allreduce (" in text
-    assert "at 8 workers, where no run reaches it, epoch_average takes 50 % less time" in text
+    assert (
+        "At 4 workers, epoch_average takes 75 % less time to accuracy 0.9 than per-batch allreduce ("
+        in text
+    )
+    assert (
+        "at 8 workers, where no run reaches it, epoch_average takes 50 % less time"
+        in text
+    )

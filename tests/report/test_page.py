@@ -21,8 +21,21 @@ from tests.records_factory import keep_study, run_row, study_rows
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 NASTY = [
-    *("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</style><script>1</script>", "{{ 7 * 7 }}"),
-    *("=cmd()", "javascript:alert(1)", "a\x07b", "]]>", "&lt;b&gt;", "../../x", "{% raw %}"),
+    *(
+        "<script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        "</style><script>1</script>",
+        "{{ 7 * 7 }}",
+    ),
+    *(
+        "=cmd()",
+        "javascript:alert(1)",
+        "a\x07b",
+        "]]>",
+        "&lt;b&gt;",
+        "../../x",
+        "{% raw %}",
+    ),
 ]
 
 
@@ -72,19 +85,30 @@ def test_html_is_well_formed_with_unique_ids(read):
     assert (read.faults, read.open) == ([], [])
     ids = [attributes["id"] for _, attributes in read.elements if "id" in attributes]
     assert len(ids) == len(set(ids)) > 20
-    targets = {attributes["href"][1:] for attributes in read.named("a") if attributes["href"].startswith("#")}
+    targets = {
+        attributes["href"][1:]
+        for attributes in read.named("a")
+        if attributes["href"].startswith("#")
+    }
     assert targets <= set(ids)
 
 
 def test_page_references_nothing_external(read, text):
     for tag, attributes in read.elements:
         for name in ("src", "href", "srcset", "poster", "action", "data", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
-    assert not re.search(r"url\((?!#)|@import|https?://", re.sub(r'href="data:[^"]*"', "", text))
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (
+                tag,
+                attributes,
+            )
+    assert not re.search(
+        r"url\((?!#)|@import|https?://", re.sub(r'href="data:[^"]*"', "", text)
+    )
 
 
 def test_policy_allows_own_style_and_script_only(read, text):
-    policy = next(item["content"] for item in read.named("meta") if item.get("http-equiv"))
+    policy = next(
+        item["content"] for item in read.named("meta") if item.get("http-equiv")
+    )
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
     for tag in ("style", "script"):
@@ -92,7 +116,10 @@ def test_policy_allows_own_style_and_script_only(read, text):
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert not [
-        name for _, attributes in read.elements for name in attributes if name == "style" or name.startswith("on")
+        name
+        for _, attributes in read.elements
+        for name in attributes
+        if name == "style" or name.startswith("on")
     ]
 
 
@@ -101,12 +128,15 @@ def test_answer_comes_first(read):
     at = shown.index("How much time does synchronising less often save")
     assert at < 200
     assert re.match(
-        r".*?At 64 workers, epoch_\w+ takes \d+\s% less time than per-batch allreduce \(", shown[at : at + 250]
+        r".*?At 64 workers, epoch_\w+ takes \d+\s% less time than per-batch allreduce \(",
+        shown[at : at + 250],
     )
     headings = [tag for tag, _ in read.elements if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == "h1"
     assert headings.count("h1") == 1
-    assert all(int(after[1]) <= int(before[1]) + 1 for before, after in pairwise(headings))
+    assert all(
+        int(after[1]) <= int(before[1]) + 1 for before, after in pairwise(headings)
+    )
 
 
 def test_page_has_every_section(read):
@@ -124,12 +154,29 @@ def test_page_has_every_section(read):
 
 
 def test_figures_have_text_alternatives_with_numbers(read):
-    pictures = [attributes for _, attributes in read.elements if attributes.get("role") == "img"]
-    assert len(pictures) == len([1 for attributes in read.elements if attributes[1].get("class") == "panel"]) > 20
+    pictures = [
+        attributes for _, attributes in read.elements if attributes.get("role") == "img"
+    ]
+    assert (
+        len(pictures)
+        == len(
+            [1 for attributes in read.elements if attributes[1].get("class") == "panel"]
+        )
+        > 20
+    )
     for picture in pictures:
-        assert re.search(r"against .*\. \S.* \((native|virtual)\): -?[\d.,]+ at \d", picture["aria-label"]), picture
+        assert re.search(
+            r"against .*\. \S.* \((native|virtual)\): -?[\d.,]+ at \d",
+            picture["aria-label"],
+        ), picture
     figures = {attributes["id"] for attributes in read.named("figure")}
-    assert figures >= {"time-reduction", "strong-scaling", "convergence", "breakdown", "agreement"}
+    assert figures >= {
+        "time-reduction",
+        "strong-scaling",
+        "convergence",
+        "breakdown",
+        "agreement",
+    }
 
 
 def test_tables_have_headings_and_numeric_sort_keys(read):
@@ -137,7 +184,9 @@ def test_tables_have_headings_and_numeric_sort_keys(read):
     assert len(tables) == 6
     assert all(table["aria-labelledby"] for table in tables)
     assert all(head["scope"] == "col" for head in read.named("th"))
-    numbers = [cell["data-key"] for cell in read.named("td") if cell.get("class") == "number"]
+    numbers = [
+        cell["data-key"] for cell in read.named("td") if cell.get("class") == "number"
+    ]
     assert len(numbers) > 300
     assert all(key == "" or float(key) is not None for key in numbers)
 
@@ -149,7 +198,9 @@ def test_study_yaml_can_be_downloaded_from_the_page(read):
 
 
 def test_same_records_give_same_bytes(small, page, tmp_path):
-    cached, again = (write_report(small.folder, tmp_path / f"{jobs}.html", jobs) for jobs in (1, 2))
+    cached, again = (
+        write_report(small.folder, tmp_path / f"{jobs}.html", jobs) for jobs in (1, 2)
+    )
     assert cached.read_bytes() == again.read_bytes()
     assert cached.stat().st_size < page.stat().st_size < 3_000_000
 
@@ -158,16 +209,36 @@ def test_same_records_give_same_bytes(small, page, tmp_path):
 def nasty(tmp_path_factory) -> Path:
     """A study whose texts look like HTML, templates, paths and formulas."""
     folder = tmp_path_factory.mktemp("nasty") / "study"
-    shared = ("study", "model", "dataset", "cluster", "optimizer", "partition", "shuffle", "lr_policy", "device")
-    same = dict.fromkeys(shared, f"../../x{NASTY[0]}") | {"workers": 2, "git_commit": NASTY[0]}
+    shared = (
+        "study",
+        "model",
+        "dataset",
+        "cluster",
+        "optimizer",
+        "partition",
+        "shuffle",
+        "lr_policy",
+        "device",
+    )
+    same = dict.fromkeys(shared, f"../../x{NASTY[0]}") | {
+        "workers": 2,
+        "git_commit": NASTY[0],
+    }
     with Store(folder, fsync=False) as store:
         store.append(run_row(run_id="base", **same))
         for number, text in enumerate(NASTY):
             options = {"strategy": text, "strategy_options": {text: text}}
             store.append(run_row(run_id=f"run-{number}", **same, **options))
-        store.append(run_row(run_id="f", status="failed", error=" ".join(NASTY), train_s=None, **same))
+        store.append(
+            run_row(
+                run_id="f", status="failed", error=" ".join(NASTY), train_s=None, **same
+            )
+        )
         keep_study(store.folder, {"name": NASTY[0], "description": " ".join(NASTY)})
-        store.keep_provenance({text: {text: [text]} for text in NASTY} | {"packages": {NASTY[0]: NASTY[1]}})
+        store.keep_provenance(
+            {text: {text: [text]} for text in NASTY}
+            | {"packages": {NASTY[0]: NASTY[1]}}
+        )
     return folder
 
 
@@ -185,7 +256,9 @@ def test_hostile_names_stay_text_and_inside_plots(nasty, tmp_path, monkeypatch):
     assert "<script>alert(1)</script>" in "".join(read.shown)
     assert "{{ 7 * 7 }}" in "".join(read.shown)
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
-    assert all((link["href"] or "").startswith(("#", "data:")) for link in read.named("a"))
+    assert all(
+        (link["href"] or "").startswith(("#", "data:")) for link in read.named("a")
+    )
 
 
 def test_report_holds_no_home_or_secret(tmp_path, monkeypatch):
@@ -195,9 +268,16 @@ def test_report_holds_no_home_or_secret(tmp_path, monkeypatch):
         store.append(run_row())
         store.append(run_row(run_id="lost", status="failed", error=leak, train_s=None))
         keep_study(
-            store.folder, {"name": "x", "description": leak, "dataset": {"npz": {"path": "/home/alice/data.npz"}}}
+            store.folder,
+            {
+                "name": "x",
+                "description": leak,
+                "dataset": {"npz": {"path": "/home/alice/data.npz"}},
+            },
         )
-        store.keep_provenance({"cpu": {"model": leak}, "environment": {"OMP_PLACES": leak}})
+        store.keep_provenance(
+            {"cpu": {"model": leak}, "environment": {"OMP_PLACES": leak}}
+        )
     text = write_report(tmp_path / "study", tmp_path / "r.html").read_text()
     (link,) = [item["href"] for item in Reader(text).named("a") if "download" in item]
     for told in (text, base64.b64decode(link.partition(",")[2]).decode()):
@@ -210,10 +290,26 @@ def test_report_holds_no_home_or_secret(tmp_path, monkeypatch):
     [
         [run_row()],
         [run_row(status="failed", train_s=None, error="lost")],
-        [run_row(workers=2, final_metric=None, metric_name=None, parameters=None, n_train=None)],
+        [
+            run_row(
+                workers=2,
+                final_metric=None,
+                metric_name=None,
+                parameters=None,
+                n_train=None,
+            )
+        ],
         [run_row(strategy="epoch_average", workers=8)],
-        [run_row(run_id=s, strategy=s, execution="paced", engine="mpi", paced_overrun=0.5) for s in "ab"],
-        [run_row(run_id=str(n), workers=n, scaling="weak", batch_policy="global") for n in (1, 2)],
+        [
+            run_row(
+                run_id=s, strategy=s, execution="paced", engine="mpi", paced_overrun=0.5
+            )
+            for s in "ab"
+        ],
+        [
+            run_row(run_id=str(n), workers=n, scaling="weak", batch_policy="global")
+            for n in (1, 2)
+        ],
     ],
     ids=["one run", "nothing completed", "no metric", "no baseline", "paced", "weak"],
 )
@@ -230,10 +326,21 @@ def test_minimal_studies_have_a_report(rows, tmp_path):
 
 
 def test_damaged_provenance_is_skipped(keep, tmp_path):
-    results = keep(study_rows(strategies=("allreduce",), workers=(1,), native_workers=(), repetitions=1))
-    for name, damage in (("a", b"{"), ("b", b"[1]"), ("c", b"\xff\xfe"), ("d", json.dumps({"packages": 7}).encode())):
+    results = keep(
+        study_rows(
+            strategies=("allreduce",), workers=(1,), native_workers=(), repetitions=1
+        )
+    )
+    for name, damage in (
+        ("a", b"{"),
+        ("b", b"[1]"),
+        ("c", b"\xff\xfe"),
+        ("d", json.dumps({"packages": 7}).encode()),
+    ):
         (results.folder / "provenance" / f"{name}.json").write_bytes(damage)
-    shown = "".join(Reader(write_report(results.folder, tmp_path / "r.html").read_text()).shown)
+    shown = "".join(
+        Reader(write_report(results.folder, tmp_path / "r.html").read_text()).shown
+    )
     assert "Abacus 9000" in shown
 
 

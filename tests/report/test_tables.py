@@ -25,7 +25,9 @@ def column(table, name):
 
 
 def keys(table, name):
-    return [float(entry.key) if entry.key else math.nan for entry in column(table, name)]
+    return [
+        float(entry.key) if entry.key else math.nan for entry in column(table, name)
+    ]
 
 
 def test_cells_table_has_numbers_of_the_analysis(made, results):
@@ -36,25 +38,44 @@ def test_cells_table_has_numbers_of_the_analysis(made, results):
     assert keys(table, "accuracy") == list(known["metric"])
     assert keys(table, "spread") == pytest.approx(list(known["spread"]))
     first = known.iloc[0]
-    assert column(table, "time")[0].text == seconds_with_interval(first["train_s"], first["low_s"], first["high_s"])
+    assert column(table, "time")[0].text == seconds_with_interval(
+        first["train_s"], first["low_s"], first["high_s"]
+    )
 
 
 def test_saved_table_equals_ratios(made, results):
     table = made["saved"]
     known = ratios(results)
-    known = known[(known["baseline"] == "allreduce") & known["label"].isin(("epoch_average", "epoch_async"))]
-    expected = {(row.label, row.execution, row.workers): row.reduction for row in known.itertuples()}
+    known = known[
+        (known["baseline"] == "allreduce")
+        & known["label"].isin(("epoch_average", "epoch_async"))
+    ]
+    expected = {
+        (row.label, row.execution, row.workers): row.reduction
+        for row in known.itertuples()
+    }
     for label, where, workers, saved in zip(
-        *(column(table, name) for name in ("strategy", "execution", "workers", "time saved")), strict=True
+        *(
+            column(table, name)
+            for name in ("strategy", "execution", "workers", "time saved")
+        ),
+        strict=True,
     ):
         value = expected.pop((label.text, where.text.split()[0], float(workers.key)))
-        assert (float(saved.key) if saved.key else math.nan) == pytest.approx(value, nan_ok=True)
+        assert (float(saved.key) if saved.key else math.nan) == pytest.approx(
+            value, nan_ok=True
+        )
     assert not expected
 
 
 def test_split_parts_add_up_without_serial(made):
     table = made["split"]
-    total = [a + b for a, b in zip(keys(table, "by the engine"), keys(table, "by the frequency"), strict=True)]
+    total = [
+        a + b
+        for a, b in zip(
+            keys(table, "by the engine"), keys(table, "by the frequency"), strict=True
+        )
+    ]
     assert total == pytest.approx(keys(table, "time saved"))
     assert "serial" not in {entry.text for entry in column(table, "strategy")}
 
@@ -62,7 +83,11 @@ def test_split_parts_add_up_without_serial(made):
 def test_rows_mark_execution_and_oversubscription(made):
     crossed = [
         (entry.text, workers)
-        for entry, workers in zip(column(made["cells"], "execution"), keys(made["cells"], "workers"), strict=True)
+        for entry, workers in zip(
+            column(made["cells"], "execution"),
+            keys(made["cells"], "workers"),
+            strict=True,
+        )
         if "×" in entry.text
     ]
     assert {workers for _, workers in crossed} == {4}
@@ -77,7 +102,9 @@ def test_failed_runs_have_their_reason(made, results):
 
 
 def test_agreement_table_equals_analysis(made, results):
-    assert keys(made["agreement"], "virtual / native") == list(agreement(results)["ratio"])
+    assert keys(made["agreement"], "virtual / native") == list(
+        agreement(results)["ratio"]
+    )
 
 
 def test_laws_table_equals_analysis_and_names_refusals(made, results):
@@ -98,17 +125,41 @@ def test_columns_without_values_are_dropped(keep):
 
 
 def test_p_values_only_for_tested_executions(keep):
-    rows = study_rows(strategies=("allreduce", "epoch_average"), workers=(2,), native_workers=(2,), repetitions=8)
+    rows = study_rows(
+        strategies=("allreduce", "epoch_average"),
+        workers=(2,),
+        native_workers=(2,),
+        repetitions=8,
+    )
     results = keep(rows)
-    table = next(table for table in tables(results, comparisons(results)) if table.name == "saved")
-    native = dict(zip((entry.text for entry in column(table, "execution")), column(table, "p"), strict=True))
+    table = next(
+        table
+        for table in tables(results, comparisons(results))
+        if table.name == "saved"
+    )
+    native = dict(
+        zip(
+            (entry.text for entry in column(table, "execution")),
+            column(table, "p"),
+            strict=True,
+        )
+    )
     assert float(native["native mpi"].key) <= 0.05
     assert native["virtual"].key == ""
 
 
 def test_unreached_target_sorts_as_infinite(keep):
     rows = [
-        (run_row(run_id=f"r{n}", repetition=n, seed=n, target_metric=0.9, time_to_target_s=time), [])
+        (
+            run_row(
+                run_id=f"r{n}",
+                repetition=n,
+                seed=n,
+                target_metric=0.9,
+                time_to_target_s=time,
+            ),
+            [],
+        )
         for n, time in enumerate((0.5, None, None))
     ]
     results = keep(rows)
@@ -120,7 +171,10 @@ def test_unreached_target_sorts_as_infinite(keep):
 
 
 def test_long_list_of_failures_is_cut(keep):
-    rows = [(run_row(run_id=f"r{n}", status="failed", train_s=None, error="x"), []) for n in range(230)]
+    rows = [
+        (run_row(run_id=f"r{n}", status="failed", train_s=None, error="x"), [])
+        for n in range(230)
+    ]
     (table,) = tables(keep([*rows, (run_row(), [])]), [])[1:]
     assert len(table.rows) == 200
     assert "30 more are in runs.csv" in table.notes[0]

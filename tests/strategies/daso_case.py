@@ -34,23 +34,32 @@ class GivenReplica(Replica):
     def batches(self, epoch):
         self._epoch, self._epoch_steps = epoch, self.x.shape[1]
         for step in range(self._epoch_steps):
-            x, y = (torch.from_numpy(array[epoch, step, self.rank]).to(self.dtype) for array in (self.x, self.y))
+            x, y = (
+                torch.from_numpy(array[epoch, step, self.rank]).to(self.dtype)
+                for array in (self.x, self.y)
+            )
             self._moment = epoch + step / self._epoch_steps
             yield Batch(x, y, 1.0, step, step == 0)
 
     def epoch_done(self, epoch, agreed):
-        self.epoch_losses += [float(loss) for loss in self._losses[-1:]]  # before its update, as heat reports it
+        self.epoch_losses += [
+            float(loss) for loss in self._losses[-1:]
+        ]  # before its update, as heat reports it
         super().epoch_done(epoch, agreed)
 
     def gradient(self, batch, weight=1.0, *, add=False):
         super().gradient(batch, weight, add=add)
         if self.losses is not None:
-            self._last_loss = torch.tensor(self.losses[self._epoch, self.rank], dtype=self.dtype)
+            self._last_loss = torch.tensor(
+                self.losses[self._epoch, self.rank], dtype=self.dtype
+            )
 
 
 def given(x, y, losses=None):
     """A class of replicas that train on these arrays."""
-    return type("Given", (GivenReplica,), {"x": x, "y": y, "losses": losses, "made": []})
+    return type(
+        "Given", (GivenReplica,), {"x": x, "y": y, "losses": losses, "made": []}
+    )
 
 
 def reference(name):
@@ -61,13 +70,16 @@ def reference(name):
 
 def reference_class(case):
     epochs, ranks = int(case["epochs"]), case["x"].shape[2]
-    return given(case["x"], case["y"], np.ones((epochs, ranks)) if case["flat_loss"] else None)
+    return given(
+        case["x"], case["y"], np.ones((epochs, ranks)) if case["flat_loss"] else None
+    )
 
 
 def check_epoch_losses(found, case, rank):
     """Losses see the weights before each epoch's last update in float32, final weights only what bfloat16 keeps.
 
-    Sums in another order move them by some 1e-7. Two references report the flat loss that steered them.
+    Sums in another order move them by some 1e-7. Two references report the flat loss
+    that steered them.
     """
     if (case["epoch_losses"] != 1.0).any():
         np.testing.assert_allclose(found, case["epoch_losses"][rank], rtol=2e-6, atol=0)
@@ -81,7 +93,9 @@ def reference_run(case, initial: Path, **values):
         "cool_down_epochs": int(case["cooldown_epochs"]),
         "max_global_skips": int(case["max_global_skips"]),
     }
-    return daso_run({"daso-heat": options}, case["x"], case["y"], initial, dtype="float32", **values)
+    return daso_run(
+        {"daso-heat": options}, case["x"], case["y"], initial, dtype="float32", **values
+    )
 
 
 def daso_run(strategy, x, y, initial: Path | None = None, **values):
@@ -113,4 +127,6 @@ def stand_in(x, y):
     """A data set of the right shape; its rows are not what is trained on."""
     rows = np.zeros((x.shape[2] * x.shape[3], x.shape[4]), np.float32)
     targets = np.zeros((len(rows), y.shape[4]), np.float32)
-    return Dataset("given", "regression", y.shape[4], rows, targets, rows[:2], targets[:2])
+    return Dataset(
+        "given", "regression", y.shape[4], rows, targets, rows[:2], targets[:2]
+    )

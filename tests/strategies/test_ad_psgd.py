@@ -27,7 +27,12 @@ from tests.conftest import setting
 
 QUIET = {"ties": "rank", "jitter": "none"}
 LR, MOMENTUM = 0.05, 0.9
-LINEAR = {"model": {"mlp": {"hidden": []}}, "optimizer": {"sgd": {"momentum": MOMENTUM}}, "lr": LR, "epochs": 1}
+LINEAR = {
+    "model": {"mlp": {"hidden": []}},
+    "optimizer": {"sgd": {"momentum": MOMENTUM}},
+    "lr": LR,
+    "epochs": 1,
+}
 
 
 @pytest.fixture
@@ -42,9 +47,13 @@ def replicas(monkeypatch, play):
                 super().__init__(*arguments, **options)
                 made.append(self)
 
-        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
+        monkeypatch.setattr(
+            engine, "choose", lambda *_: Choice()
+        )  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", Kept)
-        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
+        monkeypatch.setattr(
+            engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None)
+        )
         outcome, _ = play(strategy, workers, **values)
         return outcome, made
 
@@ -62,7 +71,10 @@ class Regressions:
         self.x = [start.copy() for _ in range(run.workers)]
         self.m = [np.zeros_like(start) for _ in range(run.workers)]
         plan = BatchPlan.of(run, run.workers, run.seed, blobs)
-        self.rows = [np.split(plan.indices(0, rank), plan.bounds(0, rank)[1:-1]) for rank in range(run.workers)]
+        self.rows = [
+            np.split(plan.indices(0, rank), plan.bounds(0, rank)[1:-1])
+            for rank in range(run.workers)
+        ]
         self.data = blobs.x_train.astype(np.float64), np.eye(3)[blobs.y_train]
 
     def gradient(self, rank, step, at):
@@ -104,23 +116,39 @@ def slow_second(model, steps):
 
 @pytest.mark.parametrize(
     ("course", "slowdown", "staleness"),
-    [(in_step, {}, [{"1": 6}, {"1": 6}]), (slow_second, {1: 20.0}, [{"0": 6}, {"0": 5, "6": 1}])],
+    [
+        (in_step, {}, [{"1": 6}, {"1": 6}]),
+        (slow_second, {1: 20.0}, [{"0": 6}, {"0": 5, "6": 1}]),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_two_workers_do_what_numpy_does(course, slowdown, staleness, replicas, make_run, blobs):
+def test_two_workers_do_what_numpy_does(
+    course, slowdown, staleness, replicas, make_run, blobs
+):
     virtual = {**QUIET, "slowdown": slowdown}
-    outcome, made = replicas({"ad_psgd": {"trailing": "leave"}}, 2, **LINEAR, virtual=virtual)
-    expected = Regressions(make_run("ad_psgd", 2, **LINEAR), blobs, made[0].initial.numpy())
+    outcome, made = replicas(
+        {"ad_psgd": {"trailing": "leave"}}, 2, **LINEAR, virtual=virtual
+    )
+    expected = Regressions(
+        make_run("ad_psgd", 2, **LINEAR), blobs, made[0].initial.numpy()
+    )
     course(expected, 6)
-    np.testing.assert_allclose(weights_of(made), np.stack(expected.x), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        weights_of(made), np.stack(expected.x), rtol=0, atol=1e-12
+    )
     assert np.abs(weights_of(made) - made[0].initial.numpy()).max() > 0.01
     assert [worker.histograms["staleness"] for worker in outcome.workers] == staleness
-    assert outcome.workers[1].epochs[0].max_staleness == max(int(value) for value in staleness[1])
+    assert outcome.workers[1].epochs[0].max_staleness == max(
+        int(value) for value in staleness[1]
+    )
 
 
 def test_weights_decay_as_they_were_read(replicas, make_run, blobs):
     """A step, decay included, is that at the model last read, where its gradient was computed."""
-    decay, values = 0.3, {**LINEAR, "optimizer": {"sgd": {"momentum": MOMENTUM, "weight_decay": 0.3}}}
+    decay, values = (
+        0.3,
+        {**LINEAR, "optimizer": {"sgd": {"momentum": MOMENTUM, "weight_decay": 0.3}}},
+    )
     virtual = {**QUIET, "slowdown": {1: 20.0}}
     _, made = replicas({"ad_psgd": {"trailing": "leave"}}, 2, **values, virtual=virtual)
 
@@ -128,9 +156,13 @@ def test_weights_decay_as_they_were_read(replicas, make_run, blobs):
         def gradient(self, rank, step, at):
             return super().gradient(rank, step, at) + decay * at
 
-    expected = Decaying(make_run("ad_psgd", 2, **values), blobs, made[0].initial.numpy())
+    expected = Decaying(
+        make_run("ad_psgd", 2, **values), blobs, made[0].initial.numpy()
+    )
     slow_second(expected, 6)
-    np.testing.assert_allclose(weights_of(made), np.stack(expected.x), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        weights_of(made), np.stack(expected.x), rtol=0, atol=1e-12
+    )
 
 
 @given(
@@ -141,7 +173,9 @@ def test_weights_decay_as_they_were_read(replicas, make_run, blobs):
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_averaging_keeps_the_mean(replicas, workers, neighbours, weighting, every, seed):
+def test_averaging_keeps_the_mean(
+    replicas, workers, neighbours, weighting, every, seed
+):
     """Updates that vanish leave what the averagings do: the (weighted) mean stays, and the models draw together."""
     starts = np.random.default_rng(seed).standard_normal((workers, 39))
 
@@ -149,7 +183,10 @@ def test_averaging_keeps_the_mean(replicas, workers, neighbours, weighting, ever
         worker.parameters.copy_(torch.from_numpy(starts[worker.rank]))
         setup(self, worker)
 
-    setup, options = AdPsgd.setup, {"neighbours": neighbours, "weighting": weighting, "every": every}
+    setup, options = (
+        AdPsgd.setup,
+        {"neighbours": neighbours, "weighting": weighting, "every": every},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AdPsgd, "setup", begin)
         try:
@@ -160,30 +197,59 @@ def test_averaging_keeps_the_mean(replicas, workers, neighbours, weighting, ever
         except DataError:  # some draw a shard with fewer samples than the largest has batches, which is refused
             reject()
     samples = [replica.samples for replica in made] if weighting == "samples" else None
-    before, after = np.average(starts, 0, samples), np.average(weights_of(made), 0, samples)
+    before, after = (
+        np.average(starts, 0, samples),
+        np.average(weights_of(made), 0, samples),
+    )
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
-    spread = [np.average((models - before) ** 2, 0, samples).sum() for models in (starts, weights_of(made))]
+    spread = [
+        np.average((models - before) ** 2, 0, samples).sum()
+        for models in (starts, weights_of(made))
+    ]
     assert spread[1] < 0.9 * spread[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"neighbours": "ring"}, {"every": 5, "trailing": "leave"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"neighbours": "ring"}, {"every": 5, "trailing": "leave"}], ids=str
+)
 def test_virtual_workers_learn_and_record_staleness(options, play, recorded, make_run):
     values = {"epochs": 8, "lr": 0.2, "virtual": {"slowdown": {3: 3.0}}}
     outcome, weights = play({"ad_psgd": options}, 4, **values)
-    assert max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6  # of three classes
+    assert (
+        max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6
+    )  # of three classes
     strategy = registry.create("ad_psgd", options)
     steps = 8 * outcome.facts.steps_per_epoch
-    for worker, schedule in zip(outcome.workers, recorded({"ad_psgd": options}, 4, **values), strict=True):
-        assert worker.syncs == schedule.syncs == steps // strategy.every + (strategy.trailing == "synchronise")
-        assert worker.bytes_sent == schedule.bytes_sent == worker.syncs * weights["final"].numel() * 8
-        assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == steps
+    for worker, schedule in zip(
+        outcome.workers, recorded({"ad_psgd": options}, 4, **values), strict=True
+    ):
+        assert (
+            worker.syncs
+            == schedule.syncs
+            == steps // strategy.every + (strategy.trailing == "synchronise")
+        )
+        assert (
+            worker.bytes_sent
+            == schedule.bytes_sent
+            == worker.syncs * weights["final"].numel() * 8
+        )
+        assert (
+            sum(worker.histograms["staleness"].values())
+            == worker.optimizer_steps
+            == steps
+        )
     facts = {"attempt": 1, "oversubscribed": False, "started_utc": "", "provenance": {}}
     row, epochs = rows_of(make_run({"ad_psgd": options}, 4, **values), outcome, **facts)
-    stale = {int(value): times for value, times in json.loads(row.staleness_histogram).items()}
+    stale = {
+        int(value): times
+        for value, times in json.loads(row.staleness_histogram).items()
+    }
     assert sum(stale.values()) == 4 * steps
     assert max(stale) == max(epoch.max_staleness for epoch in epochs) > 0
     merges = 4 * (steps // strategy.every)
-    assert sum(value * times for value, times in stale.items()) <= merges  # each merge makes one update stale, once
+    assert (
+        sum(value * times for value, times in stale.items()) <= merges
+    )  # each merge makes one update stale, once
     assert row.merge_policy.startswith("asynchronous pair mean")
     assert row.averaged_state == "parameters+buffers"
 
@@ -208,13 +274,21 @@ def test_neighbours_of_a_worker_by_topology():
 
 
 def test_impossible_setting_is_refused_in_one_line():
-    with pytest.raises(StudyError, match="ad_psgd at 1 worker: there is nobody to average with; start at 2 workers"):
+    with pytest.raises(
+        StudyError,
+        match="ad_psgd at 1 worker: there is nobody to average with; start at 2 workers",
+    ):
         registry.create("ad_psgd", {}).check(setting(1))
     with pytest.raises(StudyError, match=r"option 'neighbours'.*'any' or 'ring'"):
         registry.create("ad_psgd", {"neighbours": "star"})
 
 
-REAL = [(2, {}), (4, {}), (4, {"neighbours": "ring", "every": 3, "trailing": "leave"}), (2, {"every": 10_000})]
+REAL = [
+    (2, {}),
+    (4, {}),
+    (4, {"neighbours": "ring", "every": 3, "trailing": "leave"}),
+    (2, {"every": 10_000}),
+]
 
 
 def real_run(workers, options):
@@ -245,19 +319,33 @@ def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
     ).launch(runs)
     for run in runs:
         outcome = outcomes[run.run_id]
-        assert outcome.status == "completed", outcome.error  # a model that is not finite would be `diverged`
+        assert outcome.status == "completed", (
+            outcome.error
+        )  # a model that is not finite would be `diverged`
         steps = outcome.facts.steps_per_epoch
         schedules = recorded(run, data=open_dataset(prepare(run, run.workers)))
         kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
         assert np.isfinite(kept["final"]).all()
         assert np.abs(kept["final"] - kept["initial"]).max() > 0.01
         for worker, schedule in zip(outcome.workers, schedules, strict=True):
-            assert (worker.syncs, worker.bytes_sent) == (schedule.syncs, schedule.bytes_sent)
-            assert sum(worker.histograms["staleness"].values()) == worker.optimizer_steps == 3 * steps
-        losses = [np.mean([worker.epochs[e].train_loss for worker in outcome.workers]) for e in (0, -1)]
+            assert (worker.syncs, worker.bytes_sent) == (
+                schedule.syncs,
+                schedule.bytes_sent,
+            )
+            assert (
+                sum(worker.histograms["staleness"].values())
+                == worker.optimizer_steps
+                == 3 * steps
+            )
+        losses = [
+            np.mean([worker.epochs[e].train_loss for worker in outcome.workers])
+            for e in (0, -1)
+        ]
         assert losses[1] < losses[0]
     dataset = open_dataset(prepare(runs[-1], 2))
     twin = runs[-1].model_copy(update={"execution": "virtual", "engine": "virtual"})
     virtual, weights = engine.simulate(twin, dataset, machine)
     assert virtual.status == "completed", virtual.error
-    np.testing.assert_allclose(kept["final"], weights["final"].numpy(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        kept["final"], weights["final"].numpy(), rtol=0, atol=1e-12
+    )

@@ -35,9 +35,15 @@ SGD, ADAM = {"sgd": {"momentum": 0.9}}, {"adam": {}}
 MLPS = [("mlp", 2, [1, 2, 2, 1]), ("mlp", 4, [4, 2, 1, 1]), ("mlp", 4, [1, 4, 2, 1])]
 OTHERS = [("convolutional", 2, [1, 1, 2, 1, 2]), ("transformer", 2, [1, 2, 2, 1, 1])]
 CASES = [(*layout, optimizer) for optimizer in (SGD, ADAM) for layout in MLPS]
-CASES += [(*layout, SGD) for layout in OTHERS]  # adam would divide by rounding errors of gradients that are zero
-WIDE = {"mlp": {"hidden": [256, 256]}}  # more parameters than numbers in a batch of two samples
-UNEVEN = {"partition": {"dirichlet": {"alpha": 1}}}  # 17, 37, 23 and 19 samples on four workers
+CASES += [
+    (*layout, SGD) for layout in OTHERS
+]  # adam would divide by rounding errors of gradients that are zero
+WIDE = {
+    "mlp": {"hidden": [256, 256]}
+}  # more parameters than numbers in a batch of two samples
+UNEVEN = {
+    "partition": {"dirichlet": {"alpha": 1}}
+}  # 17, 37, 23 and 19 samples on four workers
 
 
 @pytest.fixture(scope="module")
@@ -49,71 +55,157 @@ def switching(self, worker, epoch, compute_s, comm_s):
     """Turn the layout by a layer, whatever was measured."""
     turned = [*worker.state.degrees[1:], worker.state.degrees[0]]
     layers = worker.layer_profiles
-    degrees = (degree if degree in layer.degrees else 1 for degree, layer in zip(turned, layers, strict=True))
+    degrees = (
+        degree if degree in layer.degrees else 1
+        for degree, layer in zip(turned, layers, strict=True)
+    )
     self._use(worker, tuple(degrees), 0.0)
 
 
 @pytest.mark.parametrize(("model", "workers", "degrees", "optimizer"), CASES, ids=str)
-def test_layouts_train_as_whole_models_do(play, make_run, patterns, model, workers, degrees, optimizer):
-    values = {"model": MODELS[model], "optimizer": optimizer, "lr": 0.02, "batch_per_worker": 7}
-    _, weights = play({"adaptive": {"layout": degrees, "again": False}}, workers, data=patterns, **values)
+def test_layouts_train_as_whole_models_do(
+    play, make_run, patterns, model, workers, degrees, optimizer
+):
+    values = {
+        "model": MODELS[model],
+        "optimizer": optimizer,
+        "lr": 0.02,
+        "batch_per_worker": 7,
+    }
+    _, weights = play(
+        {"adaptive": {"layout": degrees, "again": False}},
+        workers,
+        data=patterns,
+        **values,
+    )
     expected = trained_alone(make_run(**values), patterns, workers)
     torch.testing.assert_close(weights["final"], expected, **EXACT)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=str)
-def test_weights_and_states_keep_their_values_when_the_layout_changes(monkeypatch, play, make_run, patterns, optimizer):
+def test_weights_and_states_keep_their_values_when_the_layout_changes(
+    monkeypatch, play, make_run, patterns, optimizer
+):
     monkeypatch.setattr(Adaptive, "_plan", switching)
-    values = {"model": MODELS["mlp"], "optimizer": optimizer, "lr": 0.02, "epochs": 4, "batch_per_worker": 7}
-    _, weights = play({"adaptive": {"layout": [4, 2, 1, 1]}}, 4, data=patterns, **values)
-    torch.testing.assert_close(weights["final"], trained_alone(make_run(**values), patterns, 4), **EXACT)
+    values = {
+        "model": MODELS["mlp"],
+        "optimizer": optimizer,
+        "lr": 0.02,
+        "epochs": 4,
+        "batch_per_worker": 7,
+    }
+    _, weights = play(
+        {"adaptive": {"layout": [4, 2, 1, 1]}}, 4, data=patterns, **values
+    )
+    torch.testing.assert_close(
+        weights["final"], trained_alone(make_run(**values), patterns, 4), **EXACT
+    )
 
 
-def test_what_was_measured_makes_wide_layers_shared_and_small_ones_not(play, make_run, patterns):
-    values = {"batch_per_worker": 2, "epochs": 3, "optimizer": {"sgd": {"momentum": 0.9}}}
-    narrow, _ = play("adaptive", 4, data=patterns, model={"mlp": {"hidden": [8]}}, **values)
+def test_what_was_measured_makes_wide_layers_shared_and_small_ones_not(
+    play, make_run, patterns
+):
+    values = {
+        "batch_per_worker": 2,
+        "epochs": 3,
+        "optimizer": {"sgd": {"momentum": 0.9}},
+    }
+    narrow, _ = play(
+        "adaptive", 4, data=patterns, model={"mlp": {"hidden": [8]}}, **values
+    )
     wide, weights = play("adaptive", 4, data=patterns, model=WIDE, **values)
-    sent = [[epoch.bytes_sent for epoch in outcome.workers[0].epochs] for outcome in (narrow, wide)]
+    sent = [
+        [epoch.bytes_sent for epoch in outcome.workers[0].epochs]
+        for outcome in (narrow, wide)
+    ]
     assert sent[0][1] < 1.1 * sent[0][0]
     assert sent[1][2] < 0.5 * sent[1][0]
     assert wide.workers[0].epochs[2].comm_s < wide.workers[0].epochs[0].comm_s
-    torch.testing.assert_close(weights["final"], trained_alone(make_run(model=WIDE, **values), patterns, 4), **EXACT)
+    torch.testing.assert_close(
+        weights["final"],
+        trained_alone(make_run(model=WIDE, **values), patterns, 4),
+        **EXACT,
+    )
 
 
-def test_a_layout_that_takes_longer_than_the_one_before_is_left(play, machine, patterns):
+def test_a_layout_that_takes_longer_than_the_one_before_is_left(
+    play, machine, patterns
+):
     """Where a collective takes 10 ms however short it is, fewer numbers in more of them cost time."""
     cluster = machine.cluster
-    links = {name: getattr(cluster.links, name).model_copy(update={"latency_s": 1e-2}) for name in ("intra", "inter")}
-    slow = replace(machine, cluster=cluster.model_copy(update={"links": cluster.links.model_copy(update=links)}))
-    outcome, _ = play("adaptive", 4, data=patterns, model=WIDE, machine=slow, batch_per_worker=2, epochs=4)
+    links = {
+        name: getattr(cluster.links, name).model_copy(update={"latency_s": 1e-2})
+        for name in ("intra", "inter")
+    }
+    slow = replace(
+        machine,
+        cluster=cluster.model_copy(
+            update={"links": cluster.links.model_copy(update=links)}
+        ),
+    )
+    outcome, _ = play(
+        "adaptive",
+        4,
+        data=patterns,
+        model=WIDE,
+        machine=slow,
+        batch_per_worker=2,
+        epochs=4,
+    )
     profiled, tried, *then = [epoch.bytes_sent for epoch in outcome.workers[0].epochs]
     assert tried < 0.5 * profiled
-    assert then == pytest.approx([profiled] * 2, abs=16)  # after the last epoch no times are exchanged
+    assert then == pytest.approx(
+        [profiled] * 2, abs=16
+    )  # after the last epoch no times are exchanged
 
 
 @pytest.mark.parametrize("options", [{}, {"parameters_mib": 0.5}], ids=str)
-def test_workers_with_other_numbers_of_samples_choose_one_layout(play, make_run, patterns, options):
+def test_workers_with_other_numbers_of_samples_choose_one_layout(
+    play, make_run, patterns, options
+):
     """Batches have 8.5 to 18.5 samples in the mean: alone, two workers would share wide layers by 4, and two by 2."""
     values = {"batch_per_worker": 20, "epochs": 3, **UNEVEN}
     _, weights = play({"adaptive": options}, 4, data=patterns, model=WIDE, **values)
-    torch.testing.assert_close(weights["final"], trained_alone(make_run(model=WIDE, **values), patterns, 4), **EXACT)
+    torch.testing.assert_close(
+        weights["final"],
+        trained_alone(make_run(model=WIDE, **values), patterns, 4),
+        **EXACT,
+    )
 
 
 @given(st.data())
 def test_the_best_of_all_layouts_is_found_under_the_cap(data):
     number = st.integers(1, 400)
     layers = [
-        LayerProfile(str(place), data.draw(number), data.draw(number), data.draw(number), data.draw(DEGREES))
+        LayerProfile(
+            str(place),
+            data.draw(number),
+            data.draw(number),
+            data.draw(number),
+            data.draw(DEGREES),
+        )
         for place in range(data.draw(st.integers(1, 4)))
     ]
     costs, cap = Costs(4, data.draw(st.integers(1, 8))), data.draw(st.integers(1, 1600))
 
     def held(degrees):
-        return sum(layer.parameters / degree for layer, degree in zip(layers, degrees, strict=True))
+        return sum(
+            layer.parameters / degree
+            for layer, degree in zip(layers, degrees, strict=True)
+        )
 
-    layers[1:] = [layer._replace(takes=before.gives) for before, layer in pairwise(layers)]
-    fitting = [each for each in product(*(layer.degrees for layer in layers)) if held(each) <= cap]
-    best, greedy = chosen(layers, costs, cap, "viterbi"), chosen(layers, costs, cap, "greedy")
+    layers[1:] = [
+        layer._replace(takes=before.gives) for before, layer in pairwise(layers)
+    ]
+    fitting = [
+        each
+        for each in product(*(layer.degrees for layer in layers))
+        if held(each) <= cap
+    ]
+    best, greedy = (
+        chosen(layers, costs, cap, "viterbi"),
+        chosen(layers, costs, cap, "greedy"),
+    )
     if not fitting:
         assert best is greedy is None
         return
@@ -133,7 +225,9 @@ def test_costs_are_the_numbers_that_collectives_move():
     layer = LayerProfile("one", 80, 5, 3, (1, 2, 4))
     costs = Costs(4, 10)
     assert costs.of_layer(layer, 1) == 2 * 3 / 4 * 80
-    assert costs.of_layer(layer, 2) == 2 * 1 / 2 * 80 / 2 + 2 * (1 / 2) * 2 * 10 * (5 + 3)
+    assert costs.of_layer(layer, 2) == 2 * 1 / 2 * 80 / 2 + 2 * (1 / 2) * 2 * 10 * (
+        5 + 3
+    )
     assert costs.of_layer(layer, 4) == 2 * (3 / 4) * 4 * 10 * (5 + 3)
     assert costs.of_layout([layer, layer._replace(takes=3)], [1, 4]) == (
         120 + 60 * 10 * 6 / 10 + 3 * 10 * 3 + 3 * 10 * 3
@@ -143,30 +237,56 @@ def test_costs_are_the_numbers_that_collectives_move():
 def test_layers_that_can_be_shared_alone_but_not_together_have_other_degrees():
     """Eight workers can share the inputs of each, but not the 4 channels between the two."""
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 8))
-    assert sharing_degrees_of(layers_of(model, "model"), 8, "model") == [(1, 2, 4), (1, 2, 4, 8)]
+    assert sharing_degrees_of(layers_of(model, "model"), 8, "model") == [
+        (1, 2, 4),
+        (1, 2, 4, 8),
+    ]
 
 
 def test_the_least_numbers_are_chosen_from_the_beginning(play, patterns):
-    stated, _ = play({"adaptive": {"layout": "least", "again": False}}, 4, data=patterns, model=WIDE)
+    stated, _ = play(
+        {"adaptive": {"layout": "least", "again": False}}, 4, data=patterns, model=WIDE
+    )
     default, _ = play({"adaptive": {"again": False}}, 4, data=patterns, model=WIDE)
     assert stated.workers[0].bytes_sent < 0.5 * default.workers[0].bytes_sent
 
 
-def test_a_cap_is_met_from_the_beginning_and_refused_if_no_layout_meets_it(play, patterns):
-    outcome, _ = play({"adaptive": {"parameters_mib": 0.4, "again": False}}, 4, data=patterns, model=WIDE)
+def test_a_cap_is_met_from_the_beginning_and_refused_if_no_layout_meets_it(
+    play, patterns
+):
+    outcome, _ = play(
+        {"adaptive": {"parameters_mib": 0.4, "again": False}},
+        4,
+        data=patterns,
+        model=WIDE,
+    )
     assert outcome.workers[0].bytes_sent
     layers = layers_of(
-        build_model(Component(name="mlp", options=WIDE["mlp"]), (64,), 3, "classification", torch.float64, 0),
+        build_model(
+            Component(name="mlp", options=WIDE["mlp"]),
+            (64,),
+            3,
+            "classification",
+            torch.float64,
+            0,
+        ),
         "mlp",
     )
-    with pytest.raises(StudyError, match=r"the least is 0\.159 MiB a worker, of which layer"):
-        registry.create("adaptive", {"parameters_mib": 0.05}).check(replace(setting(4), layers=layers))
+    with pytest.raises(
+        StudyError, match=r"the least is 0\.159 MiB a worker, of which layer"
+    ):
+        registry.create("adaptive", {"parameters_mib": 0.05}).check(
+            replace(setting(4), layers=layers)
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"layout": [3, 1]}, "3 workers cannot share a layer among 4; use divisors of 4"),
+        (
+            {"layout": [3, 1]},
+            "3 workers cannot share a layer among 4; use divisors of 4",
+        ),
         ({"layout": [1, 2]}, "2 degrees for a model of 3 layers"),
         ({"solver": "exact"}, "option 'solver'"),
         ({"parameters_mib": 0}, "option 'parameters_mib'"),
@@ -174,31 +294,48 @@ def test_a_cap_is_met_from_the_beginning_and_refused_if_no_layout_meets_it(play,
 )
 def test_layouts_that_cannot_be_are_refused(options, said):
     with pytest.raises(StudyError, match=said):
-        registry.create("adaptive", options).check(replace(setting(4), layer_work=[1.0, 1.0, 1.0]))
+        registry.create("adaptive", options).check(
+            replace(setting(4), layer_work=[1.0, 1.0, 1.0])
+        )
     with pytest.raises(StudyError, match="lamb takes the norms"):
         registry.create("adaptive", {}).check(setting(4, optimizer="lamb"))
 
 
 @pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_do(monkeypatch, make_run, patterns, machine, tmp_path, engine):
+def test_real_ranks_train_as_virtual_workers_do(
+    monkeypatch, make_run, patterns, machine, tmp_path, engine
+):
     """Weights, bytes and metrics of stated layouts, with running statistics and after warm-up steps."""
     monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
     stated = []
     for model, workers, degrees in (*MLPS[:2], *OTHERS):
-        named = {f"{model}-{workers}": {"adaptive": {"layout": degrees, "again": False}}}
-        (run,) = native_runs(engine, named, make_run, counts=(workers,), model=MODELS[model])
+        named = {
+            f"{model}-{workers}": {"adaptive": {"layout": degrees, "again": False}}
+        }
+        (run,) = native_runs(
+            engine, named, make_run, counts=(workers,), model=MODELS[model]
+        )
         stated.append(run.model_copy(update={"batch_per_worker": 7, "epochs": 2}))
-    measured = native_runs(engine, {"measured": "adaptive"}, make_run, counts=(2, 4), model=WIDE, **UNEVEN)
+    measured = native_runs(
+        engine, {"measured": "adaptive"}, make_run, counts=(2, 4), model=WIDE, **UNEVEN
+    )
     found = launched(engine, [*stated, *measured], [], patterns, tmp_path)
     for run in stated:
         native = found[run.run_id]
         twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
         outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
+        np.testing.assert_allclose(
+            native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id
+        )
         counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
         assert native["counted"].tolist() == counted, run.run_id
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+        metrics = [
+            evaluation.metric
+            for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)
+        ]
         assert native["metrics"].tolist() == metrics, run.run_id
     for run in [*stated, *measured]:
         alone = trained_alone(run, patterns, run.workers).numpy()
-        np.testing.assert_allclose(found[run.run_id]["final"], alone, **EXACT, err_msg=run.run_id)
+        np.testing.assert_allclose(
+            found[run.run_id]["final"], alone, **EXACT, err_msg=run.run_id
+        )

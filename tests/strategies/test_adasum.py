@@ -24,7 +24,9 @@ def combined(a, b):
 
 def tree(vectors):
     while len(vectors) > 1:
-        vectors = [combined(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        vectors = [
+            combined(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
     return vectors[0]
 
 
@@ -42,7 +44,10 @@ def test_two_vectors_by_the_formula_each_part_for_itself(n, seed, zero):
 
 
 def test_equal_steps_are_averaged_and_orthogonal_ones_added():
-    for a, b, expected in (([3.0, 4.0], [3.0, 4.0], [3.0, 4.0]), ([2.0, 0.0], [0.0, 5.0], [2.0, 5.0])):
+    for a, b, expected in (
+        ([3.0, 4.0], [3.0, 4.0], [3.0, 4.0]),
+        ([2.0, 0.0], [0.0, 5.0], [2.0, 5.0]),
+    ):
         merged = torch.tensor(a)
         Merging([2], merged)(merged, torch.tensor(b))
         assert merged.tolist() == pytest.approx(expected)
@@ -51,11 +56,18 @@ def test_equal_steps_are_averaged_and_orthogonal_ones_added():
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_a_run_follows_the_rule(play, blobs, make_run, workers):
     """Softmax regression (no hidden layer) with momentum, by hand: its gradient is (p - y) x / n."""
-    options = {"epochs": 2, "model": {"mlp": {"hidden": []}}, "optimizer": {"sgd": {"momentum": 0.9}}}
+    options = {
+        "epochs": 2,
+        "model": {"mlp": {"hidden": []}},
+        "optimizer": {"sgd": {"momentum": 0.9}},
+    }
     outcome, weights = play("adasum", workers, **options)
     run = make_run("adasum", workers, **options)
     plan = BatchPlan.of(run, workers, run.seed, blobs)
-    w, moments = weights["initial"].numpy().copy(), [np.zeros(9) for _ in range(workers)]
+    w, moments = (
+        weights["initial"].numpy().copy(),
+        [np.zeros(9) for _ in range(workers)],
+    )
     for epoch in range(2):
         for step in range(plan.steps(epoch)):
             deltas = []
@@ -68,7 +80,9 @@ def test_a_run_follows_the_rule(play, blobs, make_run, workers):
                 gradient = np.concatenate([(error.T @ x).ravel(), error.sum(0)])
                 moments[rank] = 0.9 * moments[rank] + gradient
                 deltas.append(-0.1 * moments[rank])
-            w += np.concatenate([tree([d[:6] for d in deltas]), tree([d[6:] for d in deltas])])
+            w += np.concatenate(
+                [tree([d[:6] for d in deltas]), tree([d[6:] for d in deltas])]
+            )
     np.testing.assert_allclose(weights["final"].numpy(), w, atol=1e-12)
     levels, steps = workers.bit_length() - 1, outcome.workers[0].optimizer_steps
     for worker in outcome.workers:
@@ -81,5 +95,8 @@ def test_worker_count_other_than_a_power_of_two_is_refused(workers):
     for engine in ("virtual", "horovod"):
         strategy = registry.create("adasum", {}, engine)
         assert strategy.check(setting(8)) == strategy.check(setting(1)) == []
-        with pytest.raises(StudyError, match=f"strategy adasum: {workers} workers; expected a power of two"):
+        with pytest.raises(
+            StudyError,
+            match=f"strategy adasum: {workers} workers; expected a power of two",
+        ):
             strategy.check(setting(workers))

@@ -50,20 +50,30 @@ class Recording:
 def lone_worker(model=None, n=None):
     parameters = sum(p.numel() for p in model.parameters()) if model is not None else n
     gradients = torch.zeros(parameters, dtype=torch.float64)
-    return SimpleNamespace(comm=Recording(), clock=WallClock(), gradients=gradients, model=model)
+    return SimpleNamespace(
+        comm=Recording(), clock=WallClock(), gradients=gradients, model=model
+    )
 
 
 # --- top-k ----------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
-@given(n=st.integers(1, 40), keep=st.floats(0.01, 1.0), steps=st.integers(1, 6), seed=st.integers(0, 999))
+@given(
+    n=st.integers(1, 40),
+    keep=st.floats(0.01, 1.0),
+    steps=st.integers(1, 6),
+    seed=st.integers(0, 999),
+)
 def test_topk_sends_the_largest_and_keeps_the_rest(n, keep, steps, seed):
     """After any number of steps: all that was sent + what is kept = all gradients, and what is kept is smaller."""
     random = torch.Generator().manual_seed(seed)
     worker = lone_worker(n=n)
     rule = TopK(worker, keep)
-    given_in, sent = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    given_in, sent = (
+        torch.zeros(n, dtype=torch.float64),
+        torch.zeros(n, dtype=torch.float64),
+    )
     k = max(1, math.ceil(keep * n))
     for _ in range(steps):
         gradient = torch.randn(n, generator=random, dtype=torch.float64)
@@ -88,7 +98,10 @@ def test_topk_of_everything_is_allreduce(play):
 
 
 def test_powersgd_keeps_what_the_factors_miss_and_is_exact_for_matrices_of_its_rank():
-    model = torch.nn.Sequential(torch.nn.Linear(12, 9, dtype=torch.float64), torch.nn.Linear(9, 2, dtype=torch.float64))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(12, 9, dtype=torch.float64),
+        torch.nn.Linear(9, 2, dtype=torch.float64),
+    )
     worker = lone_worker(model)
     rule = PowerSgd(worker, rank=1, start=0)
     random = np.random.default_rng(2)
@@ -99,14 +112,22 @@ def test_powersgd_keeps_what_the_factors_miss_and_is_exact_for_matrices_of_its_r
     matrix = gradient[: 9 * 12].view(9, 12)
     assert torch.linalg.matrix_rank(matrix) == 1
     assert rule.residual[: 9 * 12].abs().max() > 0.1
-    assert torch.equal(gradient[9 * 12 :], before[9 * 12 :])  # biases, and a matrix too small to shrink
-    for _ in range(2):  # once the kept error is spent, a matrix of rank 1 passes as it is
+    assert torch.equal(
+        gradient[9 * 12 :], before[9 * 12 :]
+    )  # biases, and a matrix too small to shrink
+    for _ in range(
+        2
+    ):  # once the kept error is spent, a matrix of rank 1 passes as it is
         rule.forget()
         gradient = torch.zeros_like(before)
-        one = torch.tensor(np.outer(random.standard_normal(9), random.standard_normal(12)))
+        one = torch.tensor(
+            np.outer(random.standard_normal(9), random.standard_normal(12))
+        )
         gradient[: 9 * 12] = one.view(-1)
         rule.mean_(gradient)
-        torch.testing.assert_close(gradient[: 9 * 12].view(9, 12), one, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            gradient[: 9 * 12].view(9, 12), one, atol=1e-12, rtol=0
+        )
 
 
 def test_virtual_workers_share_one_orthonormalisation(play, monkeypatch):
@@ -138,14 +159,17 @@ def test_a_model_with_nothing_to_factor_is_refused(make_run, blobs, machine):
     from scalebench.errors import ModelError
 
     with pytest.raises(ModelError, match="no layer shrinks to less than 1/2 at rank 1"):
-        simulate(make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, machine)
+        simulate(
+            make_run({"allreduce": {"compression": "powersgd"}}, 2), blobs, machine
+        )
 
 
 def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
     """Ten steps of DDP with torch's powerSGD_hook over gloo, and ours over the same gradients: 1e-9 in float64.
 
-    The hook draws Q for each bucket, and sums its vectors; ours is it for one bucket, which is what our ddp asks for,
-    also where the model (1.4 MiB of gradients) would have several.
+    The hook draws Q for each bucket, and sums its vectors; ours is it for one bucket,
+    which is what our ddp asks for, also where the model (1.4 MiB of gradients) would
+    have several.
     """
     done = subprocess.run(
         [sys.executable, "-W", "error", str(POWERSGD), str(tmp_path / "store")],
@@ -154,7 +178,9 @@ def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    difference, moved, compressed, buckets, usual = (float(word) for word in done.stdout.split())
+    difference, moved, compressed, buckets, usual = (
+        float(word) for word in done.stdout.split()
+    )
     assert difference < 1e-9
     assert moved > 1e-2
     assert compressed == 1
@@ -176,11 +202,16 @@ def test_half_precision_under_ddp_is_that_of_allreduce(play, precision):
     outcome, weights = play({"ddp": {"compression": precision}}, 4, epochs=2)
     _, expected = play({"allreduce": {"compression": precision}}, 4, epochs=2)
     assert torch.equal(weights["final"], expected["final"])
-    assert outcome.workers[0].bytes_sent == 2 * weights["final"].numel() * outcome.workers[0].syncs
+    assert (
+        outcome.workers[0].bytes_sent
+        == 2 * weights["final"].numel() * outcome.workers[0].syncs
+    )
 
 
 def test_powersgd_under_ddp_starts_after_two_plain_steps():
-    with pytest.raises(StudyError, match=r"option 'start': .* greater than or equal to 2"):
+    with pytest.raises(
+        StudyError, match=r"option 'start': .* greater than or equal to 2"
+    ):
         registry.create("ddp", {"start": 1})
 
 
@@ -204,12 +235,19 @@ def test_half_precision_rounds_each_contribution(play, precision, epsilon):
 @pytest.mark.parametrize("collective", ["tree", "hierarchical"])
 def test_collectives_spelled_out_sum_as_the_engine_does(play, collective, workers):
     _, reduced = play("allreduce", workers, epochs=2)
-    outcome, weights = play({"allreduce": {"collective": collective}}, workers, epochs=2)
+    outcome, weights = play(
+        {"allreduce": {"collective": collective}}, workers, epochs=2
+    )
     torch.testing.assert_close(weights["final"], reduced["final"], atol=1e-13, rtol=0)
-    n, steps = weights["final"].numel() * 8, sum(worker.optimizer_steps for worker in outcome.workers) // workers
+    n, steps = (
+        weights["final"].numel() * 8,
+        sum(worker.optimizer_steps for worker in outcome.workers) // workers,
+    )
     sent = [worker.bytes_sent for worker in outcome.workers]
     if collective == "tree":
-        assert sum(sent) == 2 * (workers - 1) * n * steps  # each edge of the tree, up and down
+        assert (
+            sum(sent) == 2 * (workers - 1) * n * steps
+        )  # each edge of the tree, up and down
         assert all(worker.syncs == steps for worker in outcome.workers)
 
 
@@ -217,19 +255,30 @@ def test_collectives_spelled_out_sum_as_the_engine_does(play, collective, worker
 def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, machine, workers):
     """Per step 2 ceil(lg p)(a + n/B) + ceil(lg p) n gamma, one worker per node, equal workers."""
     node = machine.cluster.node.model_copy(update={"workers_per_node": 1})
-    one_each = type(machine)(machine.cluster.model_copy(update={"node": node}), machine.engines, machine.tables)
-    run = make_run({"allreduce": {"collective": "tree"}}, workers, epochs=1, batch_per_worker=96)
+    one_each = type(machine)(
+        machine.cluster.model_copy(update={"node": node}),
+        machine.engines,
+        machine.tables,
+    )
+    run = make_run(
+        {"allreduce": {"collective": "tree"}}, workers, epochs=1, batch_per_worker=96
+    )
     outcome, weights = simulate(run, blobs, one_each)
     nbytes, link = weights["final"].numel() * 8, one_each.cluster.links.inter
     levels = math.ceil(math.log2(workers))
     message = link.latency_s + nbytes / link.bandwidth_bytes_per_s
-    expected = 2 * levels * message + levels * nbytes * one_each.cluster.reduction.seconds_per_byte
+    expected = (
+        2 * levels * message
+        + levels * nbytes * one_each.cluster.reduction.seconds_per_byte
+    )
     slowest = max(worker.comm_s for worker in outcome.workers)
     assert slowest == pytest.approx(expected, rel=1e-9)
 
 
 def test_two_levels_cross_the_network_once_a_node(play):
-    outcome, weights = play({"allreduce": {"collective": "hierarchical"}}, 6, epochs=2)  # nodes of two workers
+    outcome, weights = play(
+        {"allreduce": {"collective": "hierarchical"}}, 6, epochs=2
+    )  # nodes of two workers
     n = weights["final"].numel() * 8
     steps = outcome.workers[0].optimizer_steps
     assert steps > 0
@@ -254,21 +303,38 @@ def test_accumulated_batches_are_one_large_batch(play, workers, strategy):
     """Shards of 5 workers are uneven (19 and 20 samples): the sums are weighted by samples, so it is still exact."""
     options = {"epochs": 3, "shuffle": "none", "optimizer": {"sgd": {"momentum": 0.9}}}
     _, large = play("allreduce", workers, batch_per_worker=96, **options)
-    _, small = play({strategy: {"accumulate": 100}}, workers, batch_per_worker=4, **options)
+    _, small = play(
+        {strategy: {"accumulate": 100}}, workers, batch_per_worker=4, **options
+    )
     torch.testing.assert_close(small["final"], large["final"], atol=1e-12, rtol=0)
 
 
-def test_accumulation_communicates_once_per_step_and_takes_the_rest_of_an_epoch_too(play):
-    outcome, _ = play({"allreduce": {"accumulate": 4}}, 2, epochs=3)  # six batches an epoch: steps of 4 and 2
-    assert [(worker.optimizer_steps, worker.syncs) for worker in outcome.workers] == [(6, 6)] * 2
+def test_accumulation_communicates_once_per_step_and_takes_the_rest_of_an_epoch_too(
+    play,
+):
+    outcome, _ = play(
+        {"allreduce": {"accumulate": 4}}, 2, epochs=3
+    )  # six batches an epoch: steps of 4 and 2
+    assert [(worker.optimizer_steps, worker.syncs) for worker in outcome.workers] == [
+        (6, 6)
+    ] * 2
 
 
 def test_the_learning_rate_follows_the_batches_not_the_optimizer_steps(play):
     """Warm-up over two epochs ends after two epochs, however many batches a step gathers."""
-    options = {"epochs": 3, "lr_policy": "linear", "lr_warmup_epochs": 2, "shuffle": "none", "optimizer": "sgd"}
+    options = {
+        "epochs": 3,
+        "lr_policy": "linear",
+        "lr_warmup_epochs": 2,
+        "shuffle": "none",
+        "optimizer": "sgd",
+    }
     _, every = play("allreduce", 2, **options)
     _, gathered = play({"allreduce": {"accumulate": 2}}, 2, **options)
-    way = [(weights["final"] - weights["initial"]).norm().item() for weights in (every, gathered)]
+    way = [
+        (weights["final"] - weights["initial"]).norm().item()
+        for weights in (every, gathered)
+    ]
     assert 0.3 < way[1] / way[0] < 0.8  # half as many steps of about the same length
 
 
@@ -282,16 +348,24 @@ def test_the_learning_rate_follows_the_batches_not_the_optimizer_steps(play):
         ({"compression": "fp16"}, lambda n: n * 2),
         ({"compression": "bf16"}, lambda n: n * 2),
         ({"compression": "topk", "keep": 0.1}, lambda n: math.ceil(0.1 * n) * 12),
-        # 2-16-16-3: the matrices 16 x 16 and 3 x 16 travel as two vectors each, the rest of n as it is
-        ({"compression": "powersgd", "start": 0}, lambda n: (n - 256 - 48 + 2 * 16 + 3 + 16) * 8),
+        # 2-16-16-3: the matrices 16 x 16 and 3 x 16 travel as two vectors each, the
+        # rest of n as it is
+        (
+            {"compression": "powersgd", "start": 0},
+            lambda n: (n - 256 - 48 + 2 * 16 + 3 + 16) * 8,
+        ),
     ],
     ids=["plain", "fp16", "bf16", "topk", "powersgd"],
 )
-def test_bytes_and_synchronisations_are_counted_as_the_rule_says(play, options, per_step):
+def test_bytes_and_synchronisations_are_counted_as_the_rule_says(
+    play, options, per_step
+):
     outcome, weights = play({"allreduce": options}, 2, epochs=3, model=WIDE)
     syncs = 18 * (2 if options.get("compression") == "powersgd" else 1)
     sent = 18 * per_step(weights["final"].numel())
-    assert [(worker.syncs, worker.bytes_sent) for worker in outcome.workers] == [(syncs, sent)] * 2
+    assert [(worker.syncs, worker.bytes_sent) for worker in outcome.workers] == [
+        (syncs, sent)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -313,7 +387,9 @@ def test_one_worker_is_serial_bit_for_bit(play, options):
 
 
 def test_only_the_plain_options_share_the_arithmetic_of_the_others():
-    assert registry.create("allreduce", {}).arithmetic(4) == registry.create("ddp", {}, "virtual").arithmetic(4)
+    assert registry.create("allreduce", {}).arithmetic(4) == registry.create(
+        "ddp", {}, "virtual"
+    ).arithmetic(4)
     for options in ({"compression": "fp16"}, {"collective": "tree"}, {"accumulate": 2}):
         assert registry.create("allreduce", options).arithmetic(4) is None
     assert registry.create("allreduce", {"accumulate": 2}).arithmetic(1) is None
@@ -322,12 +398,18 @@ def test_only_the_plain_options_share_the_arithmetic_of_the_others():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compression": "fp8"}, r"option 'compression': .* 'none', 'fp16', 'bf16', 'topk' or 'powersgd'"),
+        (
+            {"compression": "fp8"},
+            r"option 'compression': .* 'none', 'fp16', 'bf16', 'topk' or 'powersgd'",
+        ),
         ({"keep": 0}, r"option 'keep': .* greater than 0"),
         ({"keep": 1.5}, r"option 'keep': .* less than or equal to 1"),
         ({"rank": 0}, r"option 'rank'"),
         ({"accumulate": 0}, r"option 'accumulate'"),
-        ({"compression": "topk", "collective": "tree"}, r"option 'collective': .* 'auto' with compression topk"),
+        (
+            {"compression": "topk", "collective": "tree"},
+            r"option 'collective': .* 'auto' with compression topk",
+        ),
     ],
 )
 def test_options_out_of_range_name_option_and_range(options, message):
@@ -337,7 +419,8 @@ def test_options_out_of_range_name_option_and_range(options, message):
 
 def test_options_ask_an_engine_for_what_they_use():
     needs = {
-        name: registry.create("allreduce", {"collective": name}).needs for name in ("auto", "tree", "hierarchical")
+        name: registry.create("allreduce", {"collective": name}).needs
+        for name in ("auto", "tree", "hierarchical")
     }
     assert needs["auto"] == {Capability.COLLECTIVES}
     assert needs["tree"] == {Capability.COLLECTIVES, Capability.POINT_TO_POINT}

@@ -14,7 +14,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def group(tmp_path):
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield
     distributed.destroy_process_group()
 
@@ -24,12 +26,21 @@ def buckets(model: nn.Module, cap: float | None) -> list[int]:
     wrapped = DistributedDataParallel(model, bucket_cap_mb=cap)  # type: ignore[arg-type]
     for _ in range(3):
         wrapped(torch.ones(1, 600)).sum().backward()
-    return [int(size) for size in wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")]
+    return [
+        int(size)
+        for size in wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
+    ]
 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10))
+    return nn.Sequential(
+        nn.Linear(600, 600),
+        nn.ReLU(),
+        nn.Linear(600, 600),
+        nn.ReLU(),
+        nn.Linear(600, 10),
+    )
 
 
 @pytest.mark.parametrize("cap", [25.0, 2.0])
@@ -51,4 +62,6 @@ def test_virtual_buckets_are_torchs_own(group, cap):
 def test_powersgd_has_one_bucket_whatever_the_cap(group):
     size = sum(parameter.nbytes for parameter in net().parameters())
     for cap in (0.01, 25.0):
-        assert buckets(net(), Ddp(bucket_cap_mb=cap, compression="powersgd").torchs_cap(size)) == [size]
+        assert buckets(
+            net(), Ddp(bucket_cap_mb=cap, compression="powersgd").torchs_cap(size)
+        ) == [size]

@@ -9,7 +9,15 @@ import torch
 from scalebench.strategies import registry
 from scalebench.strategies.tiles import StrongestOfTiles, largest_divisor
 from tests.conftest import setting
-from tests.strategies.test_local_sgd import EXACT, LR, STEPS, WORKERS, Replicas, arrays, trained
+from tests.strategies.test_local_sgd import (
+    EXACT,
+    LR,
+    STEPS,
+    WORKERS,
+    Replicas,
+    arrays,
+    trained,
+)
 
 __all__ = ["arrays", "trained"]  # fixtures
 SHAPES = [(2, 3), (2,)]
@@ -26,7 +34,9 @@ def tiles(matrix, side):
 @pytest.mark.parametrize(("k", "side"), [(2, 64), (1, 2), (99, 64)])
 def test_workers_move_by_the_sign_of_the_strongest_cosines(trained, arrays, k, side):
     fft = pytest.importorskip("scipy.fft")
-    _, weights, _ = trained({"demo": {"k": k, "tile": side, "decay": 0.9}}, optimizer="sgd")
+    _, weights, _ = trained(
+        {"demo": {"k": k, "tile": side, "decay": 0.9}}, optimizer="sgd"
+    )
     replicas = Replicas(arrays, weights["initial"])
     momenta = np.zeros_like(replicas.w)
     for t in range(STEPS):
@@ -34,10 +44,15 @@ def test_workers_move_by_the_sign_of_the_strongest_cosines(trained, arrays, k, s
         step, at = [], 0
         for shape in SHAPES:
             size = int(np.prod(shape))
-            matrices = momenta[:, at : at + size].reshape(WORKERS, shape[0] if len(shape) > 1 else 1, -1)
+            matrices = momenta[:, at : at + size].reshape(
+                WORKERS, shape[0] if len(shape) > 1 else 1, -1
+            )
             moved = np.zeros(matrices.shape[1:])
             for place in tiles(moved, side):
-                total, senders = np.zeros(moved[place].shape), np.zeros(moved[place].shape)
+                total, senders = (
+                    np.zeros(moved[place].shape),
+                    np.zeros(moved[place].shape),
+                )
                 for matrix in matrices:
                     spectrum = fft.dctn(matrix[place], norm="ortho")
                     kept = np.zeros(spectrum.size, bool)
@@ -65,7 +80,9 @@ def test_sending_everything_is_the_sign_of_the_mean_gradient(trained, arrays):
 def test_convolutions_are_matrices():
     weights = torch.arange(48.0, dtype=torch.float64)
     parts = StrongestOfTiles([(4, 3, 2, 2)], 4, lambda _: 16, weights, cosines=True)
-    assert [tuple(tiles.shape) for tiles in parts.tiles_of(weights)] == [(3, 16)]  # 4 x 12 in tiles of 4 x 4
+    assert [tuple(tiles.shape) for tiles in parts.tiles_of(weights)] == [
+        (3, 16)
+    ]  # 4 x 12 in tiles of 4 x 4
     torch.testing.assert_close(parts.vector_of(parts.encode(weights)[0]), weights)
 
 

@@ -23,11 +23,18 @@ def test_batches_lie_inside_blocks_and_the_rest_of_a_block_is_left_out():
 
 def test_a_tail_sample_is_never_trained_on(play, blobs):
     """96 samples in 5 blocks of 20 and 19, batches of 6: 4 of 5 or 4, so that 3 of 19 change nothing."""
-    options = {"blocks": 5, "partition": "by_order", "shuffle": "none", "batch_per_worker": 6}
+    options = {
+        "blocks": 5,
+        "partition": "by_order",
+        "shuffle": "none",
+        "batch_per_worker": 6,
+    }
     _, before = play("dislib-compat", 2, **options)
     changed = blobs.x_train.copy()
     changed[36:39] = 100.0  # the end of the second block, 20 to 38
-    other = type(blobs)("blobs", "classification", 3, changed, blobs.y_train, blobs.x_test, blobs.y_test)
+    other = type(blobs)(
+        "blobs", "classification", 3, changed, blobs.y_train, blobs.x_test, blobs.y_test
+    )
     _, after = play("dislib-compat", 2, data=other, **options)
     assert before["final"].equal(after["final"])
     _, plain = play("epoch_average", 2, data=other, **options)
@@ -42,12 +49,25 @@ def test_options_fixed_by_the_preset_are_refused(name):
     assert rule.merge == ("half" if name.endswith("async") else "mean")
     with pytest.raises(StudyError, match=r"'optimizer_state'.*'reset_per_block'"):
         registry.create(name, {"optimizer_state": "keep"})
-    study = Study.model_validate({"strategies": [name], "workers": [2], "lr_policy": "linear", "execution": "virtual"})
-    with pytest.raises(StudyError, match=f"{name}: dislib knows no lr_policy linear; write lr_policy: constant"):
+    study = Study.model_validate(
+        {
+            "strategies": [name],
+            "workers": [2],
+            "lr_policy": "linear",
+            "execution": "virtual",
+        }
+    )
+    with pytest.raises(
+        StudyError,
+        match=f"{name}: dislib knows no lr_policy linear; write lr_policy: constant",
+    ):
         expand(study, load_cluster("this-machine"))
 
 
-@pytest.mark.parametrize(("name", "workers"), [("dislib-compat", 2), ("dislib-compat", 4), ("dislib-compat-async", 3)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("dislib-compat", 2), ("dislib-compat", 4), ("dislib-compat-async", 3)],
+)
 def test_communications_are_those_of_the_rule(play, name, workers):
     """There and back through the master after epochs 2, 4 and 5; a merge after 2 and 4, and the mean at the end."""
     outcome, _ = play({name: {"every": 2}}, workers, epochs=5, blocks=8)

@@ -1,7 +1,9 @@
 """Epoch averaging against dislib: final weights that dislib 1.0.0 itself produced (tests/reference/README.md), and a
-transcription of its rule for what those weights do not cover: odd sizes, uneven chains, other intervals.
+transcription of its rule for what those weights do not cover: odd sizes, uneven chains,
+other intervals.
 
-dislib's own in float32, as it computed them: sums in another order differ by some 1e-7. The transcription in float64.
+dislib's own in float32, as it computed them: sums in another order differ by some 1e-7.
+The transcription in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ CASES = [
     ("asynchronous_every_2", "dislib-compat-async", {"every": 2}),
     ("asynchronous_every_2", "epoch_async", {**RESET, "every": 2}),
 ]
-ODD = [(strategy, {"every": every}) for strategy in ("dislib-compat", "dislib-compat-async") for every in (1, 2, 3)]
+ODD = [
+    (strategy, {"every": every})
+    for strategy in ("dislib-compat", "dislib-compat-async")
+    for every in (1, 2, 3)
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +69,19 @@ def run_of_reference(make_run, reference, folder, strategy, options, **values):
 
 
 @pytest.mark.parametrize(("expected", "name", "options"), CASES)
-def test_final_weights_are_those_of_dislib(reference, expected, name, options, make_run, machine, tmp_path):
+def test_final_weights_are_those_of_dislib(
+    reference, expected, name, options, make_run, machine, tmp_path
+):
     run = run_of_reference(make_run, reference, tmp_path, name, options)
     x, y = reference["x"], reference["y"]
-    outcome, weights = simulate(run, Dataset("dislib", "regression", 3, x, y, x[:8], y[:8]), machine)
+    outcome, weights = simulate(
+        run, Dataset("dislib", "regression", 3, x, y, x[:8], y[:8]), machine
+    )
     assert outcome.status == "completed", outcome.error
     np.testing.assert_array_equal(weights["initial"].numpy(), reference["initial"])
-    np.testing.assert_allclose(weights["final"].numpy(), reference[expected], atol=1e-6, rtol=0)
+    np.testing.assert_allclose(
+        weights["final"].numpy(), reference[expected], atol=1e-6, rtol=0
+    )
     assert np.abs(reference[expected] - reference["initial"]).max() > 0.01
 
 
@@ -86,12 +98,19 @@ def odd_data():
 
 def gradient(weights, x, y):
     """Of mean((relu(x a' + b) c' + d - y)^2); `weights` is a (5, 4), b, c (2, 5), d in one vector."""
-    a, b, c, d = weights[:20].reshape(5, 4), weights[20:25], weights[25:35].reshape(2, 5), weights[35:]
+    a, b, c, d = (
+        weights[:20].reshape(5, 4),
+        weights[20:25],
+        weights[25:35].reshape(2, 5),
+        weights[35:],
+    )
     before = x @ a.T + b
     hidden = np.where(before > 0, before, 0)
     slope = 2 * (hidden @ c.T + d - y) / y.size
     back = slope @ c * (before > 0)
-    return np.concatenate([(back.T @ x).ravel(), back.sum(0), (slope.T @ hidden).ravel(), slope.sum(0)])
+    return np.concatenate(
+        [(back.T @ x).ravel(), back.sum(0), (slope.T @ hidden).ravel(), slope.sum(0)]
+    )
 
 
 def local_epoch(weights, x, y, blocks):
@@ -114,7 +133,10 @@ def dislib(initial, workers, every, order=None):
     mine = [initial.copy() for _ in range(workers)]
     if order is None:
         for epoch in range(EPOCHS):
-            mine = [local_epoch(w, x, y, chain) for w, chain in zip(mine, chains, strict=True)]
+            mine = [
+                local_epoch(w, x, y, chain)
+                for w, chain in zip(mine, chains, strict=True)
+            ]
             if (epoch + 1) % every == 0 or epoch + 1 == EPOCHS:
                 mine = [sum(mine) / workers] * workers
         return mine[0]
@@ -125,7 +147,9 @@ def dislib(initial, workers, every, order=None):
         common = (common + mine[worker]) / 2
         mine[worker] = common.copy()
     for _ in range(EPOCHS % every):
-        mine = [local_epoch(w, x, y, chain) for w, chain in zip(mine, chains, strict=True)]
+        mine = [
+            local_epoch(w, x, y, chain) for w, chain in zip(mine, chains, strict=True)
+        ]
     return sum(mine) / workers
 
 
@@ -145,17 +169,26 @@ def order_of(places):
 
 @pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize(("strategy", "options"), ODD)
-def test_uneven_block_sizes_follow_the_rule(strategy, options, workers, make_run, machine):
+def test_uneven_block_sizes_follow_the_rule(
+    strategy, options, workers, make_run, machine
+):
     """207 rows in 7 blocks of 30 and 29: 4 batches of 7, 2 or 1 left out; 3 and 2 blocks a worker."""
     x, y = odd_data()
     run = odd_run(make_run, strategy, options, workers)
-    outcome, weights = simulate(run, Dataset("odd", "regression", 2, x, y, x[:8], y[:8]), machine)
+    outcome, weights = simulate(
+        run, Dataset("odd", "regression", 2, x, y, x[:8], y[:8]), machine
+    )
     assert outcome.status == "completed", outcome.error
     order = None
     if strategy.endswith("async"):
-        places = [list(map(int, worker.histograms["merge_position"])) for worker in outcome.workers]
+        places = [
+            list(map(int, worker.histograms["merge_position"]))
+            for worker in outcome.workers
+        ]
         order = order_of(places)
-        assert sorted(order) == sorted(list(range(workers)) * (EPOCHS // options["every"]))
+        assert sorted(order) == sorted(
+            list(range(workers)) * (EPOCHS // options["every"])
+        )
     expected = dislib(weights["initial"].numpy(), workers, options["every"], order)
     np.testing.assert_allclose(weights["final"].numpy(), expected, atol=1e-10, rtol=0)
 
@@ -166,7 +199,18 @@ def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
         pytest.skip(reason)
     native = {"execution": "native", "engine": "mpi", "warmup_steps": 0}
     runs = [
-        (run_of_reference(make_run, reference, tmp_path, name, options, run_id=f"reference-{i}", **native), "dislib")
+        (
+            run_of_reference(
+                make_run,
+                reference,
+                tmp_path,
+                name,
+                options,
+                run_id=f"reference-{i}",
+                **native,
+            ),
+            "dislib",
+        )
         for i, (_, name, options) in enumerate(CASES)
     ]
     runs += [
@@ -175,18 +219,37 @@ def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
     ]
     np.savez(tmp_path / "dislib.npz", x=reference["x"], y=reference["y"])
     np.savez(tmp_path / "odd.npz", x=odd_data()[0], y=odd_data()[1])
-    entries = [{"run": json.loads(run.model_dump_json()), "data": f"{data}.npz"} for run, data in runs]
+    entries = [
+        {"run": json.loads(run.model_dump_json()), "data": f"{data}.npz"}
+        for run, data in runs
+    ]
     (tmp_path / "runs.json").write_text(json.dumps(entries))
-    command = [*launch_command(4)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    command = [
+        *launch_command(4)[0],
+        sys.executable,
+        "-W",
+        "error",
+        str(PROGRAM),
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        command, env=environment(1, oversubscribed=True), capture_output=True, text=True, timeout=240, check=False
+        command,
+        env=environment(1, oversubscribed=True),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for i, (expected, name, options) in enumerate(CASES):
         found = np.load(tmp_path / f"reference-{i}.npz")["final"]
-        np.testing.assert_allclose(found, reference[expected], atol=1e-6, rtol=0, err_msg=f"{name} {options}")
+        np.testing.assert_allclose(
+            found, reference[expected], atol=1e-6, rtol=0, err_msg=f"{name} {options}"
+        )
     for i, (name, options) in enumerate(ODD):
         made = np.load(tmp_path / f"odd-{i}.npz")
         order = order_of(made["places"].tolist()) if name.endswith("async") else None
         expected = dislib(made["initial"], 4, options["every"], order)
-        np.testing.assert_allclose(made["final"], expected, atol=1e-10, rtol=0, err_msg=f"{name} {options}")
+        np.testing.assert_allclose(
+            made["final"], expected, atol=1e-10, rtol=0, err_msg=f"{name} {options}"
+        )

@@ -20,7 +20,10 @@ from tests.strategies import daso_case
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 
 HELD = [HealthCheck.function_scoped_fixture]  # every example makes its own replicas
-SUMS = {"atol": 1e-11, "rtol": 0}  # float64, weights of order 1, some twenty sums in another order
+SUMS = {
+    "atol": 1e-11,
+    "rtol": 0,
+}  # float64, weights of order 1, some twenty sums in another order
 
 
 def options(name, **drawn):
@@ -32,7 +35,9 @@ def one_of(*values):
     return st.sampled_from(values)
 
 
-def trained(x, y, strategy, machine, monkeypatch, starts=None, samples=None, lr=0.05, **values):
+def trained(
+    x, y, strategy, machine, monkeypatch, starts=None, samples=None, lr=0.05, **values
+):
     """(final weights, every replica's weights) of a run on given batches [epoch, batch, rank, row, feature]."""
 
     class Given(daso_case.given(x, y)):
@@ -44,18 +49,25 @@ def trained(x, y, strategy, machine, monkeypatch, starts=None, samples=None, lr=
 
     if samples is not None:
         Given.samples = property(lambda self: samples[self.rank])
-    monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
+    monkeypatch.setattr(
+        engine, "choose", lambda *_: Choice()
+    )  # gradients replica by replica
     monkeypatch.setattr(engine, "Replica", Given)
     run = daso_case.daso_run(strategy, x, y, lr=lr, **values)
     outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)
     assert outcome.status == "completed", outcome.error
-    return weights["final"], torch.stack([made.parameters.detach() for made in Given.made])
+    return weights["final"], torch.stack(
+        [made.parameters.detach() for made in Given.made]
+    )
 
 
 # --- averaging keeps the mean ---------------------------------------------------------------------------------------
 
 STEPS, SMALL = st.integers(1, 6), st.integers(1, 3)
-BY = {"weighting": one_of("uniform", "samples"), "optimizer_state": one_of("keep", "average", "reset")}
+BY = {
+    "weighting": one_of("uniform", "samples"),
+    "optimizer_state": one_of("keep", "average", "reset"),
+}
 AVERAGING = st.one_of(
     options("epoch_average", every=SMALL, aggregation=one_of("allreduce", "master"), **BY),
     options("local_sgd", steps=STEPS, first=STEPS, **BY),
@@ -82,7 +94,9 @@ AVERAGING = st.one_of(
 
 @settings(max_examples=40, suppress_health_check=HELD)
 @given(strategy=AVERAGING, workers=st.integers(2, 7), seed=st.integers(0, 2**32 - 1))
-def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, machine, monkeypatch):
+def test_averaging_keeps_the_mean_over_the_replicas(
+    strategy, workers, seed, machine, monkeypatch
+):
     """Replicas that begin apart and do not move: their mean is what they end with, and keep to 1e-12."""
     ((name, chosen),) = strategy.items()
     random = np.random.default_rng(seed)
@@ -107,7 +121,9 @@ def test_averaging_keeps_the_mean_over_the_replicas(strategy, workers, seed, mac
     kept = (share[:, None] * replicas).sum(0) / share.sum()
     torch.testing.assert_close(kept, mean, atol=1e-12, rtol=0)
     if name != "gossip":  # which mixes and never makes them equal
-        torch.testing.assert_close(replicas, mean.expand_as(replicas), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            replicas, mean.expand_as(replicas), atol=1e-12, rtol=0
+        )
 
 
 # --- ranks have no names --------------------------------------------------------------------------------------------
@@ -120,7 +136,9 @@ SYMMETRIC = st.one_of(
     options("fsdp", shard=one_of(1, 2, 3)),
     options("bsp", shards=SMALL),
     options("ssp", staleness=st.just(0)),
-    options("epoch_average", every=SMALL, aggregation=one_of("allreduce", "master"), **BY),
+    options(
+        "epoch_average", every=SMALL, aggregation=one_of("allreduce", "master"), **BY
+    ),
     options("local_sgd", **ONE, **BY),
     options("post_local_sgd", start=st.integers(0, 12), **ONE, **BY),
     options("slowmo", **ONE, slow_momentum=st.floats(0, 0.8)),
@@ -138,7 +156,12 @@ SYMMETRIC = st.one_of(
     ),
     options("fedavg", local_epochs=SMALL),
     options("fedprox", local_epochs=SMALL),
-    options("daso-fixed", devices_per_node=st.just(1), global_skip=st.just(1), wait=st.just(0)),
+    options(
+        "daso-fixed",
+        devices_per_node=st.just(1),
+        global_skip=st.just(1),
+        wait=st.just(0),
+    ),
     options("torch_local_sgd", period=st.integers(2, 6)),
     options("torch_post_local_sgd", start=st.integers(0, 12), period=st.integers(2, 6)),
 )
@@ -146,19 +169,32 @@ SYMMETRIC = st.one_of(
 
 @settings(max_examples=40, suppress_health_check=HELD)
 @given(
-    strategy=SYMMETRIC, order=st.integers(2, 6).flatmap(lambda k: st.permutations(range(k))), seed=st.integers(0, 99)
+    strategy=SYMMETRIC,
+    order=st.integers(2, 6).flatmap(lambda k: st.permutations(range(k))),
+    seed=st.integers(0, 99),
 )
-def test_exchanging_shards_between_workers_does_not_change_the_weights(strategy, order, seed, machine, monkeypatch):
+def test_exchanging_shards_between_workers_does_not_change_the_weights(
+    strategy, order, seed, machine, monkeypatch
+):
     """Workers exchange their shards: a synchronous rule ends with the same weights but for the order of its sums."""
     same_but_for_the_order(strategy, order, seed, machine, monkeypatch)
 
 
 @settings(max_examples=8, suppress_health_check=HELD)
-@given(every=SMALL, workers=st.integers(3, 6), turn=st.integers(1, 5), seed=st.integers(0, 99))
-def test_rotating_a_ring_does_not_change_the_weights(every, workers, turn, seed, machine, monkeypatch):
+@given(
+    every=SMALL,
+    workers=st.integers(3, 6),
+    turn=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_rotating_a_ring_does_not_change_the_weights(
+    every, workers, turn, seed, machine, monkeypatch
+):
     """Neighbours stay neighbours."""
     order = np.roll(np.arange(workers), turn)
-    same_but_for_the_order({"gossip": {"every": every}}, order, seed, machine, monkeypatch)
+    same_but_for_the_order(
+        {"gossip": {"every": every}}, order, seed, machine, monkeypatch
+    )
 
 
 def same_but_for_the_order(strategy, order, seed, machine, monkeypatch):
@@ -167,7 +203,14 @@ def same_but_for_the_order(strategy, order, seed, machine, monkeypatch):
     y = random.standard_normal((2, 5, len(order), 4, 2))
     held = random.integers(1, 50, len(order))
     plain, permuted = (
-        trained(x[:, :, ranks], y[:, :, ranks], strategy, machine, monkeypatch, samples=held[ranks].tolist())[0]
+        trained(
+            x[:, :, ranks],
+            y[:, :, ranks],
+            strategy,
+            machine,
+            monkeypatch,
+            samples=held[ranks].tolist(),
+        )[0]
         for ranks in (np.arange(len(order)), np.array(order))
     )
     torch.testing.assert_close(permuted, plain, **SUMS)
@@ -177,24 +220,42 @@ def same_but_for_the_order(strategy, order, seed, machine, monkeypatch):
 BY_KEPT = {**BY, "optimizer_state": one_of("keep", "average")}
 ALONE = st.one_of(
     options("adasum"),
-    options("allreduce", collective=one_of("auto", "tree", "hierarchical"), accumulate=st.just(1)),
+    options(
+        "allreduce",
+        collective=one_of("auto", "tree", "hierarchical"),
+        accumulate=st.just(1),
+    ),
     options("allreduce", compression=one_of("fp16", "bf16", "topk", "powersgd")),
     options("horovod", compression=one_of("none", "fp16")),
     options("ddp", compression=one_of("none", "bf16", "powersgd")),
     options("bsp", shards=SMALL),
     options("asp", scale=one_of("mean", "sum"), staleness_lr=st.booleans()),
     options("ssp", staleness=st.integers(0, 4)),
-    options("dssp", lower=SMALL, upper=st.integers(3, 9), bound=one_of("strict", "paper")),
+    options(
+        "dssp", lower=SMALL, upper=st.integers(3, 9), bound=one_of("strict", "paper")
+    ),
     options("elastic_bsp", lookahead=STEPS),
-    options("epoch_average", every=SMALL, aggregation=one_of("allreduce", "master"), **BY_KEPT),
+    options(
+        "epoch_average",
+        every=SMALL,
+        aggregation=one_of("allreduce", "master"),
+        **BY_KEPT,
+    ),
     options("local_sgd", **ONE, **BY_KEPT),
     options("post_local_sgd", start=st.integers(0, 12), **ONE, **BY_KEPT),
     options("hierarchical_local_sgd", groups=one_of({2: 2, 4: 6}, {64: 3}), **BY_KEPT),
     options("torch_local_sgd", period=st.integers(2, 6), warmup=st.integers(0, 4)),
     options("torch_post_local_sgd", start=st.integers(0, 12), period=st.integers(2, 6)),
     options("torch_hierarchical_local_sgd", groups=one_of({2: 2, 4: 6}, {64: 3})),
-    options("fedavg", local_epochs=SMALL, optimizer_state=one_of("keep", "average"), weighting=BY["weighting"]),
-    options("fedprox", local_epochs=SMALL, mu=st.just(0.0), optimizer_state=st.just("keep")),
+    options(
+        "fedavg",
+        local_epochs=SMALL,
+        optimizer_state=one_of("keep", "average"),
+        weighting=BY["weighting"],
+    ),
+    options(
+        "fedprox", local_epochs=SMALL, mu=st.just(0.0), optimizer_state=st.just("keep")
+    ),
     options("sparta", share=one_of(0.1, 1.0)),
     options("epoch_async", every=SMALL, merge=st.just("inverse_k"), **BY_KEPT),
 )
@@ -205,10 +266,16 @@ RHYTHMS = st.fixed_dictionaries(
         "optimizer": one_of("sgd", {"sgd": {"momentum": 0.9}}, "adam"),
         "evaluate_every": one_of(0, 1),
         "rate": one_of(
-            {"lr_policy": "cosine"}, {"lr_policy": "linear"}, {"lr_policy": "linear", "lr_warmup_epochs": 1}
+            {"lr_policy": "cosine"},
+            {"lr_policy": "linear"},
+            {"lr_policy": "linear", "lr_warmup_epochs": 1},
         ),
     }
-).map(lambda values: {key: value for key, value in values.items() if key != "rate"} | values["rate"])
+).map(
+    lambda values: (
+        {key: value for key, value in values.items() if key != "rate"} | values["rate"]
+    )
+)
 
 
 @settings(max_examples=60, suppress_health_check=HELD)
@@ -225,7 +292,10 @@ def test_pages_list_strategies_whose_lone_worker_is_not_serial(name, play):
     """Every strategy with its defaults: serial bit for bit, refused at one worker, or listed with its reason."""
     rhythm = {"epochs": 3, "optimizer": {"sgd": {"momentum": 0.9}}}
     listed = (
-        f"- `{name}`: " in PAGE.read_text(encoding="utf-8").partition("## One worker")[2].partition("## Sources")[0]
+        f"- `{name}`: "
+        in PAGE.read_text(encoding="utf-8")
+        .partition("## One worker")[2]
+        .partition("## Sources")[0]
     )
     try:
         registry.create(name, {}).check(setting(1))
@@ -236,4 +306,6 @@ def test_pages_list_strategies_whose_lone_worker_is_not_serial(name, play):
     _, weights = play(name, 1, **rhythm)
     assert torch.equal(weights["final"], serial["final"]) == (not listed)
     if name == "bmuf":
-        torch.testing.assert_close(weights["final"], serial["final"], atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            weights["final"], serial["final"], atol=1e-12, rtol=0
+        )

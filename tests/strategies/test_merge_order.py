@@ -22,7 +22,9 @@ def test_one_round_is_the_closed_form(workers, weight, seed):
     order = np.random.default_rng(seed).permutation(workers).tolist()
     found = final_weights(order, workers, 1, 1, weight)
     for place, worker in enumerate(order):
-        shares = [weight * (1 - weight) ** (later - place) for later in range(place, workers)]
+        shares = [
+            weight * (1 - weight) ** (later - place) for later in range(place, workers)
+        ]
         assert found[worker] == pytest.approx(sum(shares) / workers, abs=1e-12)
 
 
@@ -30,7 +32,9 @@ def test_one_round_is_the_closed_form(workers, weight, seed):
     workers=st.integers(1, 5), rounds=st.integers(0, 6), every=st.integers(1, 3), rest=st.integers(0, 2),
     weight=st.sampled_from([0.5, 0.2]), seed=st.integers(0, 9),
 )  # fmt: skip
-def test_weights_predict_where_constant_updates_lead(workers, rounds, every, rest, weight, seed):
+def test_weights_predict_where_constant_updates_lead(
+    workers, rounds, every, rest, weight, seed
+):
     """Workers that move by the same vector in every epoch: the final model is known without following it."""
     rest = min(rest, every - 1)
     epochs = rounds * every + rest
@@ -49,13 +53,21 @@ def test_weights_predict_where_constant_updates_lead(workers, rounds, every, res
     np.testing.assert_allclose(epochs * found @ move, mine.mean(axis=0), atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "merge"), [("epoch_async", "half"), ("epoch_async", "inverse_k")])
+@pytest.mark.parametrize(
+    ("name", "merge"), [("epoch_async", "half"), ("epoch_async", "inverse_k")]
+)
 def test_order_staleness_and_weights_of_a_run(play, name, merge):
     """Worker 0 is twice as slow: the others merge meanwhile, and its own merges are the stale ones."""
     outcome, _ = play(
-        {name: {"merge": merge}}, 3, epochs=6, virtual={"slowdown": {0: 2.0}, "jitter": "none", "ties": "rank"}
+        {name: {"merge": merge}},
+        3,
+        epochs=6,
+        virtual={"slowdown": {0: 2.0}, "jitter": "none", "ties": "rank"},
     )
-    places = [sorted(map(int, worker.histograms["merge_position"])) for worker in outcome.workers]
+    places = [
+        sorted(map(int, worker.histograms["merge_position"]))
+        for worker in outcome.workers
+    ]
     order = merge_order(places)
     assert sorted(np.concatenate(places).tolist()) == list(range(18))
     assert order[-1] == 0
@@ -71,7 +83,9 @@ def test_order_staleness_and_weights_of_a_run(play, name, merge):
     assert sum(found) < 1
 
 
-def test_a_lone_worker_loses_half_of_its_training_to_the_initial_weights_in_half_only(play):
+def test_a_lone_worker_loses_half_of_its_training_to_the_initial_weights_in_half_only(
+    play,
+):
     """epoch_async at one worker is not serial where the merge halves."""
     for merge, weight in (("half", 0.5), ("inverse_k", 1.0)):
         strategy = registry.create("epoch_async", {"merge": merge})

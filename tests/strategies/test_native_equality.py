@@ -21,8 +21,18 @@ PER_NODE = 2
 DASO = {"devices_per_node": 2}
 
 MPI = {
-    "daso-heat": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, "patience": 0, "stability": 0.5}},
-    "daso-fixed": {"daso-fixed": {**DASO, "global_skip": 3, "local_skip": 2, "wait": 2}},
+    "daso-heat": {
+        "daso-heat": {
+            **DASO,
+            "warm_up_epochs": 1,
+            "cool_down_epochs": 1,
+            "patience": 0,
+            "stability": 0.5,
+        }
+    },
+    "daso-fixed": {
+        "daso-fixed": {**DASO, "global_skip": 3, "local_skip": 2, "wait": 2}
+    },
     "local_sgd": {"local_sgd": {"steps": 4, "optimizer_state": "average"}},
     "post_local_sgd": {"post_local_sgd": {"start": 5, "steps": 4, "subgroup": 0}},
     "hierarchical_local_sgd": {"hierarchical_local_sgd": {"groups": {2: 2, 64: 5}}},
@@ -41,13 +51,23 @@ MPI = {
     "fedavg": {"fedavg": {"fraction": 0.5}},
     "fedprox": {"fedprox": {"mu": 0.1, "local_epochs": 2}},
 }
-MOVING = {"rotate_blocks": {"blocks": 8}, "pairwise": {"blocks": 7}, "global": {}}  # rows change workers
+MOVING = {
+    "rotate_blocks": {"blocks": 8},
+    "pairwise": {"blocks": 7},
+    "global": {},
+}  # rows change workers
 GLOO = {
     "torch_local_sgd": {"torch_local_sgd": {"period": 4, "warmup": 3}},
-    "torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}},
-    "torch_hierarchical-last-in-pairs": {"torch_hierarchical_local_sgd": {"groups": {2: 17, 4: 18}}},
+    "torch_hierarchical_local_sgd": {
+        "torch_hierarchical_local_sgd": {"groups": {2: 2, 4: 6}}
+    },
+    "torch_hierarchical-last-in-pairs": {
+        "torch_hierarchical_local_sgd": {"groups": {2: 17, 4: 18}}
+    },
     "torch_post_local_sgd": {"torch_post_local_sgd": {"start": 5, "period": 4}},
-    "torch_post_local_sgd-subgroups": {"torch_post_local_sgd": {"start": 5, "period": 4, "subgroup": 2}},
+    "torch_post_local_sgd-subgroups": {
+        "torch_post_local_sgd": {"start": 5, "period": 4, "subgroup": 2}
+    },
     "daso-heat": MPI["daso-heat"],
     "daso-fixed": MPI["daso-fixed"],
     "gossip-ring": MPI["gossip-ring"],
@@ -73,34 +93,58 @@ REFERENCES = ["a", "b", "c", "d", "e"]
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"  # with BatchNorm
 POLICIES = {"optimizer_state": "average", "weighting": "samples"}
 WITH_POLICIES = {
-    "epoch_average-policies": {"epoch_average": {"every": 2, "trailing": "leave", **POLICIES}},
+    "epoch_average-policies": {
+        "epoch_average": {"every": 2, "trailing": "leave", **POLICIES}
+    },
     "epoch_average-master": {"epoch_average": {"aggregation": "master", **POLICIES}},
     "local_sgd-policies": {"local_sgd": {"steps": 5, **POLICIES}},
-    "post_local_sgd-policies": {"post_local_sgd": {"start": 3, "steps": 4, "trailing": "leave", **POLICIES}},
-    "hierarchical-policies": {"hierarchical_local_sgd": {"groups": {2: 2, 4: 5}, **POLICIES}},
+    "post_local_sgd-policies": {
+        "post_local_sgd": {"start": 3, "steps": 4, "trailing": "leave", **POLICIES}
+    },
+    "hierarchical-policies": {
+        "hierarchical_local_sgd": {"groups": {2: 2, 4: 5}, **POLICIES}
+    },
     "slowmo-policies": {"slowmo": {"steps": 5, **POLICIES}},
     "bmuf-policies": {"bmuf": {"steps": 5, "optimizer_state": "reset"}},
     "diloco-policies": {"diloco": {"steps": 5, "trailing": "leave", **POLICIES}},
-    "streaming_diloco-policies": {"streaming_diloco": {"steps": 4, "fragments": 1, "bits": 8, **POLICIES}},
-    "sparse_loco-policies": {"sparse_loco": {"steps": 5, "keep": 0.3, "bits": 32, **POLICIES}},
+    "streaming_diloco-policies": {
+        "streaming_diloco": {"steps": 4, "fragments": 1, "bits": 8, **POLICIES}
+    },
+    "sparse_loco-policies": {
+        "sparse_loco": {"steps": 5, "keep": 0.3, "bits": 32, **POLICIES}
+    },
     "noloco-policies": {"noloco": {"steps": 5, "trailing": "leave", **POLICIES}},
     "sparta-policies": {"sparta": {"share": 0.1, **POLICIES}},
     "easgd-policies": {"easgd": {"steps": 5, **POLICIES}},
     "gossip-ring-policies": {"gossip": {"every": 2, **POLICIES}},
-    "gossip-pair-policies": {"gossip": {"peers": "pair", "trailing": "leave", **POLICIES}},
+    "gossip-pair-policies": {
+        "gossip": {"peers": "pair", "trailing": "leave", **POLICIES}
+    },
     "fedavg-policies": {"fedavg": {"fraction": 0.5, "optimizer_state": "average"}},
-    "fedprox-policies": {"fedprox": {"mu": 0.1, "weighting": "uniform", "buffers": "keep"}},
-    "daso-fixed-policies": {"daso-fixed": {**DASO, "global_skip": 3, "wait": 2, **POLICIES}},
-    "daso-heat-policies": {"daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, **POLICIES}},
+    "fedprox-policies": {
+        "fedprox": {"mu": 0.1, "weighting": "uniform", "buffers": "keep"}
+    },
+    "daso-fixed-policies": {
+        "daso-fixed": {**DASO, "global_skip": 3, "wait": 2, **POLICIES}
+    },
+    "daso-heat-policies": {
+        "daso-heat": {**DASO, "warm_up_epochs": 1, "cool_down_epochs": 1, **POLICIES}
+    },
 }
-APART = "apart"  # a buffer is replaced in each forward pass; what is large is averaged where it lies
+# a buffer is replaced in each forward pass; what is large is averaged where it lies
+APART = "apart"
 ALL_APART = {
     f"{APART}-local_sgd": {"local_sgd": {"steps": 5, **POLICIES}},
     f"{APART}-epoch_average": {"epoch_average": {"optimizer_state": "average"}},
 }
 DRAWING = f"{Path(__file__).parent / 'models' / 'drawing.py'}:build"
 UNEVEN = {"model": MODEL, "partition": {"dirichlet": {"alpha": 5}}}
-REPLACING = {**UNEVEN, "model": {f"{Path(__file__).parent / 'models' / 'replacing.py'}:build": {"replaces": True}}}
+REPLACING = {
+    **UNEVEN,
+    "model": {
+        f"{Path(__file__).parent / 'models' / 'replacing.py'}:build": {"replaces": True}
+    },
+}
 
 
 def launched(engine, runs, references, blobs, tmp_path, ranks=4):
@@ -120,12 +164,36 @@ def launched(engine, runs, references, blobs, tmp_path, ranks=4):
         case = daso_case.reference(name)
         np.savez(tmp_path / f"initial-{name}.npz", initial=case["initial"])
         run = daso_case.reference_run(
-            case, tmp_path / f"initial-{name}.npz", run_id=f"heat-{name}", execution="native", engine=engine
+            case,
+            tmp_path / f"initial-{name}.npz",
+            run_id=f"heat-{name}",
+            execution="native",
+            engine=engine,
         )
-        entries.append({**entries[0], "run": json.loads(run.model_dump_json()), "reference": name, "apart": False})
+        entries.append(
+            {
+                **entries[0],
+                "run": json.loads(run.model_dump_json()),
+                "reference": name,
+                "apart": False,
+            }
+        )
     (tmp_path / "runs.json").write_text(json.dumps(entries))
-    np.savez(tmp_path / "data.npz", x=blobs.x_train, y=blobs.y_train, x_test=blobs.x_test, y_test=blobs.y_test)
-    command = [*launch_command(ranks)[0], sys.executable, "-W", "error", str(PROGRAM), str(tmp_path)]
+    np.savez(
+        tmp_path / "data.npz",
+        x=blobs.x_train,
+        y=blobs.y_train,
+        x_test=blobs.x_test,
+        y_test=blobs.y_test,
+    )
+    command = [
+        *launch_command(ranks)[0],
+        sys.executable,
+        "-W",
+        "error",
+        str(PROGRAM),
+        str(tmp_path),
+    ]
     done = subprocess.run(
         command,
         env=environment(1, oversubscribed=True),
@@ -135,7 +203,12 @@ def launched(engine, runs, references, blobs, tmp_path, ranks=4):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {entry["run"]["run_id"]: dict(np.load(tmp_path / f"{entry['run']['run_id']}.npz")) for entry in entries}
+    return {
+        entry["run"]["run_id"]: dict(
+            np.load(tmp_path / f"{entry['run']['run_id']}.npz")
+        )
+        for entry in entries
+    }
 
 
 def native_runs(engine, strategies, make_run, counts=(4,), **values):
@@ -155,45 +228,97 @@ def compare(runs, found, blobs, machine):
         outcome, weights = simulate(twin, blobs, machine)
         assert outcome.status == "completed", (run.run_id, outcome.error)
         native = found[run.run_id]
-        np.testing.assert_allclose(native["final"], weights["final"].numpy(), atol=1e-10, rtol=0, err_msg=run.run_id)
+        np.testing.assert_allclose(
+            native["final"],
+            weights["final"].numpy(),
+            atol=1e-10,
+            rtol=0,
+            err_msg=run.run_id,
+        )
         counted = [(report.syncs, report.bytes_sent) for report in outcome.workers]
-        assert native["counted"].tolist() == [list(pair) for pair in counted], run.run_id
-        metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda e: e.epoch)]
+        assert native["counted"].tolist() == [list(pair) for pair in counted], (
+            run.run_id
+        )
+        metrics = [
+            evaluation.metric
+            for evaluation in sorted(outcome.evaluations, key=lambda e: e.epoch)
+        ]
         if len(native["metrics"]) == len(metrics):
             assert native["metrics"].tolist() == metrics, run.run_id
 
 
-def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs, machine, tmp_path):
+def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
+    make_run, blobs, machine, tmp_path
+):
     """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
-    runs = native_runs("mpi", MPI, make_run) + native_runs("mpi", WITH_POLICIES, make_run, **UNEVEN)
+    runs = native_runs("mpi", MPI, make_run) + native_runs(
+        "mpi", WITH_POLICIES, make_run, **UNEVEN
+    )
     runs += native_runs("mpi", ALL_APART, make_run, **REPLACING)
-    runs += native_runs("mpi", {"epoch_async-policies": {"epoch_async": POLICIES}}, make_run, counts=(1,), **UNEVEN)
+    runs += native_runs(
+        "mpi",
+        {"epoch_async-policies": {"epoch_async": POLICIES}},
+        make_run,
+        counts=(1,),
+        **UNEVEN,
+    )
     averaged = {"epoch_average-moving": {"epoch_average": {}}}
     for shuffle, values in MOVING.items():
         moving = native_runs("mpi", averaged, make_run, shuffle=shuffle, **values)
         runs += [run.model_copy(update={"run_id": f"{shuffle}-4"}) for run in moving]
-    speed = {"partition": {"iid": {"balance": "speed"}}, "virtual": {"slowdown": {1: 2.0}}}
+    speed = {
+        "partition": {"iid": {"balance": "speed"}},
+        "virtual": {"slowdown": {1: 2.0}},
+    }
     runs += native_runs("mpi", {"epoch_average-plain": {"epoch_average": {}}}, make_run)
-    runs += native_runs("mpi", {"epoch_average-grid": {"epoch_average": {}}}, make_run, blocks=[4, 2])
-    runs += native_runs("mpi", {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}}, make_run, **speed)
-    drawing = {"allreduce-drawing": {"allreduce": {}}, "local_sgd-drawing": {"local_sgd": {"steps": 4}}}
+    runs += native_runs(
+        "mpi", {"epoch_average-grid": {"epoch_average": {}}}, make_run, blocks=[4, 2]
+    )
+    runs += native_runs(
+        "mpi",
+        {"epoch_average-speed": {"epoch_average": {"weighting": "samples"}}},
+        make_run,
+        **speed,
+    )
+    drawing = {
+        "allreduce-drawing": {"allreduce": {}},
+        "local_sgd-drawing": {"local_sgd": {"steps": 4}},
+    }
     runs += native_runs("mpi", drawing, make_run, model=DRAWING)
     found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
     compare(runs, found, blobs, machine)
     for run in runs:
-        calls, syncs = found[run.run_id]["called"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
-        assert found[run.run_id]["recorded"].tolist() == calls, f"{run.run_id}: the records count the calls of MPI"
+        calls, syncs = (
+            found[run.run_id]["called"].tolist(),
+            found[run.run_id]["counted"][:, 0].tolist(),
+        )
+        assert found[run.run_id]["recorded"].tolist() == calls, (
+            f"{run.run_id}: the records count the calls of MPI"
+        )
         if run.strategy.name in ("gossip", "noloco"):  # messages, until the last mean
             assert calls == [int(run.strategy.options.get("trailing") != "leave")] * 4
-        elif run.run_id == "epoch_average-master-4":  # at the master three messages come and three go, each time
+        elif (
+            run.run_id == "epoch_average-master-4"
+        ):  # at the master three messages come and three go, each time
             assert calls == [0] * 4
-            assert found[run.run_id]["messages"].tolist() == [6 * run.epochs] + [2 * run.epochs] * 3
-        elif run.run_id in ("rotate_blocks-4", "pairwise-4", "global-4"):  # how many rows move, x, how many, y
-            assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [4 * (run.epochs - 1)] * 4
+            assert (
+                found[run.run_id]["messages"].tolist()
+                == [6 * run.epochs] + [2 * run.epochs] * 3
+            )
+        elif run.run_id in (
+            "rotate_blocks-4",
+            "pairwise-4",
+            "global-4",
+        ):  # how many rows move, x, how many, y
+            assert [call - sync for call, sync in zip(calls, syncs, strict=True)] == [
+                4 * (run.epochs - 1)
+            ] * 4
         elif run.run_id.startswith(APART):  # the buffer, the parameters, the momentum
             assert calls == [3 * sync for sync in syncs]
         else:
-            assert calls == syncs, f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
+            assert calls == syncs, (
+                f"{run.run_id}: one call of MPI for each synchronisation, whatever it carries"
+            )
     for name in REFERENCES:
         case, native = daso_case.reference(name), found[f"heat-{name}"]
         assert native["skips"].tolist() == case["schedule"].tolist()
@@ -202,36 +327,68 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(make_run, blobs
             daso_case.check_epoch_losses(losses, case, rank)
 
 
-def test_two_mpi_ranks_take_the_steps_of_muon_that_virtual_workers_take(make_run, blobs, machine, tmp_path):
+def test_two_mpi_ranks_take_the_steps_of_muon_that_virtual_workers_take(
+    make_run, blobs, machine, tmp_path
+):
     """Bit for bit: sums of two have one order, and bfloat16, to which Muon rounds, one value of each."""
-    strategies = {"local_sgd": MPI["local_sgd"], "epoch_average": {"epoch_average": {}}, "allreduce": {"allreduce": {}}}
+    strategies = {
+        "local_sgd": MPI["local_sgd"],
+        "epoch_average": {"epoch_average": {}},
+        "allreduce": {"allreduce": {}},
+    }
     muon = {"optimizer": Component(name="muon"), "lr": 0.02}
-    runs = [run.model_copy(update=muon) for run in native_runs("mpi", strategies, make_run, counts=(2,))]
+    runs = [
+        run.model_copy(update=muon)
+        for run in native_runs("mpi", strategies, make_run, counts=(2,))
+    ]
     found = launched("mpi", runs, [], blobs, tmp_path)
     compare(runs, found, blobs, machine)
     for run in runs:
         twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
         _, weights = simulate(twin, blobs, machine)
-        assert np.array_equal(found[run.run_id]["final"], weights["final"].numpy()), run.run_id
-        assert found[run.run_id]["called"].tolist() == found[run.run_id]["counted"][:, 0].tolist()
+        assert np.array_equal(found[run.run_id]["final"], weights["final"].numpy()), (
+            run.run_id
+        )
+        assert (
+            found[run.run_id]["called"].tolist()
+            == found[run.run_id]["counted"][:, 0].tolist()
+        )
 
 
 @pytest.mark.thorough
-def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, machine, tmp_path):
-    torchs = {name: strategy for name, strategy in GLOO.items() if name.startswith("torch") and "hier" not in name}
-    runs = native_runs("gloo", GLOO, make_run) + native_runs("gloo", ALL_APART, make_run, **REPLACING)
+def test_torch_itself_computes_what_ours_does_on_gloo_ranks(
+    make_run, blobs, machine, tmp_path
+):
+    torchs = {
+        name: strategy
+        for name, strategy in GLOO.items()
+        if name.startswith("torch") and "hier" not in name
+    }
+    runs = native_runs("gloo", GLOO, make_run) + native_runs(
+        "gloo", ALL_APART, make_run, **REPLACING
+    )
     runs += native_runs("gloo", torchs, make_run, counts=(2,))
-    pair = {"torch_hierarchical_local_sgd": {"torch_hierarchical_local_sgd": {"groups": {2: 3}}}}
+    pair = {
+        "torch_hierarchical_local_sgd": {
+            "torch_hierarchical_local_sgd": {"groups": {2: 3}}
+        }
+    }
     runs += native_runs("gloo", pair, make_run, counts=(2,))
     runs += native_runs("gloo", DDP, make_run, counts=(2, 4))
     unused = {"ddp-unused": {"ddp": {"find_unused_parameters": True}}}
     finding = native_runs("gloo", unused, make_run, counts=(2, 4), model=DRAWING)
     wide = {"mlp": {"hidden": [16, 16]}}
-    compressed = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide)
+    compressed = native_runs(
+        "gloo", DDP_COMPRESSED, make_run, counts=(2, 4), model=wide
+    )
     alone = native_runs("gloo", DDP_COMPRESSED, make_run, counts=(1,), model=wide)
-    found = launched("gloo", [*runs, *finding, *compressed, *alone], [], blobs, tmp_path)
+    found = launched(
+        "gloo", [*runs, *finding, *compressed, *alone], [], blobs, tmp_path
+    )
     compare([*runs, *finding, *alone], found, blobs, machine)
-    for run in finding:  # torch adds up who has gradients within its reducer, where the hook counts buckets only
+    # torch adds up who has gradients within its reducer, where the hook counts buckets
+    # only
+    for run in finding:
         recorded, called = (found[run.run_id][name] for name in ("recorded", "called"))
         assert recorded.tolist() == (2 * called).tolist(), run.run_id
     for run in compressed:
@@ -239,17 +396,37 @@ def test_torch_itself_computes_what_ours_does_on_gloo_ranks(make_run, blobs, mac
         reports = simulate(twin, blobs, machine)[0].workers
         counted = [[report.syncs, report.bytes_sent] for report in reports]
         assert found[run.run_id]["counted"].tolist() == counted, run.run_id
-        recorded, called = (found[run.run_id][name].tolist() for name in ("recorded", "called"))
+        recorded, called = (
+            found[run.run_id][name].tolist() for name in ("recorded", "called")
+        )
         assert recorded == called, f"{run.run_id}: the records count the calls of torch"
         syncs = found[run.run_id]["counted"][:, 0]
-        powersgd = (3 * (syncs + 2) // 2 - 2 * 2).tolist()  # all steps but the first two are two synchronisations
-        buckets = {"ddp-fp16": 5 * syncs, "ddp-bf16": syncs}  # the last layer's bias and weights share one; all do
-        assert recorded == (powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()), run.run_id
+        powersgd = (
+            3 * (syncs + 2) // 2 - 2 * 2
+        ).tolist()  # all steps but the first two are two synchronisations
+        buckets = {
+            "ddp-fp16": 5 * syncs,
+            "ddp-bf16": syncs,
+        }  # the last layer's bias and weights share one; all do
+        assert recorded == (
+            powersgd if "powersgd" in run.run_id else buckets[run.run_id[:-2]].tolist()
+        ), run.run_id
     for run in runs:
-        recorded, syncs = found[run.run_id]["recorded"].tolist(), found[run.run_id]["counted"][:, 0].tolist()
+        recorded, syncs = (
+            found[run.run_id]["recorded"].tolist(),
+            found[run.run_id]["counted"][:, 0].tolist(),
+        )
         unknown = run.strategy.name == "torch_post_local_sgd"  # torch does not count
-        expected = [-1] * run.workers if unknown else [1] * 4 if run.strategy.name == "gossip" else syncs
-        expected = [3 * sync for sync in syncs] if run.run_id.startswith(APART) else expected
+        expected = (
+            [-1] * run.workers
+            if unknown
+            else [1] * 4
+            if run.strategy.name == "gossip"
+            else syncs
+        )
+        expected = (
+            [3 * sync for sync in syncs] if run.run_id.startswith(APART) else expected
+        )
         if run.strategy.options.get("bucket_cap_mb"):  # one for each layer
             expected = [2 * sync for sync in syncs]
         if not unknown:

@@ -28,25 +28,46 @@ POINT = "[scalebench.strategies]\nlazy_average = lazy_average\n"
 @pytest.fixture
 def package(tmp_path):
     """The environment in which the page's package is installed."""
-    (source,) = re.findall(r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = re.findall(
+        r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL
+    )
     (tmp_path / "lazy_average.py").write_text(source)
     info = tmp_path / "my_strategies-0.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-strategies\nVersion: 0.1\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: my-strategies\nVersion: 0.1\n"
+    )
     (info / "entry_points.txt").write_text(POINT)
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
 
 
 @pytest.mark.parametrize("execution", some(["virtual", "native"], "virtual"))
 def test_strategy_of_the_page_runs_as_an_entry_point(package, tmp_path, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
-    words = ["--strategy", "lazy_average", "--dataset", "wine", "--workers", "2", "--epochs", "3", "--jobs", "1"]
+    words = [
+        "--strategy",
+        "lazy_average",
+        "--dataset",
+        "wine",
+        "--workers",
+        "2",
+        "--epochs",
+        "3",
+        "--jobs",
+        "1",
+    ]
     words += ["--execution", execution, "--repetitions", "1", "--name", "own"]
     if execution == "virtual":  # nothing is to be measured
         words += ["--cluster", "juwels-booster", "--device-step-time", "0.002"]
     done = subprocess.run(
-        [sys.executable, "-m", "scalebench", "run", *words], cwd=tmp_path, env=package, capture_output=True, text=True
+        [sys.executable, "-m", "scalebench", "run", *words],
+        cwd=tmp_path,
+        env=package,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "were counted" not in done.stderr, "counts are those of the recorded program"
@@ -70,7 +91,9 @@ RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--executi
 def file(tmp_path, monkeypatch):
     """The page's strategy as a file in the working folder."""
     monkeypatch.chdir(tmp_path)
-    (source,) = re.findall(r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (source,) = re.findall(
+        r"```python\n# lazy_average.py\n(.*?)```", PAGE.read_text(), re.DOTALL
+    )
     (tmp_path / "lazy.py").write_text(source)
     return tmp_path / "lazy.py"
 
@@ -83,7 +106,15 @@ def sha256(path):
 def test_strategy_of_a_file_and_class_runs(file, execution):
     if execution == "native" and (reason := engines.available("mpi")):
         pytest.skip(reason)
-    words = ["--strategy", "serial", "--strategy", f"{OWN}: {{first: 3}}", *RUN[1:], "--execution", execution]
+    words = [
+        "--strategy",
+        "serial",
+        "--strategy",
+        f"{OWN}: {{first: 3}}",
+        *RUN[1:],
+        "--execution",
+        execution,
+    ]
     command = [sys.executable, "-m", "scalebench", "run", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -97,18 +128,24 @@ def test_strategy_of_a_file_and_class_runs(file, execution):
 def test_runs_of_an_edited_strategy_are_not_resumed(file, invoke):
     invoke(*RUN, "--strategy", OWN)
     before = sha256(file)
-    assert load_study(Path("results/mine/study.yaml"), {}, []).strategy_sha256 == {OWN: before}
+    assert load_study(Path("results/mine/study.yaml"), {}, []).strategy_sha256 == {
+        OWN: before
+    }
     assert runs_made(invoke(*RUN, "--strategy", OWN)) == (0, 1), "unchanged, it is done"
     assert runs_made(invoke("run", "results/mine/study.yaml", "--jobs", "1")) == (0, 1)
     file.write_text(file.read_text().replace("Field(2, ge=2", "Field(3, ge=2"))
     output = invoke(*RUN, "--strategy", OWN, code=2)
-    assert re.search(rf"strategy_sha256 .*{OWN} .*{before[:12]}, .*{sha256(file)[:12]}", output)
+    assert re.search(
+        rf"strategy_sha256 .*{OWN} .*{before[:12]}, .*{sha256(file)[:12]}", output
+    )
     output = invoke("run", "results/mine/study.yaml", code=2)
     assert re.search(rf"lazy\.py has changed .*sha256 {before[:12]}", output)
     assert output.count("\n") == 1
     invoke(*RUN, "--strategy", OWN, "--new")
     assert len(load("results/mine-2").runs) == 1
-    assert changed(load("results/mine"), load("results/mine-2"))[0].startswith(f"{OWN} (sha256 {before[:12]} → ")
+    assert changed(load("results/mine"), load("results/mine-2"))[0].startswith(
+        f"{OWN} (sha256 {before[:12]} → "
+    )
     first, second = Path("results/mine/runs.csv"), Path("results/mine-2/runs.csv")
     first.write_text(first.read_text() + second.read_text().partition("\n")[2])
     (note,) = load("results/mine").notes
@@ -117,7 +154,9 @@ def test_runs_of_an_edited_strategy_are_not_resumed(file, invoke):
 
 def test_a_strategy_that_changes_while_the_study_runs_fails_the_run(file, invoke):
     line = 'from pathlib import Path; Path("lazy.py").write_text(Path("lazy.py").read_text() + "#")'
-    text = file.read_text().replace("        worker.state.left =", f"        {line}\n        worker.state.left =", 1)
+    text = file.read_text().replace(
+        "        worker.state.left =", f"        {line}\n        worker.state.left =", 1
+    )
     file.write_text(text)
     output = invoke(*RUN, "--strategy", OWN, "--workers", "1,2", code=1)
     assert "lazy.py has changed" in output
@@ -142,13 +181,19 @@ def test_a_changed_default_is_another_run(file, invoke, monkeypatch):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (("worker.state.period *=", "worker.stat.period *="), "has no attribute 'stat' (lazy.py:31)"),
+        (
+            ("worker.state.period *=", "worker.stat.period *="),
+            "has no attribute 'stat' (lazy.py:31)",
+        ),
         (
             ('worker.comm.allreduce_(worker.parameters, "mean")', "1 / 0"),
             "ZeroDivisionError: division by zero (lazy.py:30)",
         ),
         (
-            ('worker.comm.allreduce_(worker.parameters, "mean")', "raise SystemExit(3)"),
+            (
+                'worker.comm.allreduce_(worker.parameters, "mean")',
+                "raise SystemExit(3)",
+            ),
             "exited with code 3 before reporting (lazy.py:30)",
         ),
     ],
@@ -162,13 +207,23 @@ def test_an_error_inside_names_its_own_line(file, invoke, edit, message):
 
 
 def test_error_while_planning_is_one_line(file, invoke):
-    file.write_text(file.read_text() + "\n    def check(self, setting):\n        return [][setting.workers]\n")
+    file.write_text(
+        file.read_text()
+        + "\n    def check(self, setting):\n        return [][setting.workers]\n"
+    )
     output = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
     number = len(file.read_text().splitlines())
-    assert output == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
-    file.write_text(file.read_text().replace("return [][setting.workers]", "raise SystemExit('no')"))
+    assert (
+        output
+        == f"scalebench: error: IndexError: list index out of range (lazy.py:{number})\n"
+    )
+    file.write_text(
+        file.read_text().replace("return [][setting.workers]", "raise SystemExit('no')")
+    )
     output = invoke(*RUN, "--strategy", OWN, "--dry-run", code=2)
-    assert output == f"scalebench: error: exited before reporting: no (lazy.py:{number})\n"
+    assert (
+        output == f"scalebench: error: exited before reporting: no (lazy.py:{number})\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,10 +231,26 @@ def test_error_while_planning_is_one_line(file, invoke):
     [
         ("nowhere.py:Mine", "", r"no file .*nowhere\.py"),
         ("lazy.py", "", "expected file.py:Class, for example"),
-        ("lazy.py:LazyAverage:growth", None, r"'growth' is no option; expected growth=VALUE"),
-        ("lazy.py:LazyAvrage", None, "has no class 'LazyAvrage'; did you mean 'LazyAverage'"),
-        ("lazy.py:Field", None, "expected a class derived from scalebench.strategies.base.Strategy"),
-        ("lazy.py:Mine", "import nothing_like_this", r"raised ModuleNotFoundError: .* \(lazy.py:1\)"),
+        (
+            "lazy.py:LazyAverage:growth",
+            None,
+            r"'growth' is no option; expected growth=VALUE",
+        ),
+        (
+            "lazy.py:LazyAvrage",
+            None,
+            "has no class 'LazyAvrage'; did you mean 'LazyAverage'",
+        ),
+        (
+            "lazy.py:Field",
+            None,
+            "expected a class derived from scalebench.strategies.base.Strategy",
+        ),
+        (
+            "lazy.py:Mine",
+            "import nothing_like_this",
+            r"raised ModuleNotFoundError: .* \(lazy.py:1\)",
+        ),
         ("lazy.py:Mine", "x = 1\ndef f(:", r"raised SyntaxError: .*lazy.py, line 2"),
         (
             "lazy.py:Mine",
@@ -202,23 +273,37 @@ def test_file_without_a_strategy_is_refused_in_one_line(file, name, text, messag
 
 
 def test_options_of_an_own_strategy_are_checked_and_explained(file, invoke):
-    assert "option 'first': expected" in invoke(*RUN, "--strategy", f"{OWN}: {{first: 0}}", code=2)
+    assert "option 'first': expected" in invoke(
+        *RUN, "--strategy", f"{OWN}: {{first: 0}}", code=2
+    )
     output = invoke("explain", OWN)
     assert "w <- mean of all w after `first` local steps" in output
     assert "file.py:Class" in invoke("list", "strategies")
 
 
 def test_artifact_ships_an_own_strategy(file, invoke, tmp_path, monkeypatch):
-    monkeypatch.setattr("scalebench.figures.plotting.default_figures", lambda: ["convergence"])
+    monkeypatch.setattr(
+        "scalebench.figures.plotting.default_figures", lambda: ["convergence"]
+    )
     invoke(*RUN, "--strategy", "serial", "--strategy", OWN, "--strategy", "allreduce")
     made = write_artifact(Path("results/mine"), tmp_path / "out", PaperFile())
     records = made.folder / "results" / "mine"
     shipped = load_study(records / "study.yaml", {}, [])
-    assert [item.name for item in shipped.strategies] == ["serial", f"inputs/{OWN}", "allreduce"]
+    assert [item.name for item in shipped.strategies] == [
+        "serial",
+        f"inputs/{OWN}",
+        "allreduce",
+    ]
     assert shipped.strategy_sha256 == {f"inputs/{OWN}": sha256(file)}
     assert (made.folder / "inputs/lazy.py").read_text() == file.read_text()
-    assert set(load(records).runs["strategy"]) == {"serial", f"inputs/{OWN}", "allreduce"}
-    assert len(compare_strategies(load(records), "allreduce", f"inputs/{OWN}").table) == 1
+    assert set(load(records).runs["strategy"]) == {
+        "serial",
+        f"inputs/{OWN}",
+        "allreduce",
+    }
+    assert (
+        len(compare_strategies(load(records), "allreduce", f"inputs/{OWN}").table) == 1
+    )
 
 
 def test_options_are_written_behind_the_name_in_every_command(file, invoke):
@@ -229,11 +314,31 @@ def test_options_are_written_behind_the_name_in_every_command(file, invoke):
     assert set(load("results/mine").runs["label"]) == {label, "local_sgd(steps=2)"}
     short = ("resnet50", "--cluster", "juwels-booster", "--step-time", "0.1", "--workers", "4", "--samples", "4096",
              "--epochs", "2")  # fmt: skip
-    assert "LazyAverage" in invoke("predict", *short, "--strategy", own, "--strategy", local)
-    assert label in invoke("what-if", *short, "--strategy", own, "--vary", "latency=0.1..10:3")
+    assert "LazyAverage" in invoke(
+        "predict", *short, "--strategy", own, "--strategy", local
+    )
+    assert label in invoke(
+        "what-if", *short, "--strategy", own, "--vary", "latency=0.1..10:3"
+    )
     assert OWN in invoke("explain", own)
-    invoke("trace", "--strategy", own, "--workers", "2", "--cluster", "juwels-booster", "--device-step-time", "0.002")
-    compared = invoke("compare", "results/mine", "--strategy", own, "--strategy", local, "--json")
+    invoke(
+        "trace",
+        "--strategy",
+        own,
+        "--workers",
+        "2",
+        "--cluster",
+        "juwels-booster",
+        "--device-step-time",
+        "0.002",
+    )
+    compared = invoke(
+        "compare", "results/mine", "--strategy", own, "--strategy", local, "--json"
+    )
     assert label in compared
-    assert label in invoke("table", "results/mine", "--strategy", own, "--style", "markdown")
-    assert "unknown option 'last'" in invoke(*RUN, "--strategy", f"{OWN}:last=3", code=2)
+    assert label in invoke(
+        "table", "results/mine", "--strategy", own, "--style", "markdown"
+    )
+    assert "unknown option 'last'" in invoke(
+        *RUN, "--strategy", f"{OWN}:last=3", code=2
+    )

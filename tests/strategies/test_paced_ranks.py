@@ -1,7 +1,8 @@
 """Every strategy on every engine that carries it, native and paced by the same class, on real ranks.
 
-The pace changes the clock, not the weights. One launch for each engine, two workers, one of which is stated to be three
-times as slow. Lower bounds on times are exact on any machine, for a paced step only ends when its time is over.
+The pace changes the clock, not the weights. One launch for each engine, two workers,
+one of which is stated to be three times as slow. Lower bounds on times are exact on any
+machine, for a paced step only ends when its time is over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from scalebench.virtual.engine import simulate
 
 STEP_S, SLOW, BATCH = 1e-3, 3.0, 12
 EXACT = 1e-9  # float64: sums in another order, and no half precision anywhere
-BY_TIMING = {"epoch_async", "dislib-compat-async", "ad_psgd", "asp", "ssp", "dssp", "elastic_bsp", "bsp_backup"}
+BY_TIMING = {
+    "epoch_async",
+    "dislib-compat-async",
+    "ad_psgd",
+    "asp",
+    "ssp",
+    "dssp",
+    "elastic_bsp",
+    "bsp_backup",
+}
 OPTIONS = {  # small enough to synchronise within a few steps, and to be exact
     "local_sgd": {"steps": 4},
     "post_local_sgd": {"start": 3, "steps": 4},
@@ -50,7 +60,10 @@ EXECUTIONS = ("native", "paced")
 
 def make_run(name, engine, execution):
     workers = 1 if not registry.find(name).requires else 2
-    pace = {"device_step_time": STEP_S, "virtual": VirtualOptions(slowdown={workers - 1: SLOW})}
+    pace = {
+        "device_step_time": STEP_S,
+        "virtual": VirtualOptions(slowdown={workers - 1: SLOW}),
+    }
     return Run(
         study="test",
         run_id=f"{name}-{engine}-{execution}",
@@ -85,7 +98,12 @@ def launched(tmp_path_factory):
             pytest.skip(reason)
         if engine not in known:
             folder, outcomes = tmp_path_factory.mktemp(engine), {}
-            runs = [make_run(name, engine, how) for name, on in PLACES if on == engine for how in EXECUTIONS]
+            runs = [
+                make_run(name, engine, how)
+                for name, on in PLACES
+                if on == engine
+                for how in EXECUTIONS
+            ]
             RealRuns(
                 {workers: prepare(runs[0], workers) for workers in (1, 2)},
                 ranks=3 if engine == "mpi" else 2,  # the third is a server's
@@ -117,14 +135,23 @@ def test_pacing_changes_times_and_not_weights(launched, machine, name, engine):
     paced = runs["paced"]
     workers = outcomes[paced.run_id].workers
     assert sum(worker.optimizer_steps for worker in workers) > 0
-    computed = [worker.train_s if worker.compute_s is None else worker.compute_s for worker in workers]
-    in_parts = registry.create(name, OPTIONS.get(name, {})).traits.mesh(paced.workers).parts > 1
+    computed = [
+        worker.train_s if worker.compute_s is None else worker.compute_s
+        for worker in workers
+    ]
+    in_parts = (
+        registry.create(name, OPTIONS.get(name, {})).traits.mesh(paced.workers).parts
+        > 1
+    )
     for rank, worker in enumerate(workers):
         factor = SLOW if rank == paced.workers - 1 else 1.0
         least = worker.samples / BATCH * STEP_S * (1.0 if in_parts else factor)
         assert (sum(computed) if in_parts else computed[rank]) >= least * (1 - 1e-6)
         assert 0 <= worker.paced_overrun <= 1
-    kept = {execution: np.load(folder / f"{run.run_id}.npz") for execution, run in runs.items()}
+    kept = {
+        execution: np.load(folder / f"{run.run_id}.npz")
+        for execution, run in runs.items()
+    }
     found = kept["paced"]["final"]
     assert np.abs(found - kept["paced"]["initial"]).max() > 1e-3
     if name in BY_TIMING:

@@ -37,7 +37,8 @@ def test_every_strategy_has_a_page_with_its_timeline(name):
 
 
 @pytest.mark.parametrize(
-    ("page", "form"), [("README.md", "**{} strategies**"), ("docs/alternatives.md", "| {} strategies,")]
+    ("page", "form"),
+    [("README.md", "**{} strategies**"), ("docs/alternatives.md", "| {} strategies,")],
 )
 def test_pages_count_the_strategies(page, form):
     text = (FOLDER.parents[1] / page).read_text(encoding="utf-8")

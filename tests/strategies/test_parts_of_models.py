@@ -53,7 +53,12 @@ CASES = [
     ("tensor", 6, 3, 1),
     ({"tensor": {"degree": 4}}, 4, 1, 1),
     ({"hybrid": {"tensor": 2}}, 4, 1, 4),
-    ({"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 8, 2, 2),
+    (
+        {"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}},
+        8,
+        2,
+        2,
+    ),
     ({"hybrid": {"data": 2, "pipeline": 1, "tensor": 2}}, 4, 2, 1),
     ({"pipeline": {"stages": 3, "balance": "times"}}, 3, 1, 4),
     ({"pipeline": {"schedule": "gpipe", "recompute": "layer"}}, 2, 1, 4),
@@ -61,11 +66,29 @@ CASES = [
     ({"hybrid": {"tensor": 2, "micro_batches": 2, "recompute": "layer"}}, 4, 1, 2),
     ({"tensor": {"recompute": "all"}}, 2, 1, 1),
     ({"pipeline": {"schedule": "interleaved"}}, 2, 1, 4),
-    ({"pipeline": {"schedule": "interleaved", "micro_batches": 2, "recompute": "layer"}}, 4, 2, 2),
+    (
+        {
+            "pipeline": {
+                "schedule": "interleaved",
+                "micro_batches": 2,
+                "recompute": "layer",
+            }
+        },
+        4,
+        2,
+        2,
+    ),
     ({"hybrid": {"tensor": 2, "schedule": "interleaved", "micro_batches": 2}}, 4, 1, 2),
 ]
-WITHIN = ["allreduce", {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {"slowmo": {"steps": 4}}]
-WITHIN += [{"diloco": {"steps": 4}}, {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}}]
+WITHIN = [
+    "allreduce",
+    {"local_sgd": {"steps": 3, "optimizer_state": "average"}},
+    {"slowmo": {"steps": 4}},
+]
+WITHIN += [
+    {"diloco": {"steps": 4}},
+    {"daso-heat": {"devices_per_node": 1, "warm_up_epochs": 1, "cool_down_epochs": 0}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +101,26 @@ def balanced(strategy, model):
     if isinstance(strategy, str) or model == "mlp":
         return strategy
     ((name, options),) = strategy.items()
-    return {name: {**options, "balance": [1, 1, 3]}} if isinstance(options.get("balance"), list) else strategy
+    return (
+        {name: {**options, "balance": [1, 1, 3]}}
+        if isinstance(options.get("balance"), list)
+        else strategy
+    )
 
 
 CUTS = [  # the first convolution of one plane has no partner in a chunk of its own
     (model, *case)
     for case in CASES
     for model in ("mlp", "convolutional", "transformer")
-    if model != "convolutional" or "interleaved" not in str(case) or "tensor" not in str(case)
+    if model != "convolutional"
+    or "interleaved" not in str(case)
+    or "tensor" not in str(case)
 ]
 
 
-@pytest.mark.parametrize(("model", "strategy", "workers", "replicas", "pieces"), CUTS, ids=str)
+@pytest.mark.parametrize(
+    ("model", "strategy", "workers", "replicas", "pieces"), CUTS, ids=str
+)
 def test_parts_train_as_whole_models_in_the_same_micro_batches(
     play, make_run, patterns, model, strategy, workers, replicas, pieces
 ):
@@ -104,40 +135,62 @@ def test_parts_train_as_whole_models_in_the_same_micro_batches(
 def drawing(input_shape, outputs):
     """Statistics of batches, and dropout, which draws numbers."""
     first = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
-    return nn.Sequential(first, nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, outputs))
+    return nn.Sequential(
+        first, nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, outputs)
+    )
 
 
 @pytest.mark.parametrize("recompute", ["layer", "all"])
-def test_what_is_computed_again_draws_the_same_numbers_and_counts_once(play, patterns, recompute):
+def test_what_is_computed_again_draws_the_same_numbers_and_counts_once(
+    play, patterns, recompute
+):
     """Weights and metrics, of running statistics, bit for bit."""
     found = []
     for kept in ("none", recompute):
         options = {"micro_batches": 2, "recompute": kept, "schedule": "gpipe"}
-        outcome, weights = play({"pipeline": options}, 2, data=patterns, model=f"{__file__}:drawing", epochs=3)
+        outcome, weights = play(
+            {"pipeline": options},
+            2,
+            data=patterns,
+            model=f"{__file__}:drawing",
+            epochs=3,
+        )
         found.append((weights["final"], [each.metric for each in outcome.evaluations]))
     (kept, metrics), (again, metrics_again) = found
     assert torch.equal(kept, again)
     assert metrics == metrics_again
 
 
-def test_the_last_batch_may_have_fewer_samples_than_micro_batches(play, make_run, patterns):
+def test_the_last_batch_may_have_fewer_samples_than_micro_batches(
+    play, make_run, patterns
+):
     values = {"batch_per_worker": 95, "optimizer": "sgd"}
     _, weights = play({"pipeline": {"micro_batches": 95}}, 2, data=patterns, **values)
-    torch.testing.assert_close(weights["final"], trained_alone(make_run(**values), patterns, 1, 95), **EXACT)
+    torch.testing.assert_close(
+        weights["final"], trained_alone(make_run(**values), patterns, 1, 95), **EXACT
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("shard", "workers"), [(1, 2), (2, 3), (3, 2), (3, 4)])
-def test_shards_train_as_whole_models_do(monkeypatch, play, make_run, patterns, model, shard, workers):
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())  # no replica computes for others
-    optimizer = {"adam": {}} if model == "mlp" else {"sgd": {"momentum": 0.9}}  # adam divides by rounding errors
+def test_shards_train_as_whole_models_do(
+    monkeypatch, play, make_run, patterns, model, shard, workers
+):
+    monkeypatch.setattr(
+        virtual_engine, "choose", lambda *_: Choice()
+    )  # no replica computes for others
+    optimizer = (
+        {"adam": {}} if model == "mlp" else {"sgd": {"momentum": 0.9}}
+    )  # adam divides by rounding errors
     values = {"model": MODELS[model], "optimizer": optimizer, "lr": 0.02}
     _, weights = play({"fsdp": {"shard": shard}}, workers, data=patterns, **values)
     expected = trained_alone(make_run(**values), patterns, workers)
     torch.testing.assert_close(weights["final"], expected, **EXACT)
 
 
-def test_shards_are_all_that_a_worker_keeps_between_steps(monkeypatch, play, recorded, patterns):
+def test_shards_are_all_that_a_worker_keeps_between_steps(
+    monkeypatch, play, recorded, patterns
+):
     made = []
 
     class Noted(Replica):
@@ -152,7 +205,11 @@ def test_shards_are_all_that_a_worker_keeps_between_steps(monkeypatch, play, rec
     for shard in (1, 2, 3):
         made.clear()
         play({"fsdp": {"shard": shard}}, 4, data=patterns, **values)
-        memory.append(recorded({"fsdp": {"shard": shard}}, 4, data=patterns, **values)[0].memory_bytes)
+        memory.append(
+            recorded({"fsdp": {"shard": shard}}, 4, data=patterns, **values)[
+                0
+            ].memory_bytes
+        )
         whole = sum(unit.numbers for unit in made[0].sharded.units)
         kept = [0, 0]
         for unit in made[0].sharded.units:
@@ -160,7 +217,11 @@ def test_shards_are_all_that_a_worker_keeps_between_steps(monkeypatch, play, rec
             kept[1] += unit.gradients.untyped_storage().nbytes() // 8
         assert [number >= whole for number in kept] == [shard < 3, shard < 2]
         assert [number == 0 for number in kept] == [shard == 3, shard > 1]
-        assert len(made[0].parameters) == len(made[0].gradients) == pytest.approx(whole / 4, abs=3)
+        assert (
+            len(made[0].parameters)
+            == len(made[0].gradients)
+            == pytest.approx(whole / 4, abs=3)
+        )
     assert memory == sorted(memory, reverse=True)
     assert memory[-1] < memory[0] / 2
 
@@ -174,9 +235,16 @@ def test_shards_need_layers_and_optimizers_without_norms(play):
 
 @pytest.mark.parametrize("within", WITHIN, ids=str)
 def test_replicas_in_parts_agree_as_whole_ones_do(play, patterns, within):
-    values = {"data": patterns, "model": MODELS["mlp"], "optimizer": {"sgd": {"momentum": 0.9}}, "epochs": 3}
+    values = {
+        "data": patterns,
+        "model": MODELS["mlp"],
+        "optimizer": {"sgd": {"momentum": 0.9}},
+        "epochs": 3,
+    }
     _, whole = play(within, 2, **values)
-    _, parts = play({"hybrid": {"tensor": 2, "micro_batches": 2, "within": within}}, 8, **values)
+    _, parts = play(
+        {"hybrid": {"tensor": 2, "micro_batches": 2, "within": within}}, 8, **values
+    )
     torch.testing.assert_close(parts["final"], whole["final"], **EXACT)
     assert (parts["final"] - parts["initial"]).abs().max() > 0.01
 
@@ -186,7 +254,10 @@ def moves(strategy, stage, stages, pieces):
     created = registry.create(*strategy)
     letters = "abcdefgh" if created.groups() > stages else [""]
     order = created.order(stage, stages, pieces)
-    return " ".join(f"{'F' if move.forward else 'B'}{move.micro_batch}{letters[move.chunk]}" for move in order)
+    return " ".join(
+        f"{'F' if move.forward else 'B'}{move.micro_batch}{letters[move.chunk]}"
+        for move in order
+    )
 
 
 def test_1f1b_keeps_as_many_forwards_ahead_as_stages_follow():
@@ -199,8 +270,13 @@ def test_1f1b_keeps_as_many_forwards_ahead_as_stages_follow():
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.data())
 def test_a_cut_by_times_has_the_fastest_slowest_stage(work, data):
     stages = data.draw(st.integers(2, len(work)))
-    cuts = [[0, *inner, len(work)] for inner in combinations(range(1, len(work)), stages - 1)]
-    least = min(max(sum(work[first:last]) for first, last in pairwise(cut)) for cut in cuts)
+    cuts = [
+        [0, *inner, len(work)]
+        for inner in combinations(range(1, len(work)), stages - 1)
+    ]
+    least = min(
+        max(sum(work[first:last]) for first, last in pairwise(cut)) for cut in cuts
+    )
     options = {"stages": stages, "micro_batches": stages, "balance": "times"}
     sizes = registry.create("pipeline", options).place(work, stages)
     assert (len(sizes), sum(sizes), min(sizes) > 0) == (stages, len(work), True)
@@ -216,42 +292,89 @@ def test_gpipe_makes_all_forwards_first():
 def test_interleaved_sends_groups_of_micro_batches_through_all_chunks():
     """The order of Megatron-LM, and of torch's ScheduleInterleaved1F1B."""
     two = "pipeline", {"micro_batches": 4, "schedule": "interleaved"}
-    assert moves(two, 0, 2, 4) == "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"
-    assert moves(two, 1, 2, 4) == "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a"
+    assert (
+        moves(two, 0, 2, 4)
+        == "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"
+    )
+    assert (
+        moves(two, 1, 2, 4)
+        == "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a"
+    )
 
 
-@pytest.mark.parametrize(("stages", "chunks", "pieces"), [(2, 2, 4), (4, 3, 8), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("stages", "chunks", "pieces"), [(2, 2, 4), (4, 3, 8), (3, 2, 3)]
+)
 def test_interleaved_is_the_order_of_torch(stages, chunks, pieces):
-    options = {"stages": stages, "chunks": chunks, "micro_batches": pieces, "schedule": "interleaved"}
+    options = {
+        "stages": stages,
+        "chunks": chunks,
+        "micro_batches": pieces,
+        "schedule": "interleaved",
+    }
     own = registry.create("pipeline", options)
     theirs = object.__new__(ScheduleInterleaved1F1B)  # of no process group
-    facts = {"pp_group_size": stages, "n_local_stages": chunks, "_n_microbatches": pieces}
+    facts = {
+        "pp_group_size": stages,
+        "n_local_stages": chunks,
+        "_n_microbatches": pieces,
+    }
     vars(theirs).update(facts, microbatches_per_round=stages)
     for stage in range(stages):
-        actions = [each for each in theirs._calculate_single_rank_operations(stage) if each is not None]
+        actions = [
+            each
+            for each in theirs._calculate_single_rank_operations(stage)
+            if each is not None
+        ]
         expected = [
-            (each.computation_type.name == "FORWARD", each.microbatch_index, each.stage_index) for each in actions
+            (
+                each.computation_type.name == "FORWARD",
+                each.microbatch_index,
+                each.stage_index,
+            )
+            for each in actions
         ]
         moves = own.order(stage, stages, pieces)
         assert len(expected) == 2 * chunks * pieces
-        assert [(move.forward, move.micro_batch, move.chunk * stages + stage) for move in moves] == expected
+        assert [
+            (move.forward, move.micro_batch, move.chunk * stages + stage)
+            for move in moves
+        ] == expected
 
 
 @pytest.mark.parametrize(("stages", "pieces"), [(2, 4), (4, 2), (4, 8), (3, 7)])
 def test_zbv_is_the_order_of_torch(stages, pieces):
     """With fewer micro-batches than 2 m - 1, too."""
-    own = registry.create("torch_pipeline", {"stages": stages, "micro_batches": pieces, "schedule": "zbv"}, "virtual")
+    own = registry.create(
+        "torch_pipeline",
+        {"stages": stages, "micro_batches": pieces, "schedule": "zbv"},
+        "virtual",
+    )
     theirs = object.__new__(ScheduleZBVZeroBubble)  # of no process group
-    vars(theirs).update(pp_group_size=stages, num_stages=2 * stages, _n_microbatches=pieces)
+    vars(theirs).update(
+        pp_group_size=stages, num_stages=2 * stages, _n_microbatches=pieces
+    )
     names = {"inputs": "BACKWARD_INPUT", "weights": "BACKWARD_WEIGHT"}
     for stage in range(stages):
-        actions = [each for each in theirs._calculate_single_rank_operations(stage) if each is not None]
-        expected = [(each.computation_type.name, each.microbatch_index, each.stage_index) for each in actions]
+        actions = [
+            each
+            for each in theirs._calculate_single_rank_operations(stage)
+            if each is not None
+        ]
+        expected = [
+            (each.computation_type.name, each.microbatch_index, each.stage_index)
+            for each in actions
+        ]
         assert len(expected) == 3 * 2 * pieces
         groups = Mesh(pipeline=stages, folded=True).groups_of(stage, 2 * stages)
         found = own.order(stage, stages, pieces)
         assert expected == [
-            ("FORWARD" if move.forward else names[move.half], move.micro_batch, groups[move.chunk]) for move in found
+            (
+                "FORWARD" if move.forward else names[move.half],
+                move.micro_batch,
+                groups[move.chunk],
+            )
+            for move in found
         ]
 
 
@@ -259,7 +382,13 @@ def test_zbv_is_the_order_of_torch(stages, pieces):
 def test_no_stage_waits_for_ever(stages, chunks, pieces):
     """In any number of micro-batches, as the last batch of an epoch may have fewer samples."""
     own = registry.create(
-        "pipeline", {"stages": stages, "chunks": chunks, "micro_batches": stages, "schedule": "interleaved"}
+        "pipeline",
+        {
+            "stages": stages,
+            "chunks": chunks,
+            "micro_batches": stages,
+            "schedule": "interleaved",
+        },
     )
     left = [list(own.order(stage, stages, pieces)) for stage in range(stages)]
     assert all(len(set(each)) == len(each) == 2 * chunks * pieces for each in left)
@@ -275,7 +404,9 @@ def test_no_stage_waits_for_ever(stages, chunks, pieces):
     while any(left):
         before = len(done)
         for stage, own_left in enumerate(left):
-            while own_left and is_ready(own_left[0], own_left[0].chunk * stages + stage):
+            while own_left and is_ready(
+                own_left[0], own_left[0].chunk * stages + stage
+            ):
                 move = own_left.pop(0)
                 done.add((move.forward, move.micro_batch, move.chunk * stages + stage))
         assert len(done) > before
@@ -285,14 +416,27 @@ def test_no_stage_waits_for_ever(stages, chunks, pieces):
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_stages_do_the_work_of_the_whole_model(model, chunks):
     """Floating-point operations of both passes, of the first layer too, which needs no gradient of its input."""
-    whole = build_model(Component.model_validate(MODELS[model]), (1, 8, 8), 3, "classification", torch.float64, 0)
-    layers, sample, mesh = layers_of(whole, model), torch.zeros(2, 1, 8, 8, dtype=torch.float64), Mesh(pipeline=2)
+    whole = build_model(
+        Component.model_validate(MODELS[model]),
+        (1, 8, 8),
+        3,
+        "classification",
+        torch.float64,
+        0,
+    )
+    layers, sample, mesh = (
+        layers_of(whole, model),
+        torch.zeros(2, 1, 8, 8, dtype=torch.float64),
+        Mesh(pipeline=2),
+    )
     facts = facts_of(layers, sample)
     sizes = placed([1.0] * len(layers), 2 * chunks, "even")
     segments = [
         segment
         for part in range(2)
-        for _, found in sizes_of(facts, held_by(layers, sizes, mesh, part, model), sizes, mesh, part, sample)
+        for _, found in sizes_of(
+            facts, held_by(layers, sizes, mesh, part, model), sizes, mesh, part, sample
+        )
         for segment in found
     ]
     assert sum(segment.forward for segment in segments) == pytest.approx(1, rel=1e-12)
@@ -301,67 +445,128 @@ def test_stages_do_the_work_of_the_whole_model(model, chunks):
 
 def test_chunks_shorten_the_bubble(make_run, patterns, machine):
     """GOAL: smaller than that of 1f1b, in the priced schedule; of equal stages 1/v of it."""
-    values = {"model": {"mlp": {"hidden": [64] * 7}}, "batch_per_worker": 96, "epochs": 1, "execution": "modelled"}
+    values = {
+        "model": {"mlp": {"hidden": [64] * 7}},
+        "batch_per_worker": 96,
+        "epochs": 1,
+        "execution": "modelled",
+    }
     found = {}
     for schedule in ("1f1b", "interleaved"):
-        run = make_run({"pipeline": {"stages": 4, "micro_batches": 8, "schedule": schedule}}, 4, **values)
+        run = make_run(
+            {"pipeline": {"stages": 4, "micro_batches": 8, "schedule": schedule}},
+            4,
+            **values,
+        )
         found[schedule] = row_of(run, simulate(run, patterns, machine)[0])
-    assert found["interleaved"].compute_s == pytest.approx(found["1f1b"].compute_s, rel=1e-9)
+    assert found["interleaved"].compute_s == pytest.approx(
+        found["1f1b"].compute_s, rel=1e-9
+    )
     assert 0 < found["interleaved"].bubble_s < 0.7 * found["1f1b"].bubble_s
     assert found["interleaved"].train_s < found["1f1b"].train_s
 
 
 def test_halves_of_backward_passes_shorten_the_bubble(make_run, patterns, machine):
     """Of equal layers that of interleaved, with as many chunks, is longer."""
-    values = {"model": {"mlp": {"hidden": [64] * 7}}, "batch_per_worker": 96, "epochs": 1, "execution": "modelled"}
+    values = {
+        "model": {"mlp": {"hidden": [64] * 7}},
+        "batch_per_worker": 96,
+        "epochs": 1,
+        "execution": "modelled",
+    }
     found = {}
     for schedule in ("interleaved", "zbv"):
         options = {"stages": 4, "micro_batches": 8, "schedule": schedule}
         run = make_run({"torch_pipeline": options}, 4, **values)
         found[schedule] = row_of(run, simulate(run, patterns, machine)[0])
-    assert found["zbv"].compute_s == pytest.approx(found["interleaved"].compute_s, rel=1e-9)
+    assert found["zbv"].compute_s == pytest.approx(
+        found["interleaved"].compute_s, rel=1e-9
+    )
     assert 0 < found["zbv"].bubble_s < found["interleaved"].bubble_s
 
 
 def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
-    values = {"data": patterns, "model": {"mlp": {"hidden": [32, 32, 32]}}, "batch_per_worker": 48, "epochs": 1}
+    values = {
+        "data": patterns,
+        "model": {"mlp": {"hidden": [32, 32, 32]}},
+        "batch_per_worker": 48,
+        "epochs": 1,
+    }
     times = {"model_parallel": play("model_parallel", 2, **values)[0].train_s}
     for pieces in (2, 8):
         outcome, _ = play({"pipeline": {"micro_batches": pieces}}, 2, **values)
-        times[pieces] = outcome.train_s / pieces  # the machine of the tests takes equally long for any batch
+        times[pieces] = (
+            outcome.train_s / pieces
+        )  # the machine of the tests takes equally long for any batch
     assert times[8] < times[2] < times["model_parallel"]
 
 
-def test_bubbles_are_the_time_that_stages_wait_for_each_other(make_run, patterns, machine):
+def test_bubbles_are_the_time_that_stages_wait_for_each_other(
+    make_run, patterns, machine
+):
     """Half of the layers' work on each stage, in any number of pieces: a stage idles while the other one works."""
     even = {"mlp": {"hidden": [64, 64, 64]}}
     values = {"model": even, "batch_per_worker": 96, "epochs": 1}
-    for strategy, pieces in (("model_parallel", 1), ({"pipeline": {"schedule": "gpipe", "micro_batches": 4}}, 4)):
+    for strategy, pieces in (
+        ("model_parallel", 1),
+        ({"pipeline": {"schedule": "gpipe", "micro_batches": 4}}, 4),
+    ):
         run = make_run(strategy, 2, **values)
         trained, _ = simulate(run, patterns, machine)
-        priced, _ = simulate(run.model_copy(update={"execution": "modelled"}), patterns, machine)
+        priced, _ = simulate(
+            run.model_copy(update={"execution": "modelled"}), patterns, machine
+        )
         rows = [row_of(run, outcome) for outcome in (trained, priced)]
         first, second = rows
         assert first.bubble_s == pytest.approx(second.bubble_s, rel=1e-12)
         assert 0 < first.bubble_s <= first.wait_s
         ideal = 1 / (pieces + 1)  # (m - 1) / (u + m - 1) of equal stages
-        assert first.bubble_s / (first.compute_s + first.bubble_s) == pytest.approx(ideal, abs=0.12)
-        division = first.data_parallel, first.pipeline_parallel, first.tensor_parallel, first.micro_batches
+        assert first.bubble_s / (first.compute_s + first.bubble_s) == pytest.approx(
+            ideal, abs=0.12
+        )
+        division = (
+            first.data_parallel,
+            first.pipeline_parallel,
+            first.tensor_parallel,
+            first.micro_batches,
+        )
         assert division == (1, 2, 1, pieces)
 
 
 def test_workers_without_stages_have_no_bubble(make_run, patterns, machine):
-    for strategy, workers, division in (("allreduce", 2, (2, 1, 1, 1)), ("tensor", 4, (2, 1, 2, 1))):
+    for strategy, workers, division in (
+        ("allreduce", 2, (2, 1, 1, 1)),
+        ("tensor", 4, (2, 1, 2, 1)),
+    ):
         run = make_run(strategy, workers, epochs=1)
         row = row_of(run, simulate(run, patterns, machine)[0])
         assert row.bubble_s is None
-        assert (row.data_parallel, row.pipeline_parallel, row.tensor_parallel, row.micro_batches) == division
+        assert (
+            row.data_parallel,
+            row.pipeline_parallel,
+            row.tensor_parallel,
+            row.micro_batches,
+        ) == division
 
 
 def row_of(run, outcome):
-    names = ("host_hash", "git_commit", "git_dirty", "packages_hash", "scheduler_job_id", "provenance")
+    names = (
+        "host_hash",
+        "git_commit",
+        "git_dirty",
+        "packages_hash",
+        "scheduler_job_id",
+        "provenance",
+    )
     provenance = dict.fromkeys(names)
-    row, _ = rows_of(run, outcome, attempt=1, oversubscribed=False, started_utc="", provenance=provenance)
+    row, _ = rows_of(
+        run,
+        outcome,
+        attempt=1,
+        oversubscribed=False,
+        started_utc="",
+        provenance=provenance,
+    )
     return row
 
 
@@ -387,8 +592,14 @@ def test_what_does_not_fit_is_refused(options, said):
         ({"stages": 4, "micro_batches": 2}, "1f1b needs"),
         ({"balance": [1, 1, 1]}, "3 numbers of layers for 2 stages"),
         ({"stages": 1}, "stages"),
-        ({"schedule": "interleaved", "micro_batches": 3}, "interleaved needs a multiple"),
-        ({"schedule": "interleaved", "balance": [1, 1, 1]}, "3 numbers of layers for 2 stages of 2 chunks"),
+        (
+            {"schedule": "interleaved", "micro_batches": 3},
+            "interleaved needs a multiple",
+        ),
+        (
+            {"schedule": "interleaved", "balance": [1, 1, 1]},
+            "3 numbers of layers for 2 stages of 2 chunks",
+        ),
         ({"chunks": 2}, "chunks has no effect with schedule 1f1b"),
     ],
     ids=str,
@@ -399,7 +610,9 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 
 
 def layers(*widths):
-    model = nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise(widths)))
+    model = nn.Sequential(
+        *(nn.Linear(before, after) for before, after in pairwise(widths))
+    )
     return cut_into(layers_of(model, "mine"))
 
 
@@ -413,7 +626,11 @@ def cut_into(found):
     [
         ({"tensor": {"degree": 4}}, (4, 6, 3), "4 does not divide its width 6"),
         ({"hybrid": {"tensor": 2}}, (3, 6, 3), "2 does not divide its width 3"),
-        ({"hybrid": {"data": 3}}, (4, 4, 4), "data 3 x pipeline 2 x tensor 1 make 6 workers, not 4"),
+        (
+            {"hybrid": {"data": 3}},
+            (4, 4, 4),
+            "data 3 x pipeline 2 x tensor 1 make 6 workers, not 4",
+        ),
         ({"hybrid": {"pipeline": 4}}, (4, 4, 4), "at most 2 stages"),
     ],
     ids=str,
@@ -428,7 +645,9 @@ def test_norms_of_layers_and_dropout_do_not_go_with_shares():
     lamb = setting(4, optimizer="lamb")
     with pytest.raises(StudyError, match="optimizer lamb needs whole layers"):
         registry.create("tensor", {}).check(lamb)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4)
+    )
     with pytest.raises(ModelError, match=r"dropout of 0\.1"):
         registry.create("tensor", {}).check(cut_into(layers_of(model, "mine")))
 
@@ -436,15 +655,23 @@ def test_norms_of_layers_and_dropout_do_not_go_with_shares():
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        ([nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)], "no style for a convolution; use strategy tensor"),
-        ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)], "no style for batch normalisation between two"),
+        (
+            [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)],
+            "no style for a convolution; use strategy tensor",
+        ),
+        (
+            [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)],
+            "no style for batch normalisation between two",
+        ),
         ([nn.LayerNorm(4), nn.LayerNorm(4)], "no layer can be divided among 2 workers"),
     ],
     ids=str,
 )
 def test_what_torchs_styles_cannot_divide_is_refused(modules, said):
     with pytest.raises(ModelError, match=said):
-        registry.create("torch_tensor", {}).check(cut_into(layers_of(nn.Sequential(*modules), "mine")))
+        registry.create("torch_tensor", {}).check(
+            cut_into(layers_of(nn.Sequential(*modules), "mine"))
+        )
 
 
 @pytest.mark.parametrize(

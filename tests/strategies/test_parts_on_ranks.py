@@ -24,11 +24,25 @@ PIPELINES = {  # model, options of torch_pipeline, ranks, replicas, micro-batche
     "pipeline-0": ("mlp", {}, 2, 1, 4, 8),
     "pipeline-1": ("mlp", {"schedule": "interleaved"}, 4, 2, 4, 8),
     "pipeline-2": ("convolutional", {"schedule": "gpipe", "stages": 3}, 3, 1, 4, 8),
-    "pipeline-3": ("convolutional", {"schedule": "interleaved"}, 2, 1, 4, 10),  # of 9 and 10, in pieces of 2 and 3
+    "pipeline-3": (
+        "convolutional",
+        {"schedule": "interleaved"},
+        2,
+        1,
+        4,
+        10,
+    ),  # of 9 and 10, in pieces of 2 and 3
     "pipeline-4": ("transformer", {"stages": 4}, 4, 1, 4, 10),
     "pipeline-5": ("convolutional", {"schedule": "zbv"}, 2, 1, 4, 10),
     "pipeline-6": ("transformer", {"schedule": "zbv"}, 4, 2, 4, 8),
-    "pipeline-7": ("deep", {"schedule": "zbv", "stages": 4, "micro_batches": 8}, 4, 1, 8, 16),
+    "pipeline-7": (
+        "deep",
+        {"schedule": "zbv", "stages": 4, "micro_batches": 8},
+        4,
+        1,
+        8,
+        16,
+    ),
 }
 SHARDS = {  # model, ranks, shard
     "shards-0": ("mlp", 2, 3),
@@ -45,14 +59,24 @@ STYLES = {  # model, ranks, degree
 ON_EIGHT = [  # model, strategy, replicas, micro-batches
     ("mlp", {"model_parallel": {"stages": 4}}, 2, 1),
     ("convolutional", {"pipeline": {"stages": 4}}, 2, 4),
-    ("transformer", {"pipeline": {"stages": 4, "schedule": "gpipe", "micro_batches": 2}}, 2, 2),
+    (
+        "transformer",
+        {"pipeline": {"stages": 4, "schedule": "gpipe", "micro_batches": 2}},
+        2,
+        2,
+    ),
     ("deep", {"pipeline": {"stages": 4, "schedule": "interleaved"}}, 2, 4),
     ("deep", {"pipeline": {"stages": 8, "micro_batches": 8}}, 1, 8),
     ("mlp", {"tensor": {"degree": 4}}, 2, 1),
     ("convolutional", "tensor", 4, 1),
     ("transformer", {"tensor": {"degree": 4, "recompute": "all"}}, 2, 1),
     ("mlp", {"hybrid": {"pipeline": 4, "tensor": 2}}, 1, 4),
-    ("convolutional", {"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}}, 2, 2),
+    (
+        "convolutional",
+        {"hybrid": {"data": 2, "tensor": 2, "schedule": "gpipe", "micro_batches": 2}},
+        2,
+        2,
+    ),
     ("transformer", {"hybrid": {"data": 2, "tensor": 2, "micro_batches": 2}}, 2, 2),
     ("mlp", {"fsdp": {"shard": 3}}, 8, 1),
     ("convolutional", {"fsdp": {"shard": 2}}, 8, 1),
@@ -78,7 +102,9 @@ def _no_replica_computes_for_others(monkeypatch):
 
 
 def small(make_run, engine, name, strategy, workers, model, batch=8):
-    (run,) = native_runs(engine, {name: strategy}, make_run, counts=(workers,), model=MODELS[model])
+    (run,) = native_runs(
+        engine, {name: strategy}, make_run, counts=(workers,), model=MODELS[model]
+    )
     return run.model_copy(update={"batch_per_worker": batch, "epochs": 2})
 
 
@@ -86,14 +112,22 @@ def small(make_run, engine, name, strategy, workers, model, batch=8):
 def by_torch(make_run, patterns, tmp_path_factory):
     """Each run, and what its ranks ended with; all in one launch."""
     runs = {
-        name: small(make_run, "gloo", name, {"torch_pipeline": options}, workers, model, batch)
+        name: small(
+            make_run, "gloo", name, {"torch_pipeline": options}, workers, model, batch
+        )
         for name, (model, options, workers, _, _, batch) in PIPELINES.items()
     }
     for name, (model, workers, shard) in SHARDS.items():
-        runs[name] = small(make_run, "gloo", name, {"torch_fsdp": {"shard": shard}}, workers, model)
+        runs[name] = small(
+            make_run, "gloo", name, {"torch_fsdp": {"shard": shard}}, workers, model
+        )
     for name, (model, workers, degree) in STYLES.items():
-        runs[name] = small(make_run, "gloo", name, {"torch_tensor": {"degree": degree}}, workers, model)
-    found = launched("gloo", list(runs.values()), [], patterns, tmp_path_factory.mktemp("by_torch"))
+        runs[name] = small(
+            make_run, "gloo", name, {"torch_tensor": {"degree": degree}}, workers, model
+        )
+    found = launched(
+        "gloo", list(runs.values()), [], patterns, tmp_path_factory.mktemp("by_torch")
+    )
     return {name: (run, found[run.run_id]) for name, run in runs.items()}
 
 
@@ -101,8 +135,13 @@ def check_twin(run, native, patterns, machine):
     """Check weights and metrics of real ranks against those of virtual workers; return what the latter counted."""
     twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
     outcome, weights = simulate(twin, patterns, machine)
-    np.testing.assert_allclose(native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id)
-    metrics = [evaluation.metric for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)]
+    np.testing.assert_allclose(
+        native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id
+    )
+    metrics = [
+        evaluation.metric
+        for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)
+    ]
     assert native["metrics"].tolist() == metrics, run.run_id
     return np.array([[report.syncs, report.bytes_sent] for report in outcome.workers])
 
@@ -110,7 +149,9 @@ def check_twin(run, native, patterns, machine):
 def check_whole(run, native, patterns, replicas, pieces=1):
     """Check the weights of real ranks against those of `replicas` whole models."""
     alone = trained_alone(run, patterns, replicas, pieces)
-    np.testing.assert_allclose(native["final"], alone.numpy(), **EXACT, err_msg=run.run_id)
+    np.testing.assert_allclose(
+        native["final"], alone.numpy(), **EXACT, err_msg=run.run_id
+    )
 
 
 def check_all(runs, found, expected, patterns, machine):
@@ -120,24 +161,46 @@ def check_all(runs, found, expected, patterns, machine):
         if run.run_id in expected:
             check_whole(run, native, patterns, *expected[run.run_id])
         counted = check_twin(run, native, patterns, machine)
-        alike = slice(1) if run.strategy.name == "torch_fsdp" else slice(2)  # which fills shards up
-        assert native["counted"][:, alike].tolist() == counted[:, alike].tolist(), run.run_id
+        alike = (
+            slice(1) if run.strategy.name == "torch_fsdp" else slice(2)
+        )  # which fills shards up
+        assert native["counted"][:, alike].tolist() == counted[:, alike].tolist(), (
+            run.run_id
+        )
 
 
 @pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
+    make_run, patterns, machine, tmp_path, engine
+):
     """On 2, 3 and 4 ranks: weights, bytes and metrics."""
     runs, expected = [], {}
     for model, places in ON_RANKS.items():
         for place in places:
             strategy, workers, replicas, pieces = CASES[place]
-            runs.append(small(make_run, engine, f"{model}-{place}", balanced(strategy, model), workers, model))
+            runs.append(
+                small(
+                    make_run,
+                    engine,
+                    f"{model}-{place}",
+                    balanced(strategy, model),
+                    workers,
+                    model,
+                )
+            )
             expected[runs[-1].run_id] = replicas, pieces
     local = {"hybrid": {"micro_batches": 2, "within": WITHIN[1]}}
     runs += native_runs(engine, {"local": local}, make_run, model=MODELS["mlp"])
-    for model, workers, shard in (("mlp", 2, 3), ("convolutional", 3, 2), ("transformer", 4, 3), ("transformer", 2, 1)):
+    for model, workers, shard in (
+        ("mlp", 2, 3),
+        ("convolutional", 3, 2),
+        ("transformer", 4, 3),
+        ("transformer", 2, 1),
+    ):
         fsdp = {"fsdp": {"shard": shard}}
-        runs.append(small(make_run, engine, f"{model}-shards-{shard}", fsdp, workers, model))
+        runs.append(
+            small(make_run, engine, f"{model}-shards-{shard}", fsdp, workers, model)
+        )
         expected[runs[-1].run_id] = workers, 1
     found = launched(engine, runs, [], patterns, tmp_path)
     assert {run.workers for run in runs} == {2, 3, 4}
@@ -146,13 +209,19 @@ def test_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patte
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["mpi", "gloo"])
-def test_eight_real_ranks_train_as_virtual_workers_and_whole_models_do(make_run, patterns, machine, tmp_path, engine):
+def test_eight_real_ranks_train_as_virtual_workers_and_whole_models_do(
+    make_run, patterns, machine, tmp_path, engine
+):
     runs, expected = [], {}
-    for model, strategy, replicas, pieces in ON_EIGHT + (TORCHS_ON_EIGHT if engine == "gloo" else []):
+    for model, strategy, replicas, pieces in ON_EIGHT + (
+        TORCHS_ON_EIGHT if engine == "gloo" else []
+    ):
         runs.append(small(make_run, engine, f"{len(runs)}-{model}", strategy, 8, model))
         expected[runs[-1].run_id] = replicas, pieces
     local = {"hybrid": {"tensor": 2, "micro_batches": 2, "within": WITHIN[1]}}
-    runs += native_runs(engine, {"local": local}, make_run, counts=(8,), model=MODELS["mlp"])
+    runs += native_runs(
+        engine, {"local": local}, make_run, counts=(8,), model=MODELS["mlp"]
+    )
     found = launched(engine, runs, [], patterns, tmp_path, ranks=8)
     check_all(runs, found, expected, patterns, machine)
 

@@ -1,7 +1,8 @@
 """The same class in one process and on real ranks ends with the same weights.
 
-Parameter servers, options, Adasum, and strategies of few bytes on Horovod. Float64: sums in another order differ by
-some 1e-16 a step; what a wire of 16 bits rounds is rounded alike.
+Parameter servers, options, Adasum, and strategies of few bytes on Horovod. Float64:
+sums in another order differ by some 1e-16 a step; what a wire of 16 bits rounds is
+rounded alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from scalebench.virtual.engine import simulate
 
 MOMENTUM = Component(name="sgd", options={"momentum": 0.9})
 EXACT, ROUNDED = 1e-9, 1e-6
-SHAPES = ((16, 13), (16,), (16, 16), (16,), (3, 16), (3,))  # of wine's features, two layers and classes
+SHAPES = (
+    (16, 13),
+    (16,),
+    (16, 16),
+    (16,),
+    (3, 16),
+    (3,),
+)  # of wine's features, two layers and classes
 CASES = {
     "mpi": [
         ("bsp", {}, 4, EXACT),
@@ -39,13 +47,23 @@ CASES = {
         ("allreduce", {"compression": "topk", "keep": 0.2}, 2, EXACT),
         ("ddp", {"compression": "powersgd", "rank": 2}, 4, EXACT),
         ("ddp", {"accumulate": 3}, 2, EXACT),
-        ("ddp", {"compression": "fp16"}, 4, 1e-3),  # torch divides before it sums, we after: half a bit of float16
+        (
+            "ddp",
+            {"compression": "fp16"},
+            4,
+            1e-3,
+        ),  # torch divides before it sums, we after: half a bit of float16
     ],
     "horovod": [
         ("adasum", {}, 4, EXACT),
         ("allreduce", {"compression": "fp16"}, 2, ROUNDED),
         ("horovod", {"accumulate": 3}, 2, EXACT),
-        ("horovod", {"compression": "fp16"}, 2, 1e-3),  # Horovod divides the half-precision sum
+        (
+            "horovod",
+            {"compression": "fp16"},
+            2,
+            1e-3,
+        ),  # Horovod divides the half-precision sum
         ("streaming_diloco", {"steps": 4}, 4, EXACT),
         ("streaming_diloco", {"steps": 4, "bits": 8}, 2, EXACT),
         ("streaming_diloco", {"steps": 4, "bits": 4}, 2, EXACT),
@@ -108,7 +126,11 @@ def make_run(engine, name, options, workers):
 def runs_of(cases):
     """The runs of the engines that are installed, with their tolerances."""
     here = [engine for engine in cases if engines.available(engine) is None]
-    return [(make_run(engine, *case), tolerance) for engine in here for *case, tolerance in cases[engine]]
+    return [
+        (make_run(engine, *case), tolerance)
+        for engine in here
+        for *case, tolerance in cases[engine]
+    ]
 
 
 def loose():
@@ -121,7 +143,10 @@ def outcomes_of(runs, folder):
         pytest.skip(reason)
     outcomes = {}
     RealRuns(
-        {workers: prepare(runs[0], workers) for workers in {run.workers for run in runs}},
+        {
+            workers: prepare(runs[0], workers)
+            for workers in {run.workers for run in runs}
+        },
         ranks=max(run.workers for run in runs),
         work_dir=folder / "work",
         weights_folder=folder / "weights",
@@ -135,7 +160,9 @@ def outcomes_of(runs, folder):
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("launched")
-    return outcomes_of([run for run, _ in runs_of(CASES)] + loose(), folder), folder / "weights"
+    return outcomes_of(
+        [run for run, _ in runs_of(CASES)] + loose(), folder
+    ), folder / "weights"
 
 
 def test_real_ranks_end_with_the_weights_of_the_virtual_run(machine, launched):
@@ -143,9 +170,16 @@ def test_real_ranks_end_with_the_weights_of_the_virtual_run(machine, launched):
 
 
 @pytest.mark.thorough
-def test_real_ranks_end_with_the_weights_of_the_virtual_run_at_further_options(machine, tmp_path):
+def test_real_ranks_end_with_the_weights_of_the_virtual_run_at_further_options(
+    machine, tmp_path
+):
     runs = runs_of(FURTHER_CASES)
-    check(runs, outcomes_of([run for run, _ in runs], tmp_path), tmp_path / "weights", machine)
+    check(
+        runs,
+        outcomes_of([run for run, _ in runs], tmp_path),
+        tmp_path / "weights",
+        machine,
+    )
 
 
 def check(runs, outcomes, folder, machine):
@@ -154,7 +188,9 @@ def check(runs, outcomes, folder, machine):
         assert outcome.status == "completed", (run.run_id, outcome.error)
         dataset = open_dataset(prepare(run, run.workers))
         virtual, weights = simulate(
-            run.model_copy(update={"execution": "virtual", "engine": "virtual"}), dataset, machine
+            run.model_copy(update={"execution": "virtual", "engine": "virtual"}),
+            dataset,
+            machine,
         )
         assert virtual.status == "completed", virtual.error
         kept = np.load(folder / f"{run.run_id}.npz")
@@ -167,7 +203,10 @@ def check(runs, outcomes, folder, machine):
         if run.strategy.name in ("adasum", "ddp") and run.engine != "mpi":
             continue  # torch and Horovod send other messages for the same weights
         for real, modelled in zip(outcome.workers, virtual.workers, strict=True):
-            assert (real.syncs, real.bytes_sent) == (modelled.syncs, modelled.bytes_sent), run.run_id
+            assert (real.syncs, real.bytes_sent) == (
+                modelled.syncs,
+                modelled.bytes_sent,
+            ), run.run_id
 
 
 def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
@@ -179,15 +218,26 @@ def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
         steps = outcome.facts.steps_per_epoch * run.epochs
         assert len(outcome.workers) == 3
         for worker in outcome.workers:
-            counted = sum(sum(worker.histograms.get(name, {}).values()) for name in ("staleness", "dropped"))
+            counted = sum(
+                sum(worker.histograms.get(name, {}).values())
+                for name in ("staleness", "dropped")
+            )
             assert counted == worker.optimizer_steps <= steps
             if run.strategy.name != "bsp_backup":
                 assert worker.optimizer_steps == steps
             leads = [int(lead) for lead in worker.histograms["lead_at_release"]]
             assert max(leads) <= {"ssp": 1, "dssp": 3}.get(run.strategy.name, steps)
-        facts = {"attempt": 1, "oversubscribed": True, "started_utc": "", "provenance": {}}
+        facts = {
+            "attempt": 1,
+            "oversubscribed": True,
+            "started_utc": "",
+            "provenance": {},
+        }
         row = rows_of(run, outcome, **facts)[0]
-        used = sum(sum(worker.histograms.get("staleness", {}).values()) for worker in outcome.workers)
+        used = sum(
+            sum(worker.histograms.get("staleness", {}).values())
+            for worker in outcome.workers
+        )
         assert sum(json.loads(row.staleness_histogram).values()) == used
         assert sum(json.loads(row.lead_histogram).values()) >= used
         losses = [np.mean([w.epochs[e].train_loss for w in outcome.workers if w.epochs[e].train_loss is not None])

@@ -13,7 +13,14 @@ from scalebench.strategies.serial import Serial
 
 
 def test_every_strategy_has_name_summary_and_source():
-    assert {"serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async"} <= set(registry.names())
+    assert {
+        "serial",
+        "allreduce",
+        "horovod",
+        "ddp",
+        "epoch_average",
+        "epoch_async",
+    } <= set(registry.names())
     for name in registry.names():
         for engine in ("virtual", *registry.find(name).engines):
             strategy = registry.create(name, {}, engine)
@@ -30,7 +37,10 @@ def test_horovod_is_the_real_one_on_its_engine_and_a_model_of_it_in_virtual_runs
 
 
 def test_an_unknown_strategy_names_the_nearest():
-    with pytest.raises(StudyError, match="unknown strategy 'epoch_averge'; did you mean 'epoch_average'"):
+    with pytest.raises(
+        StudyError,
+        match="unknown strategy 'epoch_averge'; did you mean 'epoch_average'",
+    ):
         registry.create("epoch_averge", {})
 
 
@@ -70,7 +80,10 @@ def test_alternative_spellings_of_options_are_accepted(name, message):
 
 @pytest.mark.parametrize("name", ["local_sgd", "slowmo", "easgd"])
 def test_an_option_may_be_called_as_papers_write_it(name):
-    with pytest.raises(StudyError, match=f"^strategy {name}: unknown option 'H'; did you mean 'steps'\\?$"):
+    with pytest.raises(
+        StudyError,
+        match=f"^strategy {name}: unknown option 'H'; did you mean 'steps'\\?$",
+    ):
         registry.create(name, {"H": 4})
 
 
@@ -91,9 +104,13 @@ def test_options_are_checked_without_torch():
 
 
 def test_a_strategy_has_at_most_18_members():
-    own = {name for name in vars(Strategy) if not name.startswith("_")} | set(Strategy.__annotations__)
+    own = {name for name in vars(Strategy) if not name.startswith("_")} | set(
+        Strategy.__annotations__
+    )
     members = own | {"name", "summary"}
-    assert len(members - {"model_config", "model_fields", "model_computed_fields"}) <= 18, sorted(members)
+    assert (
+        len(members - {"model_config", "model_fields", "model_computed_fields"}) <= 18
+    ), sorted(members)
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -101,6 +118,10 @@ def test_at_most_one_family_base_lies_between_strategy_and_a_strategy(name):
     for engine in ("virtual", "gloo", "horovod", "mpi"):
         bases = registry.find(name, engine).__mro__
         family = [
-            cls for cls in bases if issubclass(cls, Strategy) and cls is not Strategy and not hasattr(cls, "name")
+            cls
+            for cls in bases
+            if issubclass(cls, Strategy)
+            and cls is not Strategy
+            and not hasattr(cls, "name")
         ]
         assert len(family) <= 1, family

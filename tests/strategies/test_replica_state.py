@@ -30,24 +30,41 @@ def pieces(draw):
         end = draw(st.integers(begin + 1, 40))
         found.append(storages[draw(st.integers(0, 1))][begin:end])
         if draw(st.booleans()) and end < 40:
-            found.append(storages[0 if found[-1][0] < 100 else 1][end : draw(st.integers(end + 1, 40))])
+            found.append(
+                storages[0 if found[-1][0] < 100 else 1][
+                    end : draw(st.integers(end + 1, 40))
+                ]
+            )
     return found
 
 
 @given(tensors=pieces())
 def test_joined_tensors_are_the_same_memory_in_the_same_order(tensors):
     found = joined(tensors)
-    assert torch.equal(torch.cat([each.reshape(-1) for each in found]), torch.cat(tensors))
+    assert torch.equal(
+        torch.cat([each.reshape(-1) for each in found]), torch.cat(tensors)
+    )
     ends = [each.data_ptr() + each.nbytes for each in found[:-1]]
-    assert all(end != each.data_ptr() for end, each in zip(ends, found[1:], strict=True))  # as few as can be
-    assert all(any(each.data_ptr() == tensor.data_ptr() for tensor in tensors) for each in found)  # none is a copy
+    assert all(
+        end != each.data_ptr() for end, each in zip(ends, found[1:], strict=True)
+    )  # as few as can be
+    assert all(
+        any(each.data_ptr() == tensor.data_ptr() for tensor in tensors)
+        for each in found
+    )  # none is a copy
 
 
 def test_adjacent_tensors_of_other_storage_are_not_joined():
     memory = bytearray(32)
-    first, second = (torch.frombuffer(memory, dtype=torch.float32, count=4, offset=begin) for begin in (0, 16))
+    first, second = (
+        torch.frombuffer(memory, dtype=torch.float32, count=4, offset=begin)
+        for begin in (0, 16)
+    )
     assert first.data_ptr() + first.nbytes == second.data_ptr()
-    assert [each.data_ptr() for each in joined([first, second])] == [first.data_ptr(), second.data_ptr()]
+    assert [each.data_ptr() for each in joined([first, second])] == [
+        first.data_ptr(),
+        second.data_ptr(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +77,9 @@ def test_adjacent_tensors_of_other_storage_are_not_joined():
     ids=["dtypes", "transposed", "empty"],
 )
 def test_tensors_of_other_layout_are_not_joined(tensors):
-    assert all(one is other for one, other in zip(joined(tensors), tensors, strict=True))
+    assert all(
+        one is other for one, other in zip(joined(tensors), tensors, strict=True)
+    )
 
 
 def test_a_transposed_piece_is_not_taken_for_the_memory_that_it_covers():
@@ -75,7 +94,11 @@ def test_a_transposed_piece_is_not_taken_for_the_memory_that_it_covers():
 @given(tensors=pieces())
 def test_packed_state_is_unpacked_unchanged(tensors):
     """Apart from what overlaps, which would be written twice."""
-    covered = [place for each in tensors for place in range(each.data_ptr(), each.data_ptr() + each.nbytes)]
+    covered = [
+        place
+        for each in tensors
+        for place in range(each.data_ptr(), each.data_ptr() + each.nbytes)
+    ]
     vector = packed(tensors).clone()
     unpack_(vector, tensors)
     assert torch.equal(torch.cat(tensors), vector)
@@ -101,11 +124,19 @@ def observed(monkeypatch, play):
             sent.append([(each.data_ptr(), each.numel()) for each in tensors])
             mean_(comm, tensors, weight)
 
-        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
+        monkeypatch.setattr(
+            engine, "choose", lambda *_: Choice()
+        )  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", Kept)
-        monkeypatch.setattr(engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None))
+        monkeypatch.setattr(
+            engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None)
+        )
         monkeypatch.setattr(VirtualCommunicator, "mean_", noted)
-        play(options, 3, **{"model": model, "optimizer": {"sgd": {"momentum": 0.9}}, **values})
+        play(
+            options,
+            3,
+            **{"model": model, "optimizer": {"sgd": {"momentum": 0.9}}, **values},
+        )
         monkeypatch.undo()
         return sent, made
 
@@ -114,7 +145,9 @@ def observed(monkeypatch, play):
 
 @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_parameters_statistics_and_momentum_are_averaged_as_one_where_they_lie(observed, policy, weighting):
+def test_parameters_statistics_and_momentum_are_averaged_as_one_where_they_lie(
+    observed, policy, weighting
+):
     options = {"steps": 3, "optimizer_state": policy, "weighting": weighting}
     sent, made = observed({"local_sgd": options}, NORMALISED)
     strategy = registry.create("local_sgd", options, "virtual")
@@ -127,9 +160,16 @@ def test_parameters_statistics_and_momentum_are_averaged_as_one_where_they_lie(o
 
 def test_momentum_of_a_worker_without_steps_is_averaged_as_zeros(observed):
     """Of three clients one is chosen in each round; the others' momentum is that of before the first step."""
-    sent, made = observed({"fedavg": {"fraction": 0.4, "optimizer_state": "average"}}, NORMALISED, epochs=1)
+    sent, made = observed(
+        {"fedavg": {"fraction": 0.4, "optimizer_state": "average"}},
+        NORMALISED,
+        epochs=1,
+    )
     assert {len(call) for call in sent} == {1}
-    momenta = [next(iter(replica.optimizer.state.values()))["momentum_buffer"] for replica in made]
+    momenta = [
+        next(iter(replica.optimizer.state.values()))["momentum_buffer"]
+        for replica in made
+    ]
     assert all(torch.equal(momentum, momenta[0]) for momentum in momenta)
     assert momenta[0].any()
 
@@ -138,14 +178,23 @@ def test_a_buffer_that_a_forward_pass_replaces_is_averaged_all_the_same(observed
     """Bit for bit what the model does that changes the buffer in place."""
     options, found = {"local_sgd": {"steps": 3, "optimizer_state": "average"}}, {}
     for replaces in (True, False):
-        sent, made = observed(options, {f"{MODELS / 'replacing.py'}:build": {"replaces": replaces}})
+        sent, made = observed(
+            options, {f"{MODELS / 'replacing.py'}:build": {"replaces": replaces}}
+        )
         begins = {replica.parameters.data_ptr() for replica in made}
-        assert all((call[0][0] in begins) is not replaces for call in sent)  # gathered, or where they lie
-        momenta = [next(iter(replica.optimizer.state.values()))["momentum_buffer"] for replica in made]
+        assert all(
+            (call[0][0] in begins) is not replaces for call in sent
+        )  # gathered, or where they lie
+        momenta = [
+            next(iter(replica.optimizer.state.values()))["momentum_buffer"]
+            for replica in made
+        ]
         found[replaces] = [
             torch.cat([replica.parameters, *replica.model.buffers(), momentum])
             for replica, momentum in zip(made, momenta, strict=True)
         ]
-        assert all(torch.equal(found[replaces][0], other) for other in found[replaces][1:])
+        assert all(
+            torch.equal(found[replaces][0], other) for other in found[replaces][1:]
+        )
         assert made[0].model[1].mean.any()
     assert torch.equal(found[True][0], found[False][0])

@@ -11,16 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.strategies.server_rules import Bounded, Dynamic, Elastic, Gate, Lockstep, least_spread
+from scalebench.strategies.server_rules import (
+    Bounded,
+    Dynamic,
+    Elastic,
+    Gate,
+    Lockstep,
+    least_spread,
+)
 
 
 def drive(gate, seconds, *, until=float("inf"), order=lambda worker: worker):
     """Each worker computes `seconds(worker, step)`, pushes, and goes on when released.
 
-    Returns (time, worker, lead at the push) of every push and (time, worker, lead) of every release.
+    Returns (time, worker, lead at the push) of every push and (time, worker, lead) of
+    every release.
     """
     pushed, released, steps = [], [], [0] * gate.workers
-    heap = [(seconds(worker, 0), order(worker), worker) for worker in range(gate.workers)]
+    heap = [
+        (seconds(worker, 0), order(worker), worker) for worker in range(gate.workers)
+    ]
     heapq.heapify(heap)
     while heap and heap[0][0] <= until:
         now, _, worker = heapq.heappop(heap)
@@ -30,7 +40,9 @@ def drive(gate, seconds, *, until=float("inf"), order=lambda worker: worker):
             released.append((now, each, gate.lead(each)))
             steps[each] += 1
             if steps[each] < gate.total:
-                heapq.heappush(heap, (now + seconds(each, steps[each]), order(each), each))
+                heapq.heappush(
+                    heap, (now + seconds(each, steps[each]), order(each), each)
+                )
     return pushed, released
 
 
@@ -45,7 +57,9 @@ def jittered(base, seed):
     """Step times around `base`, a pure function of worker and step."""
     import random
 
-    return lambda worker, step: base[worker] * random.Random(f"{seed} {worker} {step}").uniform(0.8, 1.25)
+    return lambda worker, step: (
+        base[worker] * random.Random(f"{seed} {worker} {step}").uniform(0.8, 1.25)
+    )
 
 
 RULES = {
@@ -72,8 +86,15 @@ def test_every_rule_lets_every_worker_finish(rule, base, total, seed):
 
 
 @settings(deadline=None)
-@given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999), staleness=st.integers(0, 4))
-def test_ssp_bounds_the_lead_at_release_and_may_meet_one_more_at_the_push(base, total, seed, staleness):
+@given(
+    base=speeds,
+    total=st.integers(1, 25),
+    seed=st.integers(0, 999),
+    staleness=st.integers(0, 4),
+)
+def test_ssp_bounds_the_lead_at_release_and_may_meet_one_more_at_the_push(
+    base, total, seed, staleness
+):
     pushed, released = drive(Bounded(len(base), total, staleness), jittered(base, seed))
     assert max(lead for *_, lead in released) <= staleness
     assert max(lead for *_, lead in pushed) <= staleness + 1
@@ -109,15 +130,25 @@ def test_staleness_0_releases_as_bsp_does(base, total, seed):
     span=st.integers(0, 6),
 )
 def test_strict_dssp_never_exceeds_its_upper_bound(base, total, seed, lower, span):
-    pushed, released = drive(Dynamic(len(base), total, lower, lower + span), jittered(base, seed))
+    pushed, released = drive(
+        Dynamic(len(base), total, lower, lower + span), jittered(base, seed)
+    )
     assert max(lead for *_, lead in released) <= lower + span
     assert max(lead for *_, lead in pushed) <= lower + span + 1
 
 
-@pytest.mark.parametrize("order", [lambda worker: worker, lambda worker: -worker], ids=["fast first", "slow first"])
+@pytest.mark.parametrize(
+    "order",
+    [lambda worker: worker, lambda worker: -worker],
+    ids=["fast first", "slow first"],
+)
 def test_the_published_dssp_with_exactly_steady_intervals_is_asp(order):
     """Intervals 1.0 and 2.0: 2000 and 1000 pushes, the lead grows without bound. Strict keeps to s_U = 15."""
-    exact = {"seconds": lambda worker, step: (1.0, 2.0)[worker], "until": 2000.0, "order": order}
+    exact = {
+        "seconds": lambda worker, step: (1.0, 2.0)[worker],
+        "until": 2000.0,
+        "order": order,
+    }
     asp, _ = drive(Gate(2, 10**6), **exact)
     assert counts(asp, 2) == [2000, 1000]
     paper, released = drive(Dynamic(2, 10**6, 3, 15, "paper"), **exact)
@@ -142,7 +173,9 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
     assert gate.on_push(0, 4.0) == []
     assert gate.on_push(1, 6.0) == [0, 1]
     assert gate.on_push(0, 7.0) == [0]  # granted: r = 1, used up by this release
-    assert gate.on_push(0, 8.0) == [0]  # lead 3; now pushes of 0 at 8, 9, 10: r = 1 meets worker 1's at 9
+    assert gate.on_push(0, 8.0) == [
+        0
+    ]  # lead 3; now pushes of 0 at 8, 9, 10: r = 1 meets worker 1's at 9
     assert gate.on_push(0, 9.0) == []  # lead 4 = s_U
     assert gate.on_push(1, 9.0) == [1]  # the lead is 3 > s_L: worker 0 goes on waiting
     assert gate.on_push(1, 12.0) == [1]
@@ -152,19 +185,29 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
 def nearest_meeting(now, own, last, other, span):
     """The rule to the letter: every r against every predicted push of the slowest worker; 1 ns is a tie."""
     meetings = [last + (k + 1) * other for k in range(span + 1)]
-    distance = [min(abs(at - (now + r * own)) for at in meetings) for r in range(span + 1)]
+    distance = [
+        min(abs(at - (now + r * own)) for at in meetings) for r in range(span + 1)
+    ]
     return next(r for r in range(span + 1) if distance[r] <= min(distance) + 1e-9)
 
 
 def granted(before, now, before_of_other, last, span):
     """r by DSSP(0, span) when worker 0, whose last push was at `before`, comes `now`; paper's credits are r itself."""
     gate = Dynamic(2, 100, 0, span, "paper")
-    for worker, at in ((0, before), (1, before_of_other), (0, before), (1, last), (0, now)):
+    for worker, at in (
+        (0, before),
+        (1, before_of_other),
+        (0, before),
+        (1, last),
+        (0, now),
+    ):
         gate.on_push(worker, at)
     return gate._credits[0]
 
 
-@pytest.mark.parametrize("step_s", [Fraction(1), Fraction(3, 10_000), Fraction(1, 7000)], ids=str)
+@pytest.mark.parametrize(
+    "step_s", [Fraction(1), Fraction(3, 10_000), Fraction(1, 7000)], ids=str
+)
 @pytest.mark.parametrize("bounds", [(3, 15), (1, 4), (0, 3)], ids=str)
 def test_rounding_decides_no_tie_of_dssp(bounds, step_s):
     """Steady speeds as 1 : 1.37 : 1.93 : 2.71 make predicted pushes coincide; with exact fractions ties are ties."""
@@ -172,12 +215,17 @@ def test_rounding_decides_no_tie_of_dssp(bounds, step_s):
 
     def leads(base):
         gate = Dynamic(4, total, *bounds)
-        return [(worker, lead) for _, worker, lead in drive(gate, lambda worker, step: base[worker])[0]]
+        return [
+            (worker, lead)
+            for _, worker, lead in drive(gate, lambda worker, step: base[worker])[0]
+        ]
 
     assert leads([float(seconds) for seconds in exact]) == leads(exact)
 
 
-quarters = st.integers(0, 30).map(lambda each: each / 4)  # ties are the rule, not the exception
+quarters = st.integers(0, 30).map(
+    lambda each: each / 4
+)  # ties are the rule, not the exception
 
 
 @settings(deadline=None, max_examples=300)
@@ -221,11 +269,17 @@ def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
         gate.on_push(worker, now)  # a first round for all: no interval is known yet
     assert gate.on_push(0, 5.0) == []
     assert gate.on_push(1, 5.5) == []
-    assert sorted(gate.on_push(2, 8.0)) == [0, 1, 2]  # both intervals of the slowest are known now
+    assert sorted(gate.on_push(2, 8.0)) == [
+        0,
+        1,
+        2,
+    ]  # both intervals of the slowest are known now
     assert gate.on_push(0, 9.0) == [0]  # the fastest, alone in front: granted
     assert gate.on_push(0, 10.0) == [0]
     assert gate.pushes == [4, 2, 2]
-    assert gate.on_push(1, 10.5) == []  # one push behind 0, lead 1 > s_L: no controller is asked
+    assert (
+        gate.on_push(1, 10.5) == []
+    )  # one push behind 0, lead 1 > s_L: no controller is asked
 
 
 def test_published_dssp_grants_one_push_more_than_the_strict_one():
@@ -238,7 +292,11 @@ def test_published_dssp_grants_one_push_more_than_the_strict_one():
 
 
 @settings(deadline=None)
-@given(base=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=6), total=st.integers(1, 25), seed=st.integers(0, 999))
+@given(
+    base=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=6),
+    total=st.integers(1, 25),
+    seed=st.integers(0, 999),
+)
 def test_backup_workers_end_a_round_with_its_first_pushes(base, total, seed):
     backup = 1 + seed % (len(base) - 1)
     gate = Lockstep(len(base), total, backup)
@@ -266,7 +324,9 @@ def test_backup_workers_end_a_round_with_its_first_pushes(base, total, seed):
 @settings(deadline=None)
 @given(
     times=st.lists(
-        st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True).map(sorted), min_size=1, max_size=4
+        st.lists(st.integers(0, 40), min_size=1, max_size=4, unique=True).map(sorted),
+        min_size=1,
+        max_size=4,
     )
 )
 def test_least_spread_is_that_of_all_combinations(times):
@@ -279,15 +339,21 @@ def test_least_spread_is_that_of_all_combinations(times):
     picked = [row[i] for row, i in zip(times, chosen, strict=True)]
     assert max(picked) - min(picked) == min(spreads.values())
     best = [c for c, spread in spreads.items() if spread == min(spreads.values())]
-    assert min(picked) == min(min(row[i] for row, i in zip(times, c, strict=True)) for c in best)
+    assert min(picked) == min(
+        min(row[i] for row, i in zip(times, c, strict=True)) for c in best
+    )
 
 
 def test_elastic_barriers_lie_where_steady_workers_meet():
     """1 s, 2 s and 3 s per step: after the first round they meet every 6 s and no worker waits again."""
-    pushed, released = drive(Elastic(3, 61, 10), lambda worker, step: float(worker + 1), until=33.0)
+    pushed, released = drive(
+        Elastic(3, 61, 10), lambda worker, step: float(worker + 1), until=33.0
+    )
     waits = {}
     for now, worker, _ in pushed:
-        waits[worker, now] = next(at for at, who, _ in released if who == worker and at >= now) - now
+        waits[worker, now] = (
+            next(at for at, who, _ in released if who == worker and at >= now) - now
+        )
     late = [wait for (_, now), wait in waits.items() if now > 3.0]
     assert late
     assert max(late) == 0.0

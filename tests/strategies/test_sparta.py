@@ -21,14 +21,22 @@ def test_drawn_weights_are_averaged_after_every_step(trained, arrays, share):
     drawn = math.ceil(share * 8)
     for t in range(STEPS):
         replicas.step(t)
-        places = torch.empty(drawn, dtype=torch.int64).random_(0, 8, generator=generator).numpy()
+        places = (
+            torch.empty(drawn, dtype=torch.int64)
+            .random_(0, 8, generator=generator)
+            .numpy()
+        )
         replicas.w[:, places] = replicas.w[:, places].mean(0)
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
-    assert all(worker.bytes_sent == 8 * (STEPS * drawn + 8) for worker in outcome.workers)
+    assert all(
+        worker.bytes_sent == 8 * (STEPS * drawn + 8) for worker in outcome.workers
+    )
 
 
 def test_many_draws_of_every_weight_are_local_sgd_of_one_step(trained, monkeypatch):
-    monkeypatch.setattr("scalebench.strategies.sparta.Sparta._draw", lambda *_: torch.arange(8))
+    monkeypatch.setattr(
+        "scalebench.strategies.sparta.Sparta._draw", lambda *_: torch.arange(8)
+    )
     _, weights, _ = trained({"sparta": {"share": 1.0}})
     _, expected, _ = trained({"local_sgd": {"steps": 1}})
     torch.testing.assert_close(weights["final"], expected["final"], atol=1e-12, rtol=0)

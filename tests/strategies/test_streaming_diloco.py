@@ -38,14 +38,20 @@ def trained(reference, machine, monkeypatch, tmp_path):
     def run(strategy, **values):
         x, y = reference["x"], reference["y"]
         made = type("Ended", (daso_case.given(x, y),), {"epoch_done": ended})
-        monkeypatch.setattr(engine, "choose", lambda *_: Choice())  # gradients replica by replica
+        monkeypatch.setattr(
+            engine, "choose", lambda *_: Choice()
+        )  # gradients replica by replica
         monkeypatch.setattr(engine, "Replica", made)
         np.savez(tmp_path / "initial.npz", initial=reference["initial"])
         values = {"model": MODEL, "optimizer": ADAMW, "lr": 0.05, **values}
         spec = daso_case.daso_run(strategy, x, y, tmp_path / "initial.npz", **values)
         outcome, weights = engine.simulate(spec, daso_case.stand_in(x, y), machine)
         assert outcome.status == "completed", outcome.error
-        return weights["final"], np.stack([each.ended.numpy() for each in made.made]), outcome
+        return (
+            weights["final"],
+            np.stack([each.ended.numpy() for each in made.made]),
+            outcome,
+        )
 
     return run
 
@@ -59,12 +65,19 @@ def ended(replica, epoch, agreed):
 @pytest.mark.parametrize("case", CASES)
 def test_every_replica_ends_as_torchfts(trained, reference, case):
     every, fragments, delay, alpha = reference[f"{case}-options"]
-    options = {"steps": int(every), "fragments": int(fragments), "delay": int(delay), "alpha": float(alpha)}
+    options = {
+        "steps": int(every),
+        "fragments": int(fragments),
+        "delay": int(delay),
+        "alpha": float(alpha),
+    }
     _, replicas, _ = trained({"streaming_diloco": {**options, "trailing": "leave"}})
     np.testing.assert_allclose(replicas, reference[f"{case}-final"], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("steps", [4, 5])  # 24 steps: a whole last interval, and a partial one
+@pytest.mark.parametrize(
+    "steps", [4, 5]
+)  # 24 steps: a whole last interval, and a partial one
 def test_one_fragment_without_delay_and_mixing_is_diloco(trained, steps):
     whole = {"fragments": 1, "delay": 0, "alpha": 0.0, "steps": steps}
     final, replicas, _ = trained({"streaming_diloco": whole})
@@ -76,7 +89,9 @@ def test_one_fragment_without_delay_and_mixing_is_diloco(trained, steps):
 @pytest.mark.parametrize("bits", [32, 8, 4])
 @pytest.mark.parametrize("steps", [8, 10])
 def test_all_replicas_end_equal(trained, bits, steps):
-    final, replicas, _ = trained({"streaming_diloco": {"steps": steps, "delay": 2, "bits": bits}})
+    final, replicas, _ = trained(
+        {"streaming_diloco": {"steps": steps, "delay": 2, "bits": bits}}
+    )
     assert (replicas == final.numpy()).all()
     left = {"steps": steps, "delay": 2, "bits": bits, "trailing": "leave"}
     final, replicas, _ = trained({"streaming_diloco": left})
@@ -106,18 +121,28 @@ def rounded(move, shapes, bits):
 def test_moves_in_few_bits_are_averaged_as_each_was_rounded(trained, bits, weighting):
     """One interval of all steps: outer step on the mean of the moves of workers that train alone."""
     options = {"steps": 24, "fragments": 1, "delay": 0, "alpha": 0.0}
-    final, _, outcome = trained({"streaming_diloco": {**options, "bits": bits, "weighting": weighting}})
+    final, _, outcome = trained(
+        {"streaming_diloco": {**options, "bits": bits, "weighting": weighting}}
+    )
     _, alone, _ = trained({"local_sgd": {"steps": 99, "trailing": "leave"}})
     initial = trained({"local_sgd": {"steps": 1}}, lr=1e-300)[0].numpy()
     shapes = [(5, 3), (5,), (4, 5), (4,), (2, 4), (2,)]
     mean = np.mean([rounded(initial - weights, shapes, bits) for weights in alone], 0)
-    np.testing.assert_allclose(final.numpy(), initial - 0.7 * (mean + 0.9 * mean), atol=1e-12, rtol=0)
+    np.testing.assert_allclose(
+        final.numpy(), initial - 0.7 * (mean + 0.9 * mean), atol=1e-12, rtol=0
+    )
     rows = 5 + 1 + 4 + 1 + 2 + 1
-    assert [worker.bytes_sent for worker in outcome.workers] == [4 * rows + 54 * bits // 8 + 8] * 2
+    assert [worker.bytes_sent for worker in outcome.workers] == [
+        4 * rows + 54 * bits // 8 + 8
+    ] * 2
 
 
 @settings(max_examples=50)
-@given(st.sampled_from([4, 8]), st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.float64]))
+@given(
+    st.sampled_from([4, 8]),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([torch.float32, torch.float64]),
+)
 def test_few_bits_keep_signs_and_the_largest_of_each_row(bits, seed, dtype):
     shapes = [(3, 4), (7,), (2, 1, 5), (1,)]
     values = torch.from_numpy(np.random.default_rng(seed).standard_normal(30)).to(dtype)
@@ -132,7 +157,9 @@ def test_few_bits_keep_signs_and_the_largest_of_each_row(bits, seed, dtype):
     for row, kept in zip(values[:12].view(3, 4), found[:12].view(3, 4), strict=True):
         most = row.abs().argmax()
         torch.testing.assert_close(kept[most], row[most], rtol=1e-6, atol=0)
-        gap = row.abs().max() * (0.5 / 127 if bits == 8 else 0.25)  # half the widest gap between two numbers
+        gap = row.abs().max() * (
+            0.5 / 127 if bits == 8 else 0.25
+        )  # half the widest gap between two numbers
         assert ((kept - row).abs() <= gap * (1 + 1e-5)).all()
 
 
@@ -175,5 +202,9 @@ def test_options_that_do_not_fit_are_one_line(options, said):
 
 def test_more_fragments_than_layers_are_refused():
     strategy = registry.create("streaming_diloco", {"fragments": 4})
-    with pytest.raises(StudyError, match="4 fragments of a model of 3 layers; use at most 3"):
-        strategy.check(replace(setting(4), shapes=[(5, 3), (5,), (4, 5), (4,), (2, 4), (2,)]))
+    with pytest.raises(
+        StudyError, match="4 fragments of a model of 3 layers; use at most 3"
+    ):
+        strategy.check(
+            replace(setting(4), shapes=[(5, 3), (5,), (4, 5), (4,), (2, 4), (2,)])
+        )

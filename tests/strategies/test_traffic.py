@@ -75,40 +75,73 @@ def refusal(strategy, workers):
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_runs_count_what_their_program_records(play, recorded, name, options, workers):
     strategy = registry.create(name, options, "virtual")
-    if max(strategy.model_dump().get("devices_per_node") or 1, strategy.model_dump().get("subgroup") or 1) >= workers:
+    if (
+        max(
+            strategy.model_dump().get("devices_per_node") or 1,
+            strategy.model_dump().get("subgroup") or 1,
+        )
+        >= workers
+    ):
         pytest.skip("not applicable: the node, or the subgroup, would hold all workers")
     parts = strategy.traits.pipeline * strategy.traits.tensor
     if (workers % 2 or workers % parts) and refusal(strategy, workers):
-        pytest.skip("not applicable: nodes and groups of two, or replicas of several workers, cannot be filled")
+        pytest.skip(
+            "not applicable: nodes and groups of two, or replicas of several workers, cannot be filled"
+        )
     workers = workers if strategy.requires else 1
-    values = {"epochs": EPOCHS, "model": {"mlp": {"hidden": [12, 12]}}, "batch_per_worker": 4}
+    values = {
+        "epochs": EPOCHS,
+        "model": {"mlp": {"hidden": [12, 12]}},
+        "batch_per_worker": 4,
+    }
     values["optimizer"] = {"sgd": {"momentum": 0.9}}
     outcome, _ = play({name: options}, workers, **values)
     schedules = recorded({name: options}, workers, **values)
     counted = [(worker.syncs, worker.bytes_sent) for worker in outcome.workers]
     assert counted == [(schedule.syncs, schedule.bytes_sent) for schedule in schedules]
-    compute = [sum(event.kind == "backward" for event in schedule.events) for schedule in schedules]
-    chosen = name not in ("fedavg", "fedprox")  # clients that sit out a round compute nothing
+    compute = [
+        sum(event.kind == "backward" for event in schedule.events)
+        for schedule in schedules
+    ]
+    chosen = name not in (
+        "fedavg",
+        "fedprox",
+    )  # clients that sit out a round compute nothing
     steps = EPOCHS * outcome.facts.steps_per_epoch * strategy.traits.micro_batches
     traits = strategy.traits
-    if traits.tensor > 1 or traits.sharded or traits.mixed:  # a pass between two exchanges
+    if (
+        traits.tensor > 1 or traits.sharded or traits.mixed
+    ):  # a pass between two exchanges
         assert all(passes % steps == 0 for passes in compute)
     else:
         assert not chosen or set(compute) == {steps} or name.startswith("dislib")
 
 
 def test_a_schedule_holds_what_a_worker_does_in_order(recorded):
-    events = recorded({"local_sgd": {"steps": 2}}, 2, epochs=1, batch_per_worker=24)[0].events
+    events = recorded({"local_sgd": {"steps": 2}}, 2, epochs=1, batch_per_worker=24)[
+        0
+    ].events
     step = ["data", "forward", "backward", "update"]
-    assert [event.kind for event in events] == ["shuffle", *step, *step, "allreduce", "epoch"]
+    assert [event.kind for event in events] == [
+        "shuffle",
+        *step,
+        *step,
+        "allreduce",
+        "epoch",
+    ]
     assert list(events[-2].operation.members) == [0, 1]
 
 
 def test_a_sum_in_flight_is_not_blocking_and_is_waited_for(recorded):
-    events = recorded({"daso-fixed": {"devices_per_node": 1}}, 2, epochs=1, batch_per_worker=2)[0].events
+    events = recorded(
+        {"daso-fixed": {"devices_per_node": 1}}, 2, epochs=1, batch_per_worker=2
+    )[0].events
     waits = [event for event in events if event.kind == "wait"]
     assert waits
-    assert all(events[wait.amount].kind == "allreduce" and not events[wait.amount].blocking for wait in waits)
+    assert all(
+        events[wait.amount].kind == "allreduce" and not events[wait.amount].blocking
+        for wait in waits
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,8 +156,12 @@ def test_a_sum_in_flight_is_not_blocking_and_is_waited_for(recorded):
     ],
     ids=str,
 )
-def test_recorded_memory_counts_model_optimizer_and_the_strategys_own_tensors(recorded, strategy, optimizer, vectors):
+def test_recorded_memory_counts_model_optimizer_and_the_strategys_own_tensors(
+    recorded, strategy, optimizer, vectors
+):
     """Parameters, gradients and initial weights; momentum or moments; anchor and slow momentum, centre, residual."""
     schedule = recorded(strategy, 2, optimizer=optimizer, lr=0.01)[0]
     of_parameters = (2 * 6 + 6 + 6 * 3 + 3) * 8
-    assert vectors * of_parameters <= schedule.memory_bytes < (vectors + 1) * of_parameters
+    assert (
+        vectors * of_parameters <= schedule.memory_bytes < (vectors + 1) * of_parameters
+    )

@@ -9,14 +9,23 @@ from scalebench.study.cell import Cell, in_words
 
 def test_cells_are_grouped_by_strategy_and_engine():
     cells = [
-        *(Cell("virtual", "virtual", label, workers) for label in ("ddp", "horovod") for workers in (4, 2)),
+        *(
+            Cell("virtual", "virtual", label, workers)
+            for label in ("ddp", "horovod")
+            for workers in (4, 2)
+        ),
         *(Cell("native", "gloo", "ddp", 1, batch) for batch in (8, 16)),
     ]
-    assert in_words(cells) == "ddp, horovod at 2, 4 workers (virtual); ddp at 1 worker (native gloo)"
+    assert (
+        in_words(cells)
+        == "ddp, horovod at 2, 4 workers (virtual); ddp at 1 worker (native gloo)"
+    )
 
 
 def test_further_groups_of_cells_are_counted():
-    assert in_words(Cell("native", "mpi", f"local_sgd(every={n})", n) for n in range(1, 40)).endswith("; and 35 more")
+    assert in_words(
+        Cell("native", "mpi", f"local_sgd(every={n})", n) for n in range(1, 40)
+    ).endswith("; and 35 more")
 
 
 def test_cells_are_ordered_by_execution_strategy_workers_and_batch():
@@ -28,4 +37,9 @@ def test_cells_are_ordered_by_execution_strategy_workers_and_batch():
         Cell("virtual", "virtual", "local_sgd(steps=4)", 2, 16),
         Cell("virtual", "virtual", "local_sgd(steps=16)", 1),
     ]
-    assert sorted(random.Random(0).sample(order, len(order)), key=lambda cell: cell.sort_key) == order
+    assert (
+        sorted(
+            random.Random(0).sample(order, len(order)), key=lambda cell: cell.sort_key
+        )
+        == order
+    )

@@ -16,12 +16,20 @@ def test_jitter_has_mean_one_and_is_keyed_by_seed_worker_and_step(kind):
     assert values.mean() == pytest.approx(1.0, abs=0.01)
     assert values.std() > 0.05
     again = jitter_source(kind, 0.1, measured=[0.9, 1.0, 1.1], seed=3, worker=1)
-    assert [again(step) for step in (4000, 7, 4000)] == [values[4000], values[7], values[4000]]
+    assert [again(step) for step in (4000, 7, 4000)] == [
+        values[4000],
+        values[7],
+        values[4000],
+    ]
     other = jitter_source(kind, 0.1, measured=[0.9, 1.0, 1.1], seed=3, worker=2)
     assert [other(step) for step in range(50)] != values[:50].tolist()
 
 
-SIGMAS = {"normal": (0.05, 0.3), "lognormal": (0.05, 0.5, 2.0), "exponential": (0.05, 0.5, 1.0)}
+SIGMAS = {
+    "normal": (0.05, 0.3),
+    "lognormal": (0.05, 0.5, 2.0),
+    "exponential": (0.05, 0.5, 1.0),
+}
 WIDTHS = [(kind, sigma) for kind, sigmas in SIGMAS.items() for sigma in sigmas]
 
 
@@ -40,16 +48,23 @@ def test_all_laws_have_mean_one_and_deviation_sigma(kind, sigma):
     assert values.min() > 0 or sigma == 1.0  # whose steps begin at zero
     assert values.min() >= 0
     assert values.mean() == pytest.approx(1.0, abs=4.5 * sigma / np.sqrt(n))
-    assert values.var() == pytest.approx(sigma**2, rel=4.5 * np.sqrt((kurtosis - 1) / n))
+    assert values.var() == pytest.approx(
+        sigma**2, rel=4.5 * np.sqrt((kurtosis - 1) / n)
+    )
 
 
 @pytest.mark.parametrize(("kind", "sigma"), [("normal", 0.31), ("exponential", 1.01)])
 def test_sigma_with_negative_factors_is_refused(kind, sigma):
-    with pytest.raises(ValidationError, match=f"jitter {kind} takes a jitter_sigma of at most .*; use lognormal"):
+    with pytest.raises(
+        ValidationError,
+        match=f"jitter {kind} takes a jitter_sigma of at most .*; use lognormal",
+    ):
         VirtualOptions(jitter=kind, jitter_sigma=sigma)
     VirtualOptions(jitter="lognormal", jitter_sigma=sigma)
     with pytest.raises(StudyError, match=f"virtual: jitter {kind} takes"):
-        VirtualOptions(jitter_sigma=sigma).with_defaults(Heterogeneity(jitter=kind, jitter_sigma=0.1))
+        VirtualOptions(jitter_sigma=sigma).with_defaults(
+            Heterogeneity(jitter=kind, jitter_sigma=0.1)
+        )
 
 
 def test_no_jitter_has_factor_one():
@@ -61,15 +76,26 @@ def test_no_jitter_has_factor_one():
 def test_sigma_without_a_stated_jitter_is_refused(said):
     kind = said.get("jitter", "measured")
     with pytest.raises(
-        StudyError, match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write jitter: n"
+        StudyError,
+        match=f"^virtual: jitter_sigma 0.2 has no effect with jitter: {kind}; write jitter: n",
     ):
         VirtualOptions(jitter_sigma=0.2, **said).with_defaults(Heterogeneity())
-    assert VirtualOptions(jitter_sigma=0.05, **said).with_defaults(Heterogeneity()).jitter == kind
-    assert VirtualOptions(**said).with_defaults(Heterogeneity(jitter_sigma=0.2)).jitter == kind
+    assert (
+        VirtualOptions(jitter_sigma=0.05, **said).with_defaults(Heterogeneity()).jitter
+        == kind
+    )
+    assert (
+        VirtualOptions(**said).with_defaults(Heterogeneity(jitter_sigma=0.2)).jitter
+        == kind
+    )
 
 
 def test_sigma_applies_to_the_jitter_of_the_cluster():
-    merged = VirtualOptions(jitter_sigma=0.2).with_defaults(Heterogeneity(jitter="lognormal"))
+    merged = VirtualOptions(jitter_sigma=0.2).with_defaults(
+        Heterogeneity(jitter="lognormal")
+    )
     assert (merged.jitter, merged.jitter_sigma) == ("lognormal", 0.2)
     with pytest.raises(StudyError, match="has no effect with jitter: none"):
-        VirtualOptions(jitter="none", jitter_sigma=0.2).with_defaults(Heterogeneity(jitter="lognormal"))
+        VirtualOptions(jitter="none", jitter_sigma=0.2).with_defaults(
+            Heterogeneity(jitter="lognormal")
+        )

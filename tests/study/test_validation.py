@@ -92,11 +92,19 @@ def test_all_components_have_equal_messages() -> None:
     words = "expected an integer, got 'x'"
     said = [
         refusal(lambda: registry.create("local_sgd", {"steps": "x"})),
-        refusal(lambda: plan_study(load_study(None, {"model": {"mlp": {"hidden": ["x"]}}}, []))),
+        refusal(
+            lambda: plan_study(
+                load_study(None, {"model": {"mlp": {"hidden": ["x"]}}}, [])
+            )
+        ),
         refusal(lambda: load_study(None, {}, ["epochs=x"])),
     ]
     assert [text.rpartition(": ")[2] for text in said] == [words] * 3
-    said.append(refusal(lambda: check_optimizer(Component(name="sgd", options={"momentum": "x"}))))
+    said.append(
+        refusal(
+            lambda: check_optimizer(Component(name="sgd", options={"momentum": "x"}))
+        )
+    )
     assert said[-1].endswith("option 'momentum': expected a number, got 'x'")
     assert not any("Input should" in text for text in said)
 
@@ -143,13 +151,16 @@ def test_parse_workers_accepts_all_forms(text: object, counts: list[int]) -> Non
 )
 def test_invalid_worker_counts_are_refused(text: object) -> None:
     with pytest.raises(
-        ValueError, match=r"expected counts such as|runs backwards; write 1\.\.64|expected 1 to 1,000 worker counts"
+        ValueError,
+        match=r"expected counts such as|runs backwards; write 1\.\.64|expected 1 to 1,000 worker counts",
     ):
         parse_workers(text)
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000), st.none() | st.integers(20, 500))
-def test_range_starts_at_its_first_count_and_stays_inside(first: int, more: int, step: int | None) -> None:
+def test_range_starts_at_its_first_count_and_stays_inside(
+    first: int, more: int, step: int | None
+) -> None:
     last = first + more
     counts = parse_workers(f"{first}..{last}" + (f":{step}" if step else ""))
     assert counts[0] == first
@@ -161,4 +172,8 @@ def test_range_starts_at_its_first_count_and_stays_inside(first: int, more: int,
 
 @given(st.lists(st.integers(1, 100_000), min_size=1))
 def test_list_is_sorted_and_distinct(counts: list[int]) -> None:
-    assert parse_workers(counts) == parse_workers(",".join(map(str, counts))) == sorted(set(counts))
+    assert (
+        parse_workers(counts)
+        == parse_workers(",".join(map(str, counts)))
+        == sorted(set(counts))
+    )

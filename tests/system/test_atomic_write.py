@@ -43,11 +43,18 @@ def use(folder):
     "name",
     [
         *("lock", "runs.csv", "epochs.csv", "runs.csv.partial", "epochs.csv.partial"),
-        *("planned.json", "planned.json.new", "provenance/{}.json", "provenance/{}.json.new"),
+        *(
+            "planned.json",
+            "planned.json.new",
+            "provenance/{}.json",
+            "provenance/{}.json.new",
+        ),
     ],
 )
 @pytest.mark.parametrize("dangling", [False, True])
-def test_link_in_a_study_folder_is_refused_in_one_line_and_its_target_kept(study, tmp_path, name, dangling):
+def test_link_in_a_study_folder_is_refused_in_one_line_and_its_target_kept(
+    study, tmp_path, name, dangling
+):
     use_twice = "provenance" in name
     if use_twice:
         use(study)
@@ -58,7 +65,10 @@ def test_link_in_a_study_folder_is_refused_in_one_line_and_its_target_kept(study
         target.write_text(OTHERS)
     (study / name).unlink(missing_ok=True)
     (study / name).symlink_to(target)
-    with pytest.raises(ResultsError, match=r"is a symbolic link, which is not written through; remove it") as caught:
+    with pytest.raises(
+        ResultsError,
+        match=r"is a symbolic link, which is not written through; remove it",
+    ) as caught:
         use(study)
     assert "\n" not in str(caught.value)
     assert (study / name).name in str(caught.value)
@@ -75,10 +85,14 @@ def test_linked_study_folder_is_written(study, tmp_path):
     assert (study / PLANNED).is_file()
 
 
-@pytest.mark.parametrize("name", ["strong-scaling.png", "strong-scaling.csv", "strong-scaling.txt"])
+@pytest.mark.parametrize(
+    "name", ["strong-scaling.png", "strong-scaling.csv", "strong-scaling.txt"]
+)
 def test_link_among_the_figures_is_refused_and_its_target_kept(tmp_path, name):
     with Store(tmp_path / "study", fsync=False) as store:
-        for row, epochs in study_rows(strategies=("allreduce",), workers=(1, 2), repetitions=1):
+        for row, epochs in study_rows(
+            strategies=("allreduce",), workers=(1, 2), repetitions=1
+        ):
             store.append(row, epochs)
     place = tmp_path / "plots" / "synthetic"
     place.mkdir(parents=True)
@@ -94,7 +108,9 @@ def test_file_left_by_a_killed_command_is_replaced(tmp_path):
     os.link(tmp_path / "kept.json.new", tmp_path / "another-name")
     write_atomic(tmp_path / "kept.json", "whole")
     assert (tmp_path / "kept.json").read_text() == "whole"
-    assert (tmp_path / "another-name").read_text() == "half", "a hard link is not written through either"
+    assert (tmp_path / "another-name").read_text() == "half", (
+        "a hard link is not written through either"
+    )
     assert not (tmp_path / "kept.json.new").exists()
 
 

@@ -9,14 +9,21 @@ import psutil
 import pytest
 
 from scalebench.system import background_load as background
-from scalebench.system.background_load import BackgroundLoad, disturbed, own_and_children_s, taken_by
+from scalebench.system.background_load import (
+    BackgroundLoad,
+    disturbed,
+    own_and_children_s,
+    taken_by,
+)
 
 SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda: time.perf_counter() < end, False)]"
 
 
 def test_load_counts_other_processes_only():
     program = "print(flush=True)\nwhile True: pass"
-    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)  # a child that has not ended
+    other = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE
+    )  # a child that has not ended
     try:
         other.stdout.readline()  # it spins
         others = BackgroundLoad()
@@ -38,7 +45,9 @@ def test_children_that_run_can_be_counted_as_own(stand_still):
             with_child, own = others.cores(), own_and_children_s() - others._own
             others._taken = lambda: others._own  # as if neither did anything
             assert own > 0.05
-            assert others.cores() - with_child == pytest.approx(own / (now - others._began), abs=0.05)
+            assert others.cores() - with_child == pytest.approx(
+                own / (now - others._began), abs=0.05
+            )
     finally:
         child.kill()
         child.wait()
@@ -68,10 +77,14 @@ def test_own_work_and_ended_children_are_excluded(monkeypatch, stand_still):
     with stand_still() as now:
         own = process_and_children_s() - own
         without = others.cores()
-        monkeypatch.setattr(others, "_taken", lambda: others._own)  # as if this one did nothing
+        monkeypatch.setattr(
+            others, "_taken", lambda: others._own
+        )  # as if this one did nothing
         rate = own / (now - began)
         assert rate > 0.02
-        assert others.cores() - without == pytest.approx(rate, abs=0.05)  # ticks of 10 ms
+        assert others.cores() - without == pytest.approx(
+            rate, abs=0.05
+        )  # ticks of 10 ms
 
 
 def process_and_children_s():
@@ -90,15 +103,23 @@ def test_processes_of_a_launch_are_excluded(stand_still):
     try:
         halt(rank)
         with stand_still() as began:
-            theirs, launch, stranger = spent(), BackgroundLoad(spent), BackgroundLoad(lambda: 0.0)
+            theirs, launch, stranger = (
+                spent(),
+                BackgroundLoad(spent),
+                BackgroundLoad(lambda: 0.0),
+            )
         rank.resume()
         time.sleep(1.0)
         halt(rank)
         with stand_still() as now:
             rate = (spent() - theirs) / (now - began)
             assert rate > 0.05
-            assert stranger.cores() - launch.cores() == pytest.approx(rate, abs=0.05)  # ticks of 10 ms
-            assert stranger.share() == min(1.0, stranger.cores() / len(os.sched_getaffinity(0)))
+            assert stranger.cores() - launch.cores() == pytest.approx(
+                rate, abs=0.05
+            )  # ticks of 10 ms
+            assert stranger.share() == min(
+                1.0, stranger.cores() / len(os.sched_getaffinity(0))
+            )
     finally:
         rank.kill()
         rank.wait()

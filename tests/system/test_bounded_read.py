@@ -45,26 +45,33 @@ ZERO = Path("/dev/zero")
     ],
 )
 def test_endless_files_are_refused_in_one_line(read):
-    with pytest.raises(UsageError, match=r"/dev/zero.*(larger than|device or pipe)|unknown cluster") as caught:
+    with pytest.raises(
+        UsageError, match=r"/dev/zero.*(larger than|device or pipe)|unknown cluster"
+    ) as caught:
         read(ZERO)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "read", [Attempts, lambda path: read_table(path, RunRow), read_horovod], ids=["attempts", "table", "timeline"]
+    "read",
+    [Attempts, lambda path: read_table(path, RunRow), read_horovod],
+    ids=["attempts", "table", "timeline"],
 )
 def test_endless_records_are_refused(read, monkeypatch):
     for module in ("records.attempts", "records.reading", "training.outcome"):
         monkeypatch.setattr(f"scalebench.{module}.LARGE", bounded_read.MIB)
     with pytest.raises(
-        UsageError, match="cannot read /dev/zero: it is larger than 1 MiB, the most that is read of such"
+        UsageError,
+        match="cannot read /dev/zero: it is larger than 1 MiB, the most that is read of such",
     ):
         read(ZERO)
 
 
 def test_endless_layer_table_is_refused(tmp_path):
     (tmp_path / "net.csv").symlink_to(ZERO)
-    with pytest.raises(UsageError, match=r"net\.csv.*: cannot read it: it is larger than 64 MiB"):
+    with pytest.raises(
+        UsageError, match=r"net\.csv.*: cannot read it: it is larger than 64 MiB"
+    ):
         load_layers(str(tmp_path / "net.csv"))
     assert not is_placements(tmp_path / "net.csv")
 
@@ -72,13 +79,19 @@ def test_endless_layer_table_is_refused(tmp_path):
 def test_huge_code_is_refused(tmp_path):
     with (tmp_path / "net.py").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(UsageError, match=r"net\.py is larger than 10,000,000 bytes; expected a Python file"):
+    with pytest.raises(
+        UsageError,
+        match=r"net\.py is larger than 10,000,000 bytes; expected a Python file",
+    ):
         check_own(f"{tmp_path}/net.py:build")
 
 
 def test_weights_that_unpack_to_more_than_the_model_has_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "start.npz", final=np.zeros(1_000_000))
-    with pytest.raises(UsageError, match=r"final of .*start\.npz has 8,000,128 bytes; the model has 10 parameters"):
+    with pytest.raises(
+        UsageError,
+        match=r"final of .*start\.npz has 8,000,128 bytes; the model has 10 parameters",
+    ):
         load_weights(tmp_path / "start.npz", 10)
 
 

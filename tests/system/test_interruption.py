@@ -14,7 +14,9 @@ from scalebench.system.interruption import AbandonedError, Interruption
 @pytest.fixture
 def said(monkeypatch):
     monkeypatch.setattr("scalebench.system.interruption._ECHO_S", 0.0)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it
     yield []
     signal.signal(signal.SIGINT, before)
 
@@ -40,7 +42,9 @@ def test_the_first_signal_asks_and_the_next_ctrl_c_abandons(said, first):
         assert interruption.signum == first
         assert interruption.asked()
         assert len(said) == 1
-        assert "any run that has begun" in said[0], "there may be none: ranks are starting"
+        assert "any run that has begun" in said[0], (
+            "there may be none: ranks are starting"
+        )
         with pytest.raises(AbandonedError):
             send(signal.SIGINT)
         assert interruption.signum == first
@@ -49,7 +53,10 @@ def test_the_first_signal_asks_and_the_next_ctrl_c_abandons(said, first):
 def test_sigterm_is_patient_for_its_grace(said):
     began = time.monotonic()
     timer = signal.getitimer(signal.ITIMER_REAL)
-    with Interruption(grace_s=0.2, say=said.append) as interruption, interruption.runs_under_way():
+    with (
+        Interruption(grace_s=0.2, say=said.append) as interruption,
+        interruption.runs_under_way(),
+    ):
         send(signal.SIGUSR1)
         send(signal.SIGTERM)
         send(signal.SIGTERM)
@@ -63,7 +70,11 @@ def test_a_row_is_written_whole_before_its_run_is_abandoned(said):
     written = []
 
     def write_a_row():
-        with Interruption(say=said.append) as interruption, interruption.runs_under_way(), interruption.shielded():
+        with (
+            Interruption(say=said.append) as interruption,
+            interruption.runs_under_way(),
+            interruption.shielded(),
+        ):
             send(signal.SIGINT)
             send(signal.SIGINT)
             written.append("row")
@@ -74,7 +85,10 @@ def test_a_row_is_written_whole_before_its_run_is_abandoned(said):
 
 
 def test_abandoning_happens_once_so_that_nothing_disturbs_the_cleaning_up(said):
-    with Interruption(grace_s=0.05, say=said.append) as interruption, interruption.runs_under_way():
+    with (
+        Interruption(grace_s=0.05, say=said.append) as interruption,
+        interruption.runs_under_way(),
+    ):
         send(signal.SIGTERM)
         with pytest.raises(AbandonedError):
             send(signal.SIGINT)
@@ -100,7 +114,10 @@ def test_the_signals_are_given_back_and_what_was_ignored_stays_ignored(said):
 
 
 def test_end_of_the_shell_of_a_batch_job_is_a_sigterm(said, monkeypatch):
-    with Interruption(grace_s=0.2, say=said.append, in_job=True) as interruption, interruption.runs_under_way():
+    with (
+        Interruption(grace_s=0.2, say=said.append, in_job=True) as interruption,
+        interruption.runs_under_way(),
+    ):
         assert not interruption.asked()
         monkeypatch.setattr("scalebench.system.interruption.os.getppid", lambda: 1)
         assert interruption.asked()

@@ -27,9 +27,16 @@ def rank_after_its_launcher(moment: str, tmp_path: Path) -> str:
     output = tmp_path / "output"
     output.touch()
     started = subprocess.run(
-        [sys.executable, "-c", PARENT, CHILD, moment, str(output)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PARENT, CHILD, moment, str(output)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    subprocess.run(["tail", f"--pid={started.stdout.strip()}", "-f", "/dev/null"], timeout=30, check=True)
+    subprocess.run(
+        ["tail", f"--pid={started.stdout.strip()}", "-f", "/dev/null"],
+        timeout=30,
+        check=True,
+    )
     return output.read_text()
 
 
@@ -59,9 +66,19 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_of_a_terminal_does_not_reach_processes_of_a_pool(tmp_path: Path) -> None:
+def test_ctrl_c_of_a_terminal_does_not_reach_processes_of_a_pool(
+    tmp_path: Path,
+) -> None:
     """It is sent to the whole group: a child that took it would end, and a run under way be lost."""
     program = tmp_path / "pool.py"
     program.write_text(POOL)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout.split() == ["True", "False"], "blocked in the child, heard in the command itself"
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "False"], (
+        "blocked in the child, heard in the command itself"
+    )

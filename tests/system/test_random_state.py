@@ -7,11 +7,19 @@ import random
 import numpy as np
 import torch
 
-from scalebench.system.random_state import drawn_since, put_back, random_state, seed_generators, seeded
+from scalebench.system.random_state import (
+    drawn_since,
+    put_back,
+    random_state,
+    seed_generators,
+    seeded,
+)
 
 DRAWS = {
     "random": random.random,
-    "numpy": lambda: float(np.random.normal()),  # an odd number of them leaves one for the next call
+    "numpy": lambda: float(
+        np.random.normal()
+    ),  # an odd number of them leaves one for the next call
     "torch": lambda: float(torch.rand(())),
 }
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from scalebench.system import stopwatch as undisturbed
-from scalebench.system.stopwatch import COMPUTED, DELAY, FEWEST, PRECISION, Stopwatch, Window, typical
+from scalebench.system.stopwatch import (
+    COMPUTED,
+    DELAY,
+    FEWEST,
+    PRECISION,
+    Stopwatch,
+    Window,
+    typical,
+)
 
 
 @pytest.fixture
@@ -23,7 +31,10 @@ def machine(monkeypatch):
         steal = 0
 
         def passes(self, wall, cpu=None, waited=0.0, steal=0):
-            self.wall, self.cpu = self.wall + wall, self.cpu + (wall if cpu is None else cpu)
+            self.wall, self.cpu = (
+                self.wall + wall,
+                self.cpu + (wall if cpu is None else cpu),
+            )
             self.waited, self.steal = self.waited + waited, self.steal + steal
 
     here = Machine()
@@ -46,10 +57,23 @@ def machine(monkeypatch):
         ({"computes": False}, {"cpu": 0.1}, True),
         ({"computes": False, "shares_cores": True}, {"steal": 1}, False),
     ],
-    ids=["alone", "waits little", "waits", "own threads wait", "computes", "is held up", "sleeps", "hypervisor"],
+    ids=[
+        "alone",
+        "waits little",
+        "waits",
+        "own threads wait",
+        "computes",
+        "is held up",
+        "sleeps",
+        "hypervisor",
+    ],
 )
-def test_window_is_disturbed_by_waits_pauses_and_steal(machine, options, passed, undisturbed):
-    machine.passes(5.0, cpu=0.0, waited=5.0, steal=5)  # before the first window: counts for nothing
+def test_window_is_disturbed_by_waits_pauses_and_steal(
+    machine, options, passed, undisturbed
+):
+    machine.passes(
+        5.0, cpu=0.0, waited=5.0, steal=5
+    )  # before the first window: counts for nothing
     stopwatch = Stopwatch(**options)
     machine.passes(1.0, **passed)
     assert stopwatch.stop() == (pytest.approx(1.0), undisturbed)
@@ -92,7 +116,9 @@ def test_windows_beside_a_busy_process_on_the_same_core_are_disturbed():
         busy.kill()
         busy.join()
     assert not any(window.undisturbed for window in windows), windows
-    assert all(isinstance(window, Window) and window.seconds >= 0.2 for window in windows)
+    assert all(
+        isinstance(window, Window) and window.seconds >= 0.2 for window in windows
+    )
 
 
 def test_sleeping_window_is_disturbed():
@@ -104,7 +130,12 @@ def test_sleeping_window_is_disturbed():
 def test_median_needs_twelve_values_for_an_interval():
     assert math.isnan(typical([]).value)
     few = typical([1.0] * (FEWEST - 1))
-    assert (few.value, few.half_width, few.n, few.precise) == (1.0, math.inf, FEWEST - 1, False)
+    assert (few.value, few.half_width, few.n, few.precise) == (
+        1.0,
+        math.inf,
+        FEWEST - 1,
+        False,
+    )
     enough = typical([1.0] * FEWEST)
     assert (enough.value, enough.half_width, enough.precise) == (1.0, 0.0, True)
     assert not typical([0.0] * FEWEST).precise, "relative to nothing"
@@ -121,4 +152,6 @@ def test_interval_is_robust_and_covers_the_median():
         found = typical(draw)
         assert found.half_width == pytest.approx((high - low) / 2 / found.value)
         held += low <= 1.0 <= high
-    assert 930 <= held <= 990  # 95 % and a little more, as order statistics come in steps
+    assert (
+        930 <= held <= 990
+    )  # 95 % and a little more, as order statistics come in steps

@@ -36,7 +36,16 @@ ROWS = (
 def lines(width, rows=ROWS, columns=COLUMNS, notes=("a note",)):
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(Screen(Table.of("a title", [own(place) for place, own in enumerate(columns)], rows, notes)))
+        console.print(
+            Screen(
+                Table.of(
+                    "a title",
+                    [own(place) for place, own in enumerate(columns)],
+                    rows,
+                    notes,
+                )
+            )
+        )
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -56,7 +65,10 @@ def test_shared_values_are_headings(width):
 
 @pytest.mark.parametrize(
     ("width", "header", "left_out"),
-    [(40, "workers    time  accuracy", "median, spread"), (20, "workers    time", "median, spread, accuracy")],
+    [
+        (40, "workers    time  accuracy", "median, spread"),
+        (20, "workers    time", "median, spread, accuracy"),
+    ],
 )
 def test_narrow_table_names_the_columns_left_out(width, header, left_out):
     found = lines(width)
@@ -69,9 +81,15 @@ def test_table_without_rows_shows_its_notes():
 
 
 @settings(max_examples=60, deadline=None)
-@given(width=st.integers(24, 140), spares=st.lists(st.integers(1, 4), min_size=3, max_size=3))
+@given(
+    width=st.integers(24, 140),
+    spares=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+)
 def test_no_number_is_cut_and_no_line_is_too_long(width, spares):
-    columns = [*COLUMNS[:3], *(column(f"column {n}", spare=spare) for n, spare in enumerate(spares))]
+    columns = [
+        *COLUMNS[:3],
+        *(column(f"column {n}", spare=spare) for n, spare in enumerate(spares)),
+    ]
     found = lines(width, columns=columns, notes=())
     page = " ".join(found)
     assert max(map(len, found)) <= width

@@ -16,7 +16,9 @@ from scalebench.tasks import backends
 from scalebench.tasks.run import TaskRuns, _Tasks
 from tests.tasks.conftest import SLOW, task_run
 
-pytestmark = pytest.mark.skipif(backend_lacks("dask") is not None, reason="dask is not installed")
+pytestmark = pytest.mark.skipif(
+    backend_lacks("dask") is not None, reason="dask is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,9 @@ def running():
     """The address of a scheduler that was started by someone else, with three workers as dask starts them."""
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster:
+    with LocalCluster(
+        n_workers=3, threads_per_worker=1, dashboard_address=":0"
+    ) as cluster:
         yield cluster.scheduler_address
 
 
@@ -35,11 +39,15 @@ def on(scheduler=None, **changes):
 def test_weights_are_those_of_processes_bit_for_bit(executed):
     there, here = executed(on(run_id="dask")), executed(task_run())
     assert there[0].facts.launcher == "dask"
-    assert there[0].facts.malloc_trim_bytes is None, "the variable that slows torch is not set by our own cluster"
+    assert there[0].facts.malloc_trim_bytes is None, (
+        "the variable that slows torch is not set by our own cluster"
+    )
     assert np.array_equal(there[1]["final"], here[1]["final"])
 
 
-def test_a_running_scheduler_is_used_and_what_slows_torch_there_is_named(executed, running):
+def test_a_running_scheduler_is_used_and_what_slows_torch_there_is_named(
+    executed, running
+):
     outcome, weights = executed(on(running, run_id="running"))
     assert outcome.status == "completed", outcome.error
     assert outcome.facts.malloc_trim_bytes == 65536
@@ -47,24 +55,37 @@ def test_a_running_scheduler_is_used_and_what_slows_torch_there_is_named(execute
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "running"])
-def test_a_dead_worker_s_block_is_trained_again_once(executed, running, monkeypatch, tmp_path, own):
+def test_a_dead_worker_s_block_is_trained_again_once(
+    executed, running, monkeypatch, tmp_path, own
+):
     (tmp_path / "slow.py").write_text(SLOW)
     begin, killed = _Tasks._computed, []
 
     def kill_soon(self, worker, place, arguments):
         if not killed:
             killed.append(True)
-            threading.Timer(0.2, kill_one, [self.backend]).start()  # its block takes 0.6 s
+            threading.Timer(
+                0.2, kill_one, [self.backend]
+            ).start()  # its block takes 0.6 s
         return begin(self, worker, place, arguments)
 
     def kill_one(backend):
-        while not (busy := [name for name, keys in backend._client.processing().items() if keys]):
+        while not (
+            busy := [
+                name for name, keys in backend._client.processing().items() if keys
+            ]
+        ):
             time.sleep(0.01)
         pid = backend._client.run(os.getpid, workers=busy[:1])[busy[0]]
         os.kill(pid, 9)
 
     monkeypatch.setattr(_Tasks, "_computed", kill_soon)
-    run = on(None if own else running, model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
+    run = on(
+        None if own else running,
+        model=f"{tmp_path / 'slow.py'}:build",
+        epochs=2,
+        run_id="killed",
+    )
     outcome, weights = executed(run)
     monkeypatch.undo()
     assert outcome.status == "completed", outcome.error
@@ -79,9 +100,15 @@ def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()  # takes connections and says nothing
-        for address in (f"tcp://127.0.0.1:{silent.getsockname()[1]}", "tcp://127.0.0.1:9"):
+        for address in (
+            f"tcp://127.0.0.1:{silent.getsockname()[1]}",
+            "tcp://127.0.0.1:9",
+        ):
             began = time.monotonic()
-            with pytest.raises(EngineError, match=f"tasks.scheduler {address}: no dask scheduler answers there"):
+            with pytest.raises(
+                EngineError,
+                match=f"tasks.scheduler {address}: no dask scheduler answers there",
+            ):
                 TaskRuns({}, 2)._backend(on(address))
             assert time.monotonic() - began < 60  # 1 s; generous on a busy machine
 
@@ -97,12 +124,17 @@ def test_an_address_where_another_program_answers_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         page = threading.Thread(target=answer, args=[server])
         page.start()
-        with pytest.raises(EngineError, match=r"no dask scheduler answers .* \(another program does\)"):
+        with pytest.raises(
+            EngineError, match=r"no dask scheduler answers .* \(another program does\)"
+        ):
             TaskRuns({}, 2)._backend(on(f"tcp://127.0.0.1:{server.getsockname()[1]}"))
         page.join()
 
 
 def test_too_few_workers_are_refused(running, monkeypatch):
     monkeypatch.setattr(backends, "ANSWER_S", 4.0)
-    with pytest.raises(EngineError, match=r"3 dask workers there, and the largest run takes 4; .*--workers 1\.\.3"):
+    with pytest.raises(
+        EngineError,
+        match=r"3 dask workers there, and the largest run takes 4; .*--workers 1\.\.3",
+    ):
         TaskRuns({}, 4)._backend(on(running))

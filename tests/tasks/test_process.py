@@ -42,7 +42,9 @@ def test_results_come_in_the_order_of_tasks_of_any_size(process):
     for ticket, size in enumerate(sizes):
         process.submit(ticket, bytes, size)
     ended = [process.ended() for _ in sizes]
-    assert [(ticket, len(result)) for ((ticket, result),) in ended] == list(enumerate(sizes))
+    assert [(ticket, len(result)) for ((ticket, result),) in ended] == list(
+        enumerate(sizes)
+    )
     assert not process.is_busy
 
 
@@ -51,7 +53,9 @@ def test_large_tasks_and_large_results_pass_each_other(process):
     large = bytes(10_000_000)
     for ticket in range(3):
         process.submit(ticket, bytes, large)
-    assert [process.ended() for _ in range(3)] == [[(ticket, large)] for ticket in range(3)]
+    assert [process.ended() for _ in range(3)] == [
+        [(ticket, large)] for ticket in range(3)
+    ]
 
 
 def test_tasks_are_computed_in_a_process_of_their_own(process):
@@ -84,7 +88,10 @@ def test_the_death_of_a_process_ends_its_tasks(process):
     os.kill(process.pid, signal.SIGKILL)
     ended = process.ended()
     assert [ticket for ticket, _ in ended] == ["under way", "waiting"]
-    assert all(isinstance(error, DeadWorkerError) and "exit code -9" in str(error) for _, error in ended)
+    assert all(
+        isinstance(error, DeadWorkerError) and "exit code -9" in str(error)
+        for _, error in ended
+    )
     assert process.is_dead
     process.submit("late", abs, -2)
     ((_, error),) = process.ended()

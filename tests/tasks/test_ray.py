@@ -20,7 +20,9 @@ from scalebench.tasks.run import TaskRuns, _Tasks
 from tests.hosts.machines import until
 from tests.tasks.conftest import SLOW, task_run
 
-pytestmark = pytest.mark.skipif(backend_lacks("ray") is not None, reason="ray is not installed")
+pytestmark = pytest.mark.skipif(
+    backend_lacks("ray") is not None, reason="ray is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +31,26 @@ def running(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    head = ["start", "--head", "--block", f"--port={port}", "--num-cpus=3", "--include-dashboard=false"]
-    words = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *head, "--disable-usage-stats"]
+    head = [
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        "--num-cpus=3",
+        "--include-dashboard=false",
+    ]
+    words = [
+        sys.executable,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        *head,
+        "--disable-usage-stats",
+    ]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
     with (tmp_path_factory.mktemp("ray") / "said").open("w") as said:
-        process = subprocess.Popen(words, stdout=said, stderr=said, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            words, stdout=said, stderr=said, env=environment, start_new_session=True
+        )
     try:
         until(lambda: answers(port), "Ray answers", 120)
         yield f"127.0.0.1:{port}"
@@ -60,15 +77,24 @@ def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()  # takes connections and says nothing
-        for host in (f"127.0.0.1:{silent.getsockname()[1]}", "127.0.0.1:9", "ray://127.0.0.1:9"):
+        for host in (
+            f"127.0.0.1:{silent.getsockname()[1]}",
+            "127.0.0.1:9",
+            "ray://127.0.0.1:9",
+        ):
             began = time.monotonic()
-            with pytest.raises(EngineError, match=f"tasks.scheduler {host}: no Ray answers there"):
+            with pytest.raises(
+                EngineError, match=f"tasks.scheduler {host}: no Ray answers there"
+            ):
                 TaskRuns({}, 2)._backend(on_ray(host))
             assert time.monotonic() - began < 60  # 1 s; generous on a busy machine
 
 
 def test_a_running_ray_is_used_as_far_as_its_cpus_reach(executed, running):
-    with pytest.raises(EngineError, match=r"a Ray of 3 CPUs there, and the largest run takes 4; .*--workers 1\.\.3"):
+    with pytest.raises(
+        EngineError,
+        match=r"a Ray of 3 CPUs there, and the largest run takes 4; .*--workers 1\.\.3",
+    ):
         TaskRuns({}, 4)._backend(on_ray(running))
     outcome, weights = executed(on_ray(running, run_id="running"))
     assert outcome.status == "completed", outcome.error
@@ -81,14 +107,18 @@ def test_weights_are_those_of_processes_bit_for_bit(executed):
     assert outcome.status == "completed", outcome.error
     assert outcome.facts.launcher == "ray"
     assert outcome.facts.blocks_retrained == 0
-    assert np.array_equal(weights["final"], executed(task_run(optimizer=momentum))[1]["final"])
+    assert np.array_equal(
+        weights["final"], executed(task_run(optimizer=momentum))[1]["final"]
+    )
 
 
 def test_a_dead_worker_s_block_is_trained_again_once(executed, monkeypatch, tmp_path):
     told = tmp_path / "pid"
     tells = f"time.sleep(0.05)\n            Path({str(told)!r}).write_text(str(os.getpid()))"
     imports = "import os\nimport time\nfrom pathlib import Path"
-    (tmp_path / "slow.py").write_text(SLOW.replace("time.sleep(0.05)", tells).replace("import time", imports))
+    (tmp_path / "slow.py").write_text(
+        SLOW.replace("time.sleep(0.05)", tells).replace("import time", imports)
+    )
     begin, killed = _Tasks._computed, []
 
     def kill_soon(self, worker, place, arguments):
@@ -104,7 +134,9 @@ def test_a_dead_worker_s_block_is_trained_again_once(executed, monkeypatch, tmp_
         os.kill(int(told.read_text()), signal.SIGKILL)  # its block takes 0.6 s
 
     monkeypatch.setattr(_Tasks, "_computed", kill_soon)
-    outcome, weights = executed(on_ray(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed"))
+    outcome, weights = executed(
+        on_ray(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
+    )
     monkeypatch.undo()
     assert outcome.status == "completed", outcome.error
     assert outcome.facts.blocks_retrained == 1

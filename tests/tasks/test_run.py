@@ -32,25 +32,39 @@ STRATEGIES = [
 
 def in_the_loop(run, machine, monkeypatch):
     """The weights of the same run in one process, each replica computing its own gradients."""
-    monkeypatch.setattr(engine, "choose", lambda *of: Choice(reason="bits are compared"))
+    monkeypatch.setattr(
+        engine, "choose", lambda *of: Choice(reason="bits are compared")
+    )
     virtual = run.model_copy(update={"engine": "virtual", "execution": "virtual"})
-    outcome, weights = engine.simulate(virtual, open_dataset(prepare(run, run.workers)), machine)
+    outcome, weights = engine.simulate(
+        virtual, open_dataset(prepare(run, run.workers)), machine
+    )
     assert outcome.status == "completed", outcome.error
     return outcome, weights["final"].numpy()
 
 
-@pytest.mark.parametrize("strategy", some(STRATEGIES, "epoch_average", "dislib-compat", STRATEGIES[2]), ids=str)
-def test_weights_and_losses_are_those_of_the_loop_bit_for_bit(strategy, executed, machine, monkeypatch):
+@pytest.mark.parametrize(
+    "strategy",
+    some(STRATEGIES, "epoch_average", "dislib-compat", STRATEGIES[2]),
+    ids=str,
+)
+def test_weights_and_losses_are_those_of_the_loop_bit_for_bit(
+    strategy, executed, machine, monkeypatch
+):
     run = task_run(strategy, 3, blocks=6, optimizer={"sgd": {"momentum": 0.9}})
     outcome, weights = executed(run)
     assert (outcome.status, outcome.error) == ("completed", "")
     virtual, final = in_the_loop(run, machine, monkeypatch)
     assert np.array_equal(weights["final"], final)
     for report, other in zip(outcome.workers, virtual.workers, strict=True):
-        assert [epoch.train_loss for epoch in report.epochs] == [epoch.train_loss for epoch in other.epochs]
+        assert [epoch.train_loss for epoch in report.epochs] == [
+            epoch.train_loss for epoch in other.epochs
+        ]
         assert (report.syncs, report.bytes_sent) == (other.syncs, other.bytes_sent)
         assert report.optimizer_steps == other.optimizer_steps
-    assert [e.metric for e in outcome.evaluations] == [e.metric for e in virtual.evaluations]
+    assert [e.metric for e in outcome.evaluations] == [
+        e.metric for e in virtual.evaluations
+    ]
 
 
 NOISY = """
@@ -70,7 +84,9 @@ def build(input_shape, outputs):
     ],
     ids=str,
 )
-def test_optimizers_buffers_random_states_and_blocks_travel(changes, executed, machine, monkeypatch, tmp_path):
+def test_optimizers_buffers_random_states_and_blocks_travel(
+    changes, executed, machine, monkeypatch, tmp_path
+):
     if "model" in changes:
         (tmp_path / "noisy.py").write_text(NOISY)
         changes = changes | {"model": f"{tmp_path / 'noisy.py'}:build"}
@@ -102,7 +118,11 @@ def test_weights_are_those_of_mpi_bit_for_bit(executed, tmp_path):
 def test_asynchronous_merges_come_in_the_order_of_the_tasks(executed):
     outcome, weights = executed(task_run("epoch_async", 3))
     assert outcome.status == "completed", outcome.error
-    positions = sorted(int(p) for worker in outcome.workers for p in worker.histograms["merge_position"])
+    positions = sorted(
+        int(p)
+        for worker in outcome.workers
+        for p in worker.histograms["merge_position"]
+    )
     assert positions == list(range(9))
     assert not np.array_equal(weights["initial"], weights["final"])
 
@@ -111,9 +131,14 @@ def test_workers_that_merge_train_at_the_same_time(executed, tmp_path):
     """A worker that waits for its block does not hold the shared model."""
     (tmp_path / "slow.py").write_text(SLOW)
     model = f"{tmp_path / 'slow.py'}:build"
-    outcome, _ = executed(task_run("epoch_async", 2, model=model, epochs=2, trace=True, run_id="at-once"))
+    outcome, _ = executed(
+        task_run("epoch_async", 2, model=model, epochs=2, trace=True, run_id="at-once")
+    )
     assert outcome.status == "completed", outcome.error
-    first, second = (next(lap for lap in each.laps if lap.activity == "compute") for each in outcome.workers)
+    first, second = (
+        next(lap for lap in each.laps if lap.activity == "compute")
+        for each in outcome.workers
+    )
     assert first.begin_s < second.end_s
     assert second.begin_s < first.end_s
 
@@ -125,12 +150,16 @@ def test_a_row_says_the_backend_and_how_long_what_took(executed):
     assert worker.wait_s is None
     assert worker.compute_s > 0
     parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
-    assert parts == pytest.approx(worker.train_s)  # the sum of the laps, in another order
+    assert parts == pytest.approx(
+        worker.train_s
+    )  # the sum of the laps, in another order
 
 
 def test_processes_of_others_outlive_the_tasks(executed):
     """A child of the command that is none of the tasks', as a worker of dask or of virtual runs, goes on."""
-    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), daemon=True)
+    other = multiprocessing.get_context("spawn").Process(
+        target=time.sleep, args=(60,), daemon=True
+    )
     other.start()
     try:
         runs = TaskRuns({2: prepare(task_run(), 2)}, 2)
@@ -148,7 +177,9 @@ def test_processes_of_others_outlive_the_tasks(executed):
         other.join()
 
 
-def test_a_dead_process_s_block_is_trained_again_once(executed, machine, monkeypatch, tmp_path):
+def test_a_dead_process_s_block_is_trained_again_once(
+    executed, machine, monkeypatch, tmp_path
+):
     (tmp_path / "slow.py").write_text(SLOW)
     run = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
     begin = _Tasks._computed
@@ -158,7 +189,9 @@ def test_a_dead_process_s_block_is_trained_again_once(executed, machine, monkeyp
         if worker == 0 and not killed:
             pid = self.backend._processes[0].pid
             killed.append(pid)
-            threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()  # its block takes 0.6 s
+            threading.Timer(
+                0.2, os.kill, (pid, signal.SIGKILL)
+            ).start()  # its block takes 0.6 s
         return begin(self, worker, place, arguments)
 
     monkeypatch.setattr(_Tasks, "_computed", kill_soon)
@@ -187,17 +220,30 @@ def test_a_block_that_kills_two_processes_fails_its_run_alone(executed, tmp_path
 
 def test_a_failing_model_and_a_time_limit_are_outcomes(executed, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
-    late, _ = executed(task_run(model=f"{tmp_path / 'slow.py'}:build", time_limit_s=0.5, epochs=50, run_id="late"))
+    late, _ = executed(
+        task_run(
+            model=f"{tmp_path / 'slow.py'}:build",
+            time_limit_s=0.5,
+            epochs=50,
+            run_id="late",
+        )
+    )
     assert late.status == "timeout"
     assert executed(task_run())[0].status == "completed"
-    (tmp_path / "bad.py").write_text(SLOW.replace("time.sleep(0.05)", "raise ValueError('no such thing')"))
+    (tmp_path / "bad.py").write_text(
+        SLOW.replace("time.sleep(0.05)", "raise ValueError('no such thing')")
+    )
     bad, _ = executed(task_run(model=f"{tmp_path / 'bad.py'}:build", run_id="bad"))
     assert bad.status == "failed"
     assert "no such thing" in bad.error
 
 
 def test_a_model_with_a_state_of_its_own_is_refused(executed, tmp_path):
-    counting = SLOW.replace("time.sleep(0.05)", "self.seen = getattr(self, 'seen', 0) + 1")
+    counting = SLOW.replace(
+        "time.sleep(0.05)", "self.seen = getattr(self, 'seen', 0) + 1"
+    )
     (tmp_path / "counting.py").write_text(counting)
-    outcome, _ = executed(task_run(model=f"{tmp_path / 'counting.py'}:build", run_id="counting"))
+    outcome, _ = executed(
+        task_run(model=f"{tmp_path / 'counting.py'}:build", run_id="counting")
+    )
     assert "keeps a state that is no buffer" in outcome.error

@@ -53,31 +53,55 @@ def test_rows_say_engine_and_backend(place):
 
 
 def test_virtual_runs_are_charged_by_measured_rounds_of_tasks(place):
-    words = ["--execution", "virtual", "--set", "virtual.engine=tasks", "--set", "calibration_budget_s=1"]
+    words = [
+        "--execution",
+        "virtual",
+        "--set",
+        "virtual.engine=tasks",
+        "--set",
+        "calibration_budget_s=1",
+    ]
     assert scalebench("run", "study.yaml", *words) == 0
     folder = place / "results" / "by-tasks"
-    engines = EngineCosts.model_validate(json.loads((folder / "calibration.json").read_text())["engines"])
+    engines = EngineCosts.model_validate(
+        json.loads((folder / "calibration.json").read_text())["engines"]
+    )
     rounds = [entry for entry in engines.entries if entry.engine == "tasks"]
     assert [entry.ranks for entry in rounds] == [1, 2]
     assert all(seconds > 0 for entry in rounds for _, seconds in entry.points)
     runs = load(folder).runs.set_index(["strategy", "workers"])
-    assert runs.loc[("epoch_average", 2), "comm_s"] > 2 * rounds[0].alpha_s, "a round in each of two epochs"
+    assert runs.loc[("epoch_average", 2), "comm_s"] > 2 * rounds[0].alpha_s, (
+        "a round in each of two epochs"
+    )
 
 
 def test_stated_clusters_are_charged_the_typical_cost_of_the_backend(place, capsys):
     """`epoch_average` waits for a round of tasks behind each of two epochs, whose links take microseconds."""
-    words = ["--execution", "virtual", "--set", "virtual.engine=tasks", "--set", "tasks.backend=ray"]
+    words = [
+        "--execution",
+        "virtual",
+        "--set",
+        "virtual.engine=tasks",
+        "--set",
+        "tasks.backend=ray",
+    ]
     words += ["--cluster", "juwels-booster", "--device-step-time", "0.001", "--verbose"]
     assert scalebench("run", "study.yaml", *words) == 0
     runs = load(place / "results" / "by-tasks").runs.set_index(["strategy", "workers"])
-    assert runs.loc[("epoch_average", 2), "comm_s"] == pytest.approx(2 * 3.2e-3, rel=0.02)
+    assert runs.loc[("epoch_average", 2), "comm_s"] == pytest.approx(
+        2 * 3.2e-3, rel=0.02
+    )
     assert runs.loc[("epoch_async", 1), "comm_s"] == pytest.approx(2 * 3.2e-3, rel=0.02)
     assert runs.loc[("serial", 1), "comm_s"] == 0
     assert "typical of ray: 3.2 ms for a task behind another" in capsys.readouterr().err
 
 
 def test_strategy_that_tasks_cannot_carry_is_charged_as_on_its_own_engine(place):
-    words = {"virtual": {"engine": "tasks"}, "strategies": ["allreduce"], "execution": "virtual"}
+    words = {
+        "virtual": {"engine": "tasks"},
+        "strategies": ["allreduce"],
+        "execution": "virtual",
+    }
     notes = plan_study(Study.model_validate(yaml.safe_load(STUDY) | words)).sweep.notes
     assert "allreduce: charged as on mpi, for tasks has no batches" in notes
 
@@ -85,7 +109,10 @@ def test_strategy_that_tasks_cannot_carry_is_charged_as_on_its_own_engine(place)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--strategy", "allreduce"], "allreduce cannot run on engine tasks, which has no batches; use --engine mpi"),
+        (
+            ["--strategy", "allreduce"],
+            "allreduce cannot run on engine tasks, which has no batches; use --engine mpi",
+        ),
         (["--set", "tasks.backend=spark"], "tasks.backend"),
         (["--set", "tasks.scheduler=tcp://a:1"], "say backend: dask or backend: ray"),
     ],
@@ -99,7 +126,8 @@ def test_bad_requests_are_one_line(place, capsys, words, said):
 def test_processes_of_one_node_do_not_fill_several():
     study = Study.model_validate(yaml.safe_load(STUDY) | {"workers": [1, 4]})
     with pytest.raises(
-        EngineError, match=r"stay on one node of 2 slots, and the largest run takes 4; use --workers 1\.\.2"
+        EngineError,
+        match=r"stay on one node of 2 slots, and the largest run takes 4; use --workers 1\.\.2",
     ):
         plan_study(study, Allocation.asked(2, 2))
     assert len(plan_study(study, Allocation.asked(1, 4)).sweep.runs) == 5
@@ -107,7 +135,25 @@ def test_processes_of_one_node_do_not_fill_several():
 
 def test_strategies_of_whole_epochs_alone_are_carried():
     carried = {each.name for each in describe_strategies() if "tasks" in each.engines}
-    assert {"serial", "epoch_average", "epoch_async", "dislib-compat", "dislib-compat-async"} <= carried
-    assert not carried & {"allreduce", "local_sgd", "diloco", "fedprox", "daso-heat", "ddp", "pipeline", "fsdp", "bsp"}
-    lacking = {each.name: each.missing.get("tasks", ()) for each in describe_strategies()}
+    assert {
+        "serial",
+        "epoch_average",
+        "epoch_async",
+        "dislib-compat",
+        "dislib-compat-async",
+    } <= carried
+    assert not carried & {
+        "allreduce",
+        "local_sgd",
+        "diloco",
+        "fedprox",
+        "daso-heat",
+        "ddp",
+        "pipeline",
+        "fsdp",
+        "bsp",
+    }
+    lacking = {
+        each.name: each.missing.get("tasks", ()) for each in describe_strategies()
+    }
     assert lacking["diloco"] == (str(Capability.BATCHES),)

@@ -13,13 +13,19 @@ from scalebench.errors import StudyError
 from scalebench.launch.sweep import config_hash
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
-from scalebench.training.optimizers import build_optimizer, check_optimizer, learning_rate
+from scalebench.training.optimizers import (
+    build_optimizer,
+    check_optimizer,
+    learning_rate,
+)
 from tests.conftest import setting
 
 
 def rates(moments, workers=4, **values):
     training = Training(epochs=10, lr=0.4, **values)
-    return [learning_rate(training, workers, epochs, steps) for epochs, steps in moments]
+    return [
+        learning_rate(training, workers, epochs, steps) for epochs, steps in moments
+    ]
 
 
 EPOCHS = [(0, 0), (2.5, 25), (5, 50), (9.99, 100)]
@@ -27,7 +33,9 @@ EPOCHS = [(0, 0), (2.5, 25), (5, 50), (9.99, 100)]
 
 def test_constant_and_linear():
     assert rates(EPOCHS) == [0.4] * 4
-    assert rates(EPOCHS, lr_policy="linear", lr_warmup_epochs=5) == pytest.approx([0.4, 1.0, 1.6, 1.6])
+    assert rates(EPOCHS, lr_policy="linear", lr_warmup_epochs=5) == pytest.approx(
+        [0.4, 1.0, 1.6, 1.6]
+    )
     assert rates(EPOCHS, lr_policy="linear") == [1.6] * 4
 
 
@@ -39,15 +47,21 @@ def test_cosine_decays_from_lr_to_zero():
 
 
 def test_step_counts_epochs_and_optimizer_steps_counts_updates():
-    assert rates(EPOCHS, lr_policy="step", lr_decay_every=5, lr_decay=0.5) == pytest.approx([0.4, 0.4, 0.2, 0.2])
+    assert rates(
+        EPOCHS, lr_policy="step", lr_decay_every=5, lr_decay=0.5
+    ) == pytest.approx([0.4, 0.4, 0.2, 0.2])
     found = rates(EPOCHS, lr_policy="optimizer_steps", lr_decay_every=25, lr_decay=0.5)
     assert found == pytest.approx([0.4, 0.2, 0.1, 0.025])
     assert rates([(5, 24)], lr_policy="optimizer_steps", lr_decay_every=25) == [0.4]
 
 
-@pytest.mark.parametrize(("policy", "unit"), [("step", "epochs"), ("optimizer_steps", "optimizer steps")])
+@pytest.mark.parametrize(
+    ("policy", "unit"), [("step", "epochs"), ("optimizer_steps", "optimizer steps")]
+)
 def test_a_decay_needs_its_interval(policy, unit):
-    with pytest.raises(ValidationError, match=f"lr_policy {policy} needs lr_decay_every, in {unit}"):
+    with pytest.raises(
+        ValidationError, match=f"lr_policy {policy} needs lr_decay_every, in {unit}"
+    ):
         Training(lr_policy=policy)
     with pytest.raises(ValidationError, match="less than or equal to 1"):
         Training(lr_policy=policy, lr_decay_every=3, lr_decay=2)
@@ -57,7 +71,12 @@ def test_optimizer_steps_are_counted_per_worker(play):
     """96 samples in batches of 8: 12 steps an epoch for one worker, 3 for four; a decay to nothing stops both."""
 
     def moved_after(workers, epochs):
-        options = {"lr_policy": "optimizer_steps", "lr_decay_every": 6, "lr_decay": 1e-12, "optimizer": "sgd"}
+        options = {
+            "lr_policy": "optimizer_steps",
+            "lr_decay_every": 6,
+            "lr_decay": 1e-12,
+            "optimizer": "sgd",
+        }
         _, longer = play("allreduce", workers, epochs=epochs, **options)
         _, shorter = play("allreduce", workers, epochs=epochs - 1, **options)
         return (longer["final"] - shorter["final"]).abs().max() > 1e-9
@@ -70,9 +89,18 @@ def test_optimizer_steps_are_counted_per_worker(play):
     ("component", "message"),
     [
         (Component(name="sgdd"), "unknown optimizer 'sgdd'; did you mean 'sgd'"),
-        (Component(name="sgd", options={"nesterov": True}), "nesterov needs a momentum above 0"),
-        (Component(name="adam", options={"beta3": 0.1}), "option 'beta3'.*did you mean 'beta"),
-        (Component(name="sgd", options={"momentum": 1.0}), "option 'momentum'.*less than 1"),
+        (
+            Component(name="sgd", options={"nesterov": True}),
+            "nesterov needs a momentum above 0",
+        ),
+        (
+            Component(name="adam", options={"beta3": 0.1}),
+            "option 'beta3'.*did you mean 'beta",
+        ),
+        (
+            Component(name="sgd", options={"momentum": 1.0}),
+            "option 'momentum'.*less than 1",
+        ),
     ],
 )
 def test_invalid_optimizer_options_are_refused(component, message):
@@ -83,7 +111,9 @@ def test_invalid_optimizer_options_are_refused(component, message):
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_nesterov_needs_a_momentum(name):
     pytest.importorskip("pytorch_optimizer")
-    with pytest.raises(StudyError, match=f"optimizer {name}: nesterov needs a momentum above 0"):
+    with pytest.raises(
+        StudyError, match=f"optimizer {name}: nesterov needs a momentum above 0"
+    ):
         check_optimizer(Component(name=name, options={"nesterov": True, "momentum": 0}))
     check_optimizer(Component(name=name, options={"nesterov": True, "momentum": 0.5}))
 
@@ -107,7 +137,10 @@ def stepped(name, options, steps=3):
 def test_lars_follows_its_formula():
     """You et al., 2017, arXiv 1708.03888: v <- m v + c |w| / (|g| + d |w|) (g + d w); w <- w - lr v. Biases: plain."""
     decay, trust, momentum = 0.01, 0.02, 0.9
-    found = stepped("lars", {"weight_decay": decay, "trust_coefficient": trust, "momentum": momentum})
+    found = stepped(
+        "lars",
+        {"weight_decay": decay, "trust_coefficient": trust, "momentum": momentum},
+    )
     for layer, slope, result in zip(LAYERS, SLOPES, found, strict=True):
         w, v = layer.copy(), np.zeros_like(layer)
         for _ in range(3):
@@ -146,18 +179,34 @@ def test_layerwise_optimizers_step_replicas_like_serial(name, play):
 
 def test_unsupported_layerwise_optimizer_is_refused(monkeypatch):
     pytest.importorskip("pytorch_optimizer")
-    with pytest.raises(StudyError, match=r"strategy asp: optimizer lars .*use sgd, adam or adamw"):
+    with pytest.raises(
+        StudyError, match=r"strategy asp: optimizer lars .*use sgd, adam or adamw"
+    ):
         registry.create("asp", {}).check(setting(2, optimizer="lars"))
     monkeypatch.setattr("scalebench.training.optimizers.find_spec", lambda name: None)
-    with pytest.raises(StudyError, match=r'optimizer lamb needs .*pip install "scalebench\[optimizers\]"'):
+    with pytest.raises(
+        StudyError,
+        match=r'optimizer lamb needs .*pip install "scalebench\[optimizers\]"',
+    ):
         check_optimizer(Component(name="lamb"))
 
 
 def test_adamw_decays_by_default_as_torchs(make_run):
     parameter = torch.nn.Parameter(torch.ones(3))
     default = torch.optim.AdamW([parameter]).defaults["weight_decay"]
-    assert build_optimizer(Component(name="adamw"), [parameter], 0.1).defaults["weight_decay"] == default == 0.01
-    assert build_optimizer(Component(name="adam"), [parameter], 0.1).defaults["weight_decay"] == 0
+    assert (
+        build_optimizer(Component(name="adamw"), [parameter], 0.1).defaults[
+            "weight_decay"
+        ]
+        == default
+        == 0.01
+    )
+    assert (
+        build_optimizer(Component(name="adam"), [parameter], 0.1).defaults[
+            "weight_decay"
+        ]
+        == 0
+    )
     plain, stated, none = (
         config_hash(make_run("serial", 1, optimizer={"adamw": options}))
         for options in ({}, {"weight_decay": 0.01}, {"weight_decay": 0.0})

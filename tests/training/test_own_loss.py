@@ -87,7 +87,9 @@ def test_an_image_model_of_transformers_is_trained_as_it_is(play, tmp_path):
     )
     random = np.random.default_rng(0)
     y = np.arange(40) % 2
-    x = (random.standard_normal((40, 1, 4, 4)) + 2 * y[:, None, None, None]).astype(np.float32)
+    x = (random.standard_normal((40, 1, 4, 4)) + 2 * y[:, None, None, None]).astype(
+        np.float32
+    )
     images = Dataset("images", "classification", 2, x[:32], y[:32], x[32:], y[32:])
     outcome, _ = play(
         "allreduce",

@@ -42,7 +42,11 @@ def time(monkeypatch):
 def steps(clock, time, count, forward=0.0, backward=0.0, update=0.0):
     for _ in range(count):
         clock.did(Task.DATA)
-        for task, seconds in ((Task.FORWARD, forward), (Task.BACKWARD, backward), (Task.UPDATE, update)):
+        for task, seconds in (
+            (Task.FORWARD, forward),
+            (Task.BACKWARD, backward),
+            (Task.UPDATE, update),
+        ):
             time.now += seconds
             clock.did(task)
 
@@ -54,7 +58,9 @@ def test_step_takes_the_time_of_the_device(time):
     steps(clock, time, 4, forward=0.003, backward=0.003)
     assert time.perf_counter() - began == pytest.approx(4 * STEP.total_s, abs=12 * LATE)
     for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
-        assert clock.ledger.seconds[task] == pytest.approx(4 * STEP.of(task), abs=4 * LATE)
+        assert clock.ledger.seconds[task] == pytest.approx(
+            4 * STEP.of(task), abs=4 * LATE
+        )
     assert clock.overrun == 0.0
 
 
@@ -64,7 +70,9 @@ def test_slower_steps_are_counted_as_overrun(time):
     steps(clock, time, 3)
     steps(clock, time, 1, update=0.020)
     assert clock.overrun == pytest.approx(1 / 4)
-    assert clock.ledger.seconds[Task.UPDATE] == pytest.approx(3 * STEP.update_s + 0.020, abs=4 * LATE)
+    assert clock.ledger.seconds[Task.UPDATE] == pytest.approx(
+        3 * STEP.update_s + 0.020, abs=4 * LATE
+    )
 
 
 @pytest.mark.parametrize(("late_s", "overrun"), [(0.0003, 0.0), (0.0004, 1.0)])
@@ -83,7 +91,9 @@ def test_late_task_shortens_the_padding_of_the_next(time):
     steps(clock, time, 4, forward=0.003, backward=0.023, update=0.001)
     assert time.perf_counter() - began == pytest.approx(8 * STEP.total_s, abs=24 * LATE)
     assert clock.overrun == 0.0
-    steps(clock, time, 1, forward=0.014, backward=0.023)  # 2 ms more than the update has
+    steps(
+        clock, time, 1, forward=0.014, backward=0.023
+    )  # 2 ms more than the update has
     assert clock.overrun == pytest.approx(1 / 9)
 
 
@@ -93,7 +103,9 @@ def test_time_after_the_last_gradient_is_reserved(time):
     clock = PacedClock(STEP)
     clock.attach(model)
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _: setattr(time, "now", time.now + 0.0004))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: setattr(time, "now", time.now + 0.0004)
+        )
     clock.start()
     began = time.perf_counter()
     for _ in range(5):
@@ -144,7 +156,9 @@ def test_an_update_takes_its_own_time_and_the_passes_the_rest(time):
     assert clock.ledger.total_s == 0.0  # warm-up costs no training time
     clock.start()
     split = clock.step_time
-    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.012, 0.024, 0.004))
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx(
+        (0.012, 0.024, 0.004)
+    )
 
 
 def test_the_update_of_a_part_takes_its_own_time(time):
@@ -155,7 +169,9 @@ def test_the_update_of_a_part_takes_its_own_time(time):
         time.now += 0.001
         clock.did(Task.UPDATE, share=0.25)
     split = clock.step_time
-    assert (split.forward_s, split.backward_s, 0.25 * split.update_s) == pytest.approx((0.013, 0.026, 0.001))
+    assert (split.forward_s, split.backward_s, 0.25 * split.update_s) == pytest.approx(
+        (0.013, 0.026, 0.001)
+    )
 
 
 def test_workers_agree_on_the_mean_of_their_splits(time):
@@ -163,7 +179,9 @@ def test_workers_agree_on_the_mean_of_their_splits(time):
     clock.agree([PacedStep(0.010, 0.030, 0.0), PacedStep(0.020, 0.010, 0.010)])
     clock.start()
     split = clock.step_time
-    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.015, 0.020, 0.005))
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx(
+        (0.015, 0.020, 0.005)
+    )
 
 
 @pytest.mark.parametrize(("samples", "share"), [(16, 1.0), (15, 15 / 16), (8, 0.5)])
@@ -174,7 +192,9 @@ def test_a_smaller_batch_takes_its_share_of_the_stated_step(time, samples, share
     began = time.perf_counter()
     for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
         clock.did(task, samples)
-    assert time.perf_counter() - began == pytest.approx(share * STEP.total_s, abs=3 * LATE)
+    assert time.perf_counter() - began == pytest.approx(
+        share * STEP.total_s, abs=3 * LATE
+    )
 
 
 def test_lateness_that_communication_may_have_absorbed_is_not_made_up_for(time):
@@ -194,22 +214,31 @@ def test_lateness_that_communication_may_have_absorbed_is_not_made_up_for(time):
         for task in (Task.BACKWARD, Task.UPDATE):
             clock.did(task)
         assert clock.overrun == (1.0 if waited else 0.0)
-    assert taken == pytest.approx({0.0: 0.001, 0.003: 0.004, 0.010: 0.005}, abs=3 * LATE)
+    assert taken == pytest.approx(
+        {0.0: 0.001, 0.003: 0.004, 0.010: 0.005}, abs=3 * LATE
+    )
 
 
 def test_without_a_warm_up_backward_costs_twice_a_forward():
     clock = PacedClock(0.030)
     clock.start()
     split = clock.step_time
-    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx((0.010, 0.020, 0.0))
+    assert (split.forward_s, split.backward_s, split.update_s) == pytest.approx(
+        (0.010, 0.020, 0.0)
+    )
 
 
 def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+    )
     clock = PacedClock(PacedStep(0.005, 0.040, 0.001))
     clock.attach(model)
     released = {}
-    for name, parameter in model.named_parameters():  # as Horovod and DDP do: on the accumulated gradient
+    for (
+        name,
+        parameter,
+    ) in model.named_parameters():  # as Horovod and DDP do: on the accumulated gradient
         parameter.register_post_accumulate_grad_hook(
             lambda _, name=name: released.__setitem__(name, time.perf_counter() - mark)
         )
@@ -225,7 +254,9 @@ def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
     loss.backward()
     clock.did(Task.BACKWARD)
     assert list(released) == ["1.weight", "0.weight"]
-    assert released["1.weight"] == pytest.approx(0.020, abs=LATE)  # half of the parameters, half of the pass
+    assert released["1.weight"] == pytest.approx(
+        0.020, abs=LATE
+    )  # half of the parameters, half of the pass
     assert released["0.weight"] == pytest.approx(0.040, abs=LATE)
     clock.did(Task.UPDATE)
     assert clock.overrun == 0.0
@@ -261,9 +292,15 @@ def test_communication_at_the_end_of_backward_is_no_overrun(time):
     [
         ("allreduce", {"batch_per_worker": 16}, (0.8, 16)),
         ("allreduce", {"batch_per_worker": None, "batch_global": 64}, (0.2, 16)),
-        ("pipeline", {"batch_per_worker": None, "batch_global": 64}, (0.4, 32)),  # two replicas
+        (
+            "pipeline",
+            {"batch_per_worker": None, "batch_global": 64},
+            (0.4, 32),
+        ),  # two replicas
     ],
 )
 def test_a_stated_step_is_that_of_the_global_batch(make_run, strategy, batch, pace):
-    run = make_run(strategy, 4, execution="paced", engine="gloo", device_step_time=0.8, **batch)
+    run = make_run(
+        strategy, 4, execution="paced", engine="gloo", device_step_time=0.8, **batch
+    )
     assert _pace(run) == pytest.approx(pace)

@@ -11,7 +11,9 @@ from scalebench.training.reference_step import Gauge
 
 
 @pytest.mark.parametrize("undisturbed", [True, False])
-def test_time_for_which_the_thread_waits_for_a_core_is_left_out_of_disturbed_windows(undisturbed, monkeypatch):
+def test_time_for_which_the_thread_waits_for_a_core_is_left_out_of_disturbed_windows(
+    undisturbed, monkeypatch
+):
     gauge = Gauge()
     plain = gauge._step
     pause_s = 0.002

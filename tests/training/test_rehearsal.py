@@ -59,7 +59,9 @@ def trained(tmp_path, make_run, blobs):
 def test_losses_and_weights_do_not_depend_on_warm_up_steps(trained):
     plain, report = trained(0)
     warm, warm_report = trained(7)
-    assert [epoch.train_loss for epoch in warm_report.epochs] == [epoch.train_loss for epoch in report.epochs]
+    assert [epoch.train_loss for epoch in warm_report.epochs] == [
+        epoch.train_loss for epoch in report.epochs
+    ]
     np.testing.assert_array_equal(warm.parameters.numpy(), plain.parameters.numpy())
     assert warm.model.calls == plain.model.calls
     for one, other in zip(warm.model.buffers(), plain.model.buffers(), strict=True):

@@ -20,7 +20,14 @@ from tests.conftest import setting
 
 MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
 DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
-OPTIONS = {"momentum": 0.9, "nesterov": False, "ns_steps": 3, "beta1": 0.8, "eps": 1e-7, "weight_decay": 0.05}
+OPTIONS = {
+    "momentum": 0.9,
+    "nesterov": False,
+    "ns_steps": 3,
+    "beta1": 0.8,
+    "eps": 1e-7,
+    "weight_decay": 0.05,
+}
 
 
 @given(
@@ -34,12 +41,19 @@ OPTIONS = {"momentum": 0.9, "nesterov": False, "ns_steps": 3, "beta1": 0.8, "eps
 def test_flat_sgd_equals_torch_sgd_bit_for_bit(
     momentum: float, decay: float, nesterov: bool, double: bool, room: bool, seed: int
 ) -> None:
-    options = {"momentum": momentum, "weight_decay": decay, "nesterov": nesterov and momentum > 0}
+    options = {
+        "momentum": momentum,
+        "weight_decay": decay,
+        "nesterov": nesterov and momentum > 0,
+    }
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float64 if double else torch.float32
     start = torch.randn(257, generator=generator, dtype=dtype)
     ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
-    flat, plain = FlatSgd([ours], 0.1, **options), torch.optim.SGD([theirs], lr=0.1, foreach=False, **options)
+    flat, plain = (
+        FlatSgd([ours], 0.1, **options),
+        torch.optim.SGD([theirs], lr=0.1, foreach=False, **options),
+    )
     if room:
         flat.room = torch.full_like(start, torch.nan)
     for step in range(5):
@@ -49,9 +63,14 @@ def test_flat_sgd_equals_torch_sgd_bit_for_bit(
             optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
             optimizer.step()
     assert torch.equal(ours, theirs)
-    remembered = [dict(optimizer.state).get(p, {}) for optimizer, p in ((flat, ours), (plain, theirs))]
+    remembered = [
+        dict(optimizer.state).get(p, {})
+        for optimizer, p in ((flat, ours), (plain, theirs))
+    ]
     assert remembered[0].keys() == remembered[1].keys()
-    assert all(torch.equal(remembered[0][name], remembered[1][name]) for name in remembered[0])
+    assert all(
+        torch.equal(remembered[0][name], remembered[1][name]) for name in remembered[0]
+    )
 
 
 def test_velocity_is_stored_in_its_room() -> None:
@@ -71,7 +90,9 @@ def test_velocity_is_stored_in_its_room() -> None:
 
 def test_copy_continues_from_the_state_of_the_original() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = build_optimizer(Component(name="sgd", options={"momentum": 0.9}), [parameter], 1.0, flat=True)
+    optimizer = build_optimizer(
+        Component(name="sgd", options={"momentum": 0.9}), [parameter], 1.0, flat=True
+    )
     parameter.grad = torch.ones(3)
     optimizer.step()
     twin = copy.deepcopy(optimizer)
@@ -91,7 +112,9 @@ def test_training_with_sgd_does_not_load_torchs_compiler() -> None:
         "completed(run, dataset, stated_machine())\n"
         "print(sorted({'torch._dynamo', 'sympy'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -106,7 +129,12 @@ def test_adam_steps_flat_and_by_tensor(flat: bool) -> None:
 
 def model():
     torch.manual_seed(3)
-    layers = torch.nn.Conv1d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(12, 5)
+    layers = (
+        torch.nn.Conv1d(1, 2, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(12, 5),
+    )
     return torch.nn.Sequential(*layers).double()
 
 
@@ -127,20 +155,42 @@ def trained(optimisers, net, steps=4):
 
 def test_steps_are_those_of_torchs_muon_and_adamw():
     ours, bare = model(), model()
-    found = trained([build_optimizer(Component(name="muon", options=OPTIONS), ours.parameters(), 0.02)], ours)
+    found = trained(
+        [
+            build_optimizer(
+                Component(name="muon", options=OPTIONS), ours.parameters(), 0.02
+            )
+        ],
+        ours,
+    )
     matrices = [parameter for parameter in bare.parameters() if parameter.dim() == 2]
     others = [parameter for parameter in bare.parameters() if parameter.dim() != 2]
     muon = torch.optim.Muon(
-        matrices, 0.02, 0.05, momentum=0.9, nesterov=False, ns_steps=3, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        0.02,
+        0.05,
+        momentum=0.9,
+        nesterov=False,
+        ns_steps=3,
+        adjust_lr_fn="match_rms_adamw",
     )
-    adamw = torch.optim.AdamW(others, 0.02, betas=(0.8, 0.999), eps=1e-7, weight_decay=0.05)
+    adamw = torch.optim.AdamW(
+        others, 0.02, betas=(0.8, 0.999), eps=1e-7, weight_decay=0.05
+    )
     assert torch.equal(found, trained([muon, adamw], bare))
 
 
 def test_options_that_are_not_stated_are_torchs():
-    matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
-    of_matrices, of_others = build_optimizer(Component(name="muon"), [matrix, vector], 0.1).param_groups
-    torchs = torch.optim.Muon([matrix], lr=0.1, adjust_lr_fn="match_rms_adamw").param_groups[0]
+    matrix, vector = (
+        torch.nn.Parameter(torch.ones(2, 2)),
+        torch.nn.Parameter(torch.ones(2)),
+    )
+    of_matrices, of_others = build_optimizer(
+        Component(name="muon"), [matrix, vector], 0.1
+    ).param_groups
+    torchs = torch.optim.Muon(
+        [matrix], lr=0.1, adjust_lr_fn="match_rms_adamw"
+    ).param_groups[0]
     assert {name: of_matrices[name] for name in torchs} == torchs
     torchs = torch.optim.AdamW([vector], lr=0.1).param_groups[0]
     apart = {"weight_decay": 0.1}  # Muon's, for all
@@ -151,27 +201,40 @@ def test_a_wrapper_gets_the_same_steps_from_its_groups():
     """Horovod's makes an optimizer of the same class from the groups."""
     ours, wrapped = model(), model()
     found = trained([Muon(ours.parameters(), 0.02)], ours)
-    assert torch.equal(found, trained([Muon(Muon(wrapped.parameters(), 0.02).param_groups)], wrapped))
+    assert torch.equal(
+        found, trained([Muon(Muon(wrapped.parameters(), 0.02).param_groups)], wrapped)
+    )
 
 
-@pytest.mark.parametrize("kept", [lambda each: each.dim() == 2, lambda each: each.dim() != 2])
+@pytest.mark.parametrize(
+    "kept", [lambda each: each.dim() == 2, lambda each: each.dim() != 2]
+)
 def test_models_of_one_kind_of_parameters_are_trained(kept):
     parameters = [parameter for parameter in model().parameters() if kept(parameter)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     before = [parameter.detach().clone() for parameter in parameters]
     Muon(parameters, 0.1).step()
-    assert all(not torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
+    assert all(
+        not torch.equal(old, new) for old, new in zip(before, parameters, strict=True)
+    )
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(StudyError, match=r"optimizer muon: .*'ns_step'.*did you mean 'ns_steps'"):
+    with pytest.raises(
+        StudyError, match=r"optimizer muon: .*'ns_step'.*did you mean 'ns_steps'"
+    ):
         check_optimizer(Component(name="muon", options={"ns_step": 3}))
 
 
 def test_a_torch_without_it_is_named(monkeypatch):
-    monkeypatch.setattr("scalebench.training.optimizers.version", lambda package: "2.8.1+cpu")
-    with pytest.raises(StudyError, match=r"optimizer muon needs torch 2\.9 or later, and torch is 2\.8\.1\+cpu here"):
+    monkeypatch.setattr(
+        "scalebench.training.optimizers.version", lambda package: "2.8.1+cpu"
+    )
+    with pytest.raises(
+        StudyError,
+        match=r"optimizer muon needs torch 2\.9 or later, and torch is 2\.8\.1\+cpu here",
+    ):
         check_optimizer(Component(name="muon"))
     check_optimizer(Component(name="adamw"))
 
@@ -196,12 +259,19 @@ def test_replicas_that_synchronise_every_step_are_serial(play):
 
 
 def test_virtual_workers_keep_their_own_momentum(play):
-    outcome, _ = play({"local_sgd": {"steps": 2, "optimizer_state": "average"}}, 4, **TRAINED)
+    outcome, _ = play(
+        {"local_sgd": {"steps": 2, "optimizer_state": "average"}}, 4, **TRAINED
+    )
     assert outcome.status == "completed"
     assert outcome.facts.arithmetic != "batched", "its steps have no form by rows"
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp", "tensor", "torch_tensor", "asp", "bsp"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "torch_fsdp", "tensor", "torch_tensor", "asp", "bsp"]
+)
 def test_strategies_that_divide_layers_refuse_it(strategy):
-    with pytest.raises(StudyError, match=f"strategy {strategy}: optimizer muon needs whole layers, .*; use sgd, adam"):
+    with pytest.raises(
+        StudyError,
+        match=f"strategy {strategy}: optimizer muon needs whole layers, .*; use sgd, adam",
+    ):
         registry.create(strategy, {}).check(setting(2, optimizer="muon"))

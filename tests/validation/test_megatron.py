@@ -33,7 +33,9 @@ def test_published_steps_and_memory_are_predicted_and_topologies_are_not_ranked(
     assert is_megatron(PUBLISHED)
     predictions = predict_megatron(read_megatron(PUBLISHED))
     found = error_by_source(with_errors(predictions)).set_index("source")
-    assert found["points"].to_dict().items() >= {KORTHIKANTI: 7, "BigScience": 12}.items()
+    assert (
+        found["points"].to_dict().items() >= {KORTHIKANTI: 7, "BigScience": 12}.items()
+    )
     assert found["mape"][KORTHIKANTI] <= 0.06
     assert found["skill"][KORTHIKANTI] >= 0.6
     assert found["mape"][f"{KORTHIKANTI}, states"] <= 0.10
@@ -44,7 +46,9 @@ def test_published_steps_and_memory_are_predicted_and_topologies_are_not_ranked(
 
 def test_no_prediction_depends_on_held_values():
     table = read_megatron(PUBLISHED)
-    others = table.assign(value=table["value"].where(table["split"] == "base", 2 * table["value"]))
+    others = table.assign(
+        value=table["value"].where(table["split"] == "base", 2 * table["value"])
+    )
     before, after = (predict_megatron(each)["predicted"] for each in (table, others))
     assert before.tolist() == after.tolist()
 
@@ -54,32 +58,58 @@ def test_a_block_has_the_operations_and_activations_of_the_papers():
     h, a, s = SMALL.width, SMALL.heads, SMALL.tokens
     for degree in (1, 2):
         kernels = block_kernels(SMALL, degree, by_sequence=False)
-        assert sum(each.flops for each in kernels) == (24 * s * h**2 + 4 * s**2 * h) / degree
-        assert kept_bytes(kernels, "none") == s * h * (10 + 24 / degree + 5 * a * s / (h * degree))
+        assert (
+            sum(each.flops for each in kernels)
+            == (24 * s * h**2 + 4 * s**2 * h) / degree
+        )
+        assert kept_bytes(kernels, "none") == s * h * (
+            10 + 24 / degree + 5 * a * s / (h * degree)
+        )
         divided = block_kernels(SMALL, degree, by_sequence=True)
         assert kept_bytes(divided, "none") == s * h / degree * (34 + 5 * a * s / h)
         assert kept_bytes(divided, "selective") == 34 * s * h / degree
         assert kept_bytes(divided, "full") == 2 * s * h / degree
-    assert sum(each.flops for each in computed_again(kernels, "selective")) == 4 * s**2 * h / degree
+    assert (
+        sum(each.flops for each in computed_again(kernels, "selective"))
+        == 4 * s**2 * h / degree
+    )
     assert computed_again(kernels, "full") == kernels
-    assert sum(each.flops for each in head_kernels(SMALL, 2)) == s * h * SMALL.vocabulary
+    assert (
+        sum(each.flops for each in head_kernels(SMALL, 2)) == s * h * SMALL.vocabulary
+    )
 
 
 def test_more_micro_batches_fill_the_pipeline():
     """Of n micro-batches on p stages the stage's time passes n + p - 1 times, or n + (p - 1) / v."""
-    row = next(row for row in read_megatron(PUBLISHED).itertuples() if row.model == "gpt3-175B" and row.chunks == 3)
-    few, many, plain = (row._replace(**each) for each in ({"batch": 64}, {"batch": 128}, {"batch": 64, "chunks": 1}))
+    row = next(
+        row
+        for row in read_megatron(PUBLISHED).itertuples()
+        if row.model == "gpt3-175B" and row.chunks == 3
+    )
+    few, many, plain = (
+        row._replace(**each)
+        for each in ({"batch": 64}, {"batch": 128}, {"batch": 64, "chunks": 1})
+    )
     stages = int(row.pipeline)
-    assert step_parts(many).kernels_s - step_parts(few).kernels_s < step_parts(few).kernels_s
+    assert (
+        step_parts(many).kernels_s - step_parts(few).kernels_s
+        < step_parts(few).kernels_s
+    )
     assert step_parts(plain).kernels_s > step_parts(few).kernels_s
-    assert memory_gib(few).activations == pytest.approx(memory_gib(plain).activations * (1 + (stages - 1) / stages / 3))
+    assert memory_gib(few).activations == pytest.approx(
+        memory_gib(plain).activations * (1 + (stages - 1) / stages / 3)
+    )
 
 
 def test_a_series_of_times_needs_a_base_row(tmp_path):
     table = pd.read_csv(PUBLISHED)
     table[table["split"] == "hold"].to_csv(tmp_path / "rows.csv", index=False)
-    with pytest.raises(ResultsError, match="series BigScience: expected a row of split=base"):
+    with pytest.raises(
+        ResultsError, match="series BigScience: expected a row of split=base"
+    ):
         read_megatron(tmp_path / "rows.csv")
     table.assign(quantity="loss").to_csv(tmp_path / "rows.csv", index=False)
-    with pytest.raises(ResultsError, match="quantity 'loss': expected step_time, states, activations"):
+    with pytest.raises(
+        ResultsError, match="quantity 'loss': expected step_time, states, activations"
+    ):
         read_megatron(tmp_path / "rows.csv")

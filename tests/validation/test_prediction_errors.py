@@ -33,27 +33,40 @@ def predictions(**columns: list[object]) -> pd.DataFrame:
         "seconds": 1.0,
         "predicted_s": 1.0,
     }
-    return pd.DataFrame({name: columns.get(name, [value] * length) for name, value in plain.items()})
+    return pd.DataFrame(
+        {name: columns.get(name, [value] * length) for name, value in plain.items()}
+    )
 
 
 def test_errors_are_signed_and_relative_to_the_measurement() -> None:
-    errors = with_errors(predictions(predicted=[110.0, 80.0], linear=[140.0, 60.0], high=[120.0, 85.0]))
+    errors = with_errors(
+        predictions(predicted=[110.0, 80.0], linear=[140.0, 60.0], high=[120.0, 85.0])
+    )
     assert errors["error"].tolist() == pytest.approx([0.1, -0.2])
     assert errors["held"].tolist() == [True, False]
     table = error_by_source(errors).set_index("source").loc["a page"]
-    assert (table["mape"], table["bias"], table["linear_mape"]) == pytest.approx((0.15, -0.05, 0.4))
+    assert (table["mape"], table["bias"], table["linear_mape"]) == pytest.approx(
+        (0.15, -0.05, 0.4)
+    )
     assert table["skill"] == pytest.approx(1 - 0.15 / 0.4)
 
 
 @given(st.lists(st.floats(50, 200), min_size=1, max_size=8))
 def test_linear_scaling_has_no_skill_over_itself(values: list[float]) -> None:
     errors = with_errors(predictions(predicted=list(values), linear=list(values)))
-    assert skill(errors) == pytest.approx(0.0) or errors["linear_error"].abs().sum() == 0
+    assert (
+        skill(errors) == pytest.approx(0.0) or errors["linear_error"].abs().sum() == 0
+    )
 
 
 def test_one_node_rows_and_distances_are_reported_apart() -> None:
     errors = with_errors(
-        predictions(nodes=[1, 2, 2], predicted=[101.0, 110.0, 120.0], doublings=[0.6, 1.0, 3.0], linear=[150.0] * 3)
+        predictions(
+            nodes=[1, 2, 2],
+            predicted=[101.0, 110.0, 120.0],
+            doublings=[0.6, 1.0, 3.0],
+            linear=[150.0] * 3,
+        )
     )
     by_source = error_by_source(errors).set_index("source")
     assert by_source.loc["all of one node", "points"] == 1
@@ -66,9 +79,15 @@ def test_one_node_rows_and_distances_are_reported_apart() -> None:
 def test_only_strategies_that_differ_clearly_are_put_in_order() -> None:
     errors = with_errors(
         predictions(
-            strategy=["ring", "tree", "server"], seconds=[1.0, 1.05, 2.0], predicted_s=[1.0, 1.3, 1.2], workers=[8] * 3
+            strategy=["ring", "tree", "server"],
+            seconds=[1.0, 1.05, 2.0],
+            predicted_s=[1.0, 1.3, 1.2],
+            workers=[8] * 3,
         )
     )
-    assert pairs_in_order(errors) == (1, 2)  # ring before server, not tree before server; ring and tree are too close
+    assert pairs_in_order(errors) == (
+        1,
+        2,
+    )  # ring before server, not tree before server; ring and tree are too close
     assert pairs_in_order(errors, clearly=0.01) == (2, 3)
     assert pairs_in_order(errors.assign(workers=[1, 2, 4])) == (0, 0)

@@ -19,16 +19,27 @@ from scalebench.virtual.arithmetic import Choice, choose
 from scalebench.virtual.pool import simulate_alike
 from tests.conftest import some
 
-SUMS = 1e-12  # float64, relative to weights of order 1: sums over samples and workers in another order
+# float64, relative to weights of order 1: sums over samples and workers in another
+# order
+SUMS = 1e-12
 WORKERS = 4
-NEEDS = {"hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}, "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}}}
+NEEDS = {
+    "hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
+    "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
+}
 KNOWN = {name: registry.create(name, {}, "virtual") for name in registry.names()}
 TRAITS = {name: strategy.traits for name, strategy in KNOWN.items()}
 WHOLE = [  # models
-    name for name, traits in TRAITS.items() if traits.mesh(4).parts == 1 and not traits.sharded and not traits.mixed
+    name
+    for name, traits in TRAITS.items()
+    if traits.mesh(4).parts == 1 and not traits.sharded and not traits.mixed
 ]
 SEVERAL = sorted(name for name in WHOLE if KNOWN[name].requires)
-ONE_BATCH = sorted(name for name, traits in TRAITS.items() if traits.equals_one_batch and KNOWN[name].requires)
+ONE_BATCH = sorted(
+    name
+    for name, traits in TRAITS.items()
+    if traits.equals_one_batch and KNOWN[name].requires
+)
 ONE_BATCH_WITH = [
     {"allreduce": {"collective": "tree"}},
     {"ssp": {"staleness": 0}},
@@ -51,44 +62,77 @@ def weights_by(choice, run, dataset, machine, monkeypatch):
 
 
 def losses(outcome):
-    return np.array([[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers], dtype=float)
+    return np.array(
+        [[epoch.train_loss for epoch in worker.epochs] for worker in outcome.workers],
+        dtype=float,
+    )
 
 
-@pytest.mark.parametrize("name", some(SEVERAL, "epoch_average", "epoch_async", "allreduce", "slowmo", "ssp"))
-def test_batched_gradients_give_the_weights_and_times_of_single_ones(name, make_run, blobs, machine, monkeypatch):
-    values = {"optimizer": {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}}, "virtual": {"jitter": "lognormal"}}
+@pytest.mark.parametrize(
+    "name", some(SEVERAL, "epoch_average", "epoch_async", "allreduce", "slowmo", "ssp")
+)
+def test_batched_gradients_give_the_weights_and_times_of_single_ones(
+    name, make_run, blobs, machine, monkeypatch
+):
+    values = {
+        "optimizer": {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}},
+        "virtual": {"jitter": "lognormal"},
+    }
     run = make_run({name: NEEDS.get(name, {})}, WORKERS, **values)
     single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     batched, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
-    assert (single.facts.arithmetic, batched.facts.arithmetic) == ("per_replica", "batched")
+    assert (single.facts.arithmetic, batched.facts.arithmetic) == (
+        "per_replica",
+        "batched",
+    )
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
     assert losses(batched) == pytest.approx(losses(single), abs=SUMS)
-    assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), "sleeping takes no turn of another worker"
+    assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), (
+        "sleeping takes no turn of another worker"
+    )
 
 
 def by_epoch(outcome):
     return [
-        (each.epoch, each.elapsed_s, each.metric) for each in sorted(outcome.evaluations, key=lambda one: one.epoch)
+        (each.epoch, each.elapsed_s, each.metric)
+        for each in sorted(outcome.evaluations, key=lambda one: one.epoch)
     ]
 
 
-@pytest.mark.parametrize("strategy", some([*ONE_BATCH, *ONE_BATCH_WITH], "allreduce", "bsp", "pipeline"))
+@pytest.mark.parametrize(
+    "strategy", some([*ONE_BATCH, *ONE_BATCH_WITH], "allreduce", "bsp", "pipeline")
+)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_replica_gives_the_weights_and_times_of_all_that_average_gradients(
     strategy, workers, make_run, blobs, machine, monkeypatch
 ):
     virtual = {"jitter": "lognormal", "slowdown": {1: 1.3}}
-    run = make_run(strategy, workers, evaluate_every=1, lr_policy="linear", epochs=3, virtual=virtual)
+    run = make_run(
+        strategy,
+        workers,
+        evaluate_every=1,
+        lr_policy="linear",
+        epochs=3,
+        virtual=virtual,
+    )
     single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     one, found = weights_by(Choice(one_batch=True), run, blobs, machine, monkeypatch)
     assert one.facts.arithmetic == "one_batch"
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
-    assert losses(one) == pytest.approx(losses(single), abs=SUMS, nan_ok=True), "no loss on all but the last stage"
+    assert losses(one) == pytest.approx(losses(single), abs=SUMS, nan_ok=True), (
+        "no loss on all but the last stage"
+    )
     assert one.train_s == pytest.approx(single.train_s, rel=SUMS)
     assert by_epoch(one) == [pytest.approx(each, rel=SUMS) for each in by_epoch(single)]
-    assert [each.optimizer_steps for each in one.workers] == [each.optimizer_steps for each in single.workers]
-    assert [each.bytes_sent for each in one.workers] == [each.bytes_sent for each in single.workers]
-    assert [each.histograms for each in one.workers] == [each.histograms for each in single.workers]
+    assert [each.optimizer_steps for each in one.workers] == [
+        each.optimizer_steps for each in single.workers
+    ]
+    assert [each.bytes_sent for each in one.workers] == [
+        each.bytes_sent for each in single.workers
+    ]
+    assert [each.histograms for each in one.workers] == [
+        each.histograms for each in single.workers
+    ]
 
 
 class Watching(Allreduce):
@@ -107,19 +151,33 @@ class Watching(Allreduce):
         return super().traits
 
 
-def test_program_that_reads_the_loss_is_computed_by_every_replica(make_run, blobs, machine, monkeypatch):
+def test_program_that_reads_the_loss_is_computed_by_every_replica(
+    make_run, blobs, machine, monkeypatch
+):
     monkeypatch.setattr(lock_step, "strategy_of", lambda run: Watching())
-    run = make_run({"allreduce": {"collective": "tree"}}, 2, epochs=6)  # arithmetic of its own
+    run = make_run(
+        {"allreduce": {"collective": "tree"}}, 2, epochs=6
+    )  # arithmetic of its own
     single, _ = weights_by(Choice(), run, blobs, machine, monkeypatch)
     found, _ = weights_by(Choice(one_batch=True), run, blobs, machine, monkeypatch)
     steps = single.workers[0].optimizer_steps
-    assert steps + 6 < single.workers[0].syncs < steps + 12, "the bound is met, and not from the beginning"
-    assert [each.syncs for each in found.workers] == [each.syncs for each in single.workers]
+    assert steps + 6 < single.workers[0].syncs < steps + 12, (
+        "the bound is met, and not from the beginning"
+    )
+    assert [each.syncs for each in found.workers] == [
+        each.syncs for each in single.workers
+    ]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", {"sgd": {"momentum": 0.5, "nesterov": True}}, "adam"])
-def test_batched_steps_are_those_of_the_optimizer(optimizer, make_run, blobs, machine, monkeypatch):
-    run = make_run("local_sgd", WORKERS, optimizer=optimizer, lr_policy="cosine", lr=0.01)
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", {"sgd": {"momentum": 0.5, "nesterov": True}}, "adam"]
+)
+def test_batched_steps_are_those_of_the_optimizer(
+    optimizer, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(
+        "local_sgd", WORKERS, optimizer=optimizer, lr_policy="cosine", lr=0.01
+    )
     _, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     _, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
@@ -134,10 +192,17 @@ class Looped(EpochAverage):
         self.average(worker)
 
 
-@pytest.mark.parametrize("values", [{}, {"lr_policy": "cosine"}, {"optimizer": "adam"}, {"batch_per_worker": 7}])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"lr_policy": "cosine"}, {"optimizer": "adam"}, {"batch_per_worker": 7}],
+)
 @pytest.mark.parametrize("fills", [False, True])
-def test_steps_that_are_taken_together_are_those_taken_one_by_one(fills, values, make_run, blobs, machine, monkeypatch):
-    run = make_run("epoch_average", 5, virtual={"jitter": "normal", "slowdown": {1: 2.0}}, **values)
+def test_steps_that_are_taken_together_are_those_taken_one_by_one(
+    fills, values, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(
+        "epoch_average", 5, virtual={"jitter": "normal", "slowdown": {1: 2.0}}, **values
+    )
     choice = Choice(batched=True, fills=fills)
     other, found = weights_by(choice, run, blobs, machine, monkeypatch)
     monkeypatch.setattr(lock_step, "strategy_of", lambda run: Looped())
@@ -146,26 +211,45 @@ def test_steps_that_are_taken_together_are_those_taken_one_by_one(fills, values,
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
     assert losses(other) == pytest.approx(losses(one), abs=SUMS)
     assert other.train_s == one.train_s, "bit for bit"
-    assert [worker.compute_s for worker in other.workers] == [worker.compute_s for worker in one.workers]
+    assert [worker.compute_s for worker in other.workers] == [
+        worker.compute_s for worker in one.workers
+    ]
 
 
-def test_filled_batches_give_the_gradients_of_unequal_ones(make_run, blobs, machine, monkeypatch):
-    run = make_run("allreduce", 5, evaluate_every=1)  # 19 and 20 samples: batches of 6 and 7
+def test_filled_batches_give_the_gradients_of_unequal_ones(
+    make_run, blobs, machine, monkeypatch
+):
+    run = make_run(
+        "allreduce", 5, evaluate_every=1
+    )  # 19 and 20 samples: batches of 6 and 7
     _, expected = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
-    _, found = weights_by(Choice(batched=True, fills=True), run, blobs, machine, monkeypatch)
+    _, found = weights_by(
+        Choice(batched=True, fills=True), run, blobs, machine, monkeypatch
+    )
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
 
 
 @pytest.mark.parametrize(
-    "strategy", ["asp", {"epoch_average": {"weighting": "samples"}}, {"allreduce": {"accumulate": 2}}]
+    "strategy",
+    [
+        "asp",
+        {"epoch_average": {"weighting": "samples"}},
+        {"allreduce": {"accumulate": 2}},
+    ],
 )
-def test_rows_that_no_worker_fills_change_nothing(strategy, make_run, blobs, machine, monkeypatch):
+def test_rows_that_no_worker_fills_change_nothing(
+    strategy, make_run, blobs, machine, monkeypatch
+):
     """Gradients of few workers are computed with those of others beside them, so that few numbers are recorded."""
     run = make_run(strategy, 5, batch_per_worker=7, virtual={"jitter": "lognormal"})
     found = {}
     for rows in (1, 5):  # at least, in each call
-        monkeypatch.setattr(batched, "_rounded_up", lambda asked, rows=rows: max(asked, rows))
-        found[rows] = weights_by(Choice(batched=True, fills=True), run, blobs, machine, monkeypatch)
+        monkeypatch.setattr(
+            batched, "_rounded_up", lambda asked, rows=rows: max(asked, rows)
+        )
+        found[rows] = weights_by(
+            Choice(batched=True, fills=True), run, blobs, machine, monkeypatch
+        )
     (exact, weights), (outcome, filled) = found.values()
     assert torch.allclose(filled, weights, rtol=0, atol=SUMS)
     assert losses(outcome) == pytest.approx(losses(exact), abs=SUMS)
@@ -174,7 +258,9 @@ def test_rows_that_no_worker_fills_change_nothing(strategy, make_run, blobs, mac
 
 def test_numbers_of_rows_are_rounded_up_by_a_quarter_at_most():
     rounded = [batched._rounded_up(rows) for rows in range(1, 1025)]
-    assert all(rows <= each <= rows * 1.25 for rows, each in enumerate(rounded, start=1))
+    assert all(
+        rows <= each <= rows * 1.25 for rows, each in enumerate(rounded, start=1)
+    )
     assert len(set(rounded)) == 36
 
 
@@ -204,14 +290,20 @@ class Branching(nn.Linear):
     ("build", "one_batch", "reason"),
     [
         (lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), False, "buffers"),
-        (lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)), False, "random numbers"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)),
+            False,
+            "random numbers",
+        ),
         (hooked, False, "hooks"),
         (lambda: Coupled(2, 3), False, ""),
         (lambda: Branching(2, 3), False, "data-dependent"),
     ],
     ids=["buffers", "dropout", "hooks", "coupled", "branching"],
 )
-def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, reason, make_run, blobs, monkeypatch):
+def test_models_without_a_batched_form_keep_single_gradients(
+    build, one_batch, reason, make_run, blobs, monkeypatch
+):
     def built(*_, **__):
         torch.manual_seed(0)
         return build().double()
@@ -227,7 +319,9 @@ def test_models_without_a_batched_form_keep_single_gradients(build, one_batch, r
     assert choice.batched is (not reason)
 
 
-def test_operation_without_a_batched_form_gives_no_warning(make_run, blobs, monkeypatch):
+def test_operation_without_a_batched_form_gives_no_warning(
+    make_run, blobs, monkeypatch
+):
     def built(*_, **__):
         return nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)).double()
 
@@ -239,13 +333,22 @@ def test_operation_without_a_batched_form_gives_no_warning(make_run, blobs, monk
         assert choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs)).batched
 
 
-@pytest.mark.parametrize(("choice", "why"), [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")])
-def test_why_gradients_are_single_is_a_fact_of_the_run(choice, why, make_run, blobs, machine, monkeypatch):
-    outcome, _ = weights_by(choice, make_run("local_sgd", WORKERS), blobs, machine, monkeypatch)
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")],
+)
+def test_why_gradients_are_single_is_a_fact_of_the_run(
+    choice, why, make_run, blobs, machine, monkeypatch
+):
+    outcome, _ = weights_by(
+        choice, make_run("local_sgd", WORKERS), blobs, machine, monkeypatch
+    )
     assert outcome.facts.why_single == why
 
 
-def test_choice_is_measured_once_for_a_model_and_batch(make_run, blobs, monkeypatch, tmp_path):
+def test_choice_is_measured_once_for_a_model_and_batch(
+    make_run, blobs, monkeypatch, tmp_path
+):
     run = make_run("local_sgd", WORKERS)
     plan = BatchPlan.of(run, WORKERS, 0, blobs)
     monkeypatch.setattr(arithmetic, "_FASTER", 0.0)
@@ -259,5 +362,9 @@ def test_choice_is_measured_once_for_a_model_and_batch(make_run, blobs, monkeypa
     kept.write_text("damaged")
     assert choose(run, blobs, plan).batched, "measured again"
     assert not choose(make_run("local_sgd", 1), blobs, plan).batched
-    other = dataclasses.replace(blobs, x_train=blobs.x_train[:, :1], x_test=blobs.x_test[:, :1])
-    assert choose(run, other, BatchPlan.of(run, WORKERS, 0, other)).batched, "another input shape is another model"
+    other = dataclasses.replace(
+        blobs, x_train=blobs.x_train[:, :1], x_test=blobs.x_test[:, :1]
+    )
+    assert choose(run, other, BatchPlan.of(run, WORKERS, 0, other)).batched, (
+        "another input shape is another model"
+    )

@@ -16,14 +16,23 @@ from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler
-from scalebench.virtual.shared import ServerState, VirtualServer, VirtualShared, VirtualStore
+from scalebench.virtual.shared import (
+    ServerState,
+    VirtualServer,
+    VirtualShared,
+    VirtualStore,
+)
 from scalebench.virtual.virtual_clock import VirtualClock
 from tests.operations import allreduce, exclusive, message
 
 TABLE = StepTable(
     source="test",
     busy_workers=1,
-    batches=[BatchTimes(samples=1, data_s=[0.0], forward_s=[1.0], backward_s=[0.0], update_s=[0.0])],
+    batches=[
+        BatchTimes(
+            samples=1, data_s=[0.0], forward_s=[1.0], backward_s=[0.0], update_s=[0.0]
+        )
+    ],
     shuffle_s_per_sample=0.0,
     jitter=[],
 )
@@ -34,17 +43,24 @@ class World:
 
     def __init__(self, workers: int, ahead: list[float] | None = None) -> None:
         self.scheduler = Scheduler(seed=1, ties="rank")
-        self.costs = Costs(Network(load_cluster("ethernet-10g"), 1), EngineCosts(), "mpi")
+        self.costs = Costs(
+            Network(load_cluster("ethernet-10g"), 1), EngineCosts(), "mpi"
+        )
         group = Group(tuple(range(workers)))
         times = StepTimes(TABLE, seed=0, repetition=0)
         self.clocks = [VirtualClock(times, speed=1.0) for _ in range(workers)]
-        self.comms = [VirtualCommunicator(self.scheduler, group, r, self.clocks[r], self.costs) for r in range(workers)]
+        self.comms = [
+            VirtualCommunicator(self.scheduler, group, r, self.clocks[r], self.costs)
+            for r in range(workers)
+        ]
         for clock, seconds in zip(self.clocks, ahead or [0.0] * workers, strict=True):
             clock.start()
             clock.now += seconds
 
     def run(self, program):
-        return self.scheduler.run({comm.rank: lambda comm=comm: program(comm) for comm in self.comms})
+        return self.scheduler.run(
+            {comm.rank: lambda comm=comm: program(comm) for comm in self.comms}
+        )
 
 
 @given(workers=st.integers(1, 9), size=st.integers(1, 20), seed=st.integers(0, 99))
@@ -85,14 +101,20 @@ def test_collectives_agree_with_numpy(workers, size, seed):
         np.testing.assert_allclose(got["mean"], values.mean(0), atol=1e-12)
         np.testing.assert_array_equal(got["max"], values.max(0))
         np.testing.assert_array_equal(got["min"], values.min(0))
-        np.testing.assert_allclose(got["weighted"], (values * weights).sum(0) / weights.sum(), atol=1e-12)
+        np.testing.assert_allclose(
+            got["weighted"], (values * weights).sum(0) / weights.sum(), atol=1e-12
+        )
         np.testing.assert_array_equal(got["broadcast"], values[-1])
-        np.testing.assert_allclose(got["reduce"], values.sum(0) if rank == 0 else values[rank], atol=1e-12)
+        np.testing.assert_allclose(
+            got["reduce"], values.sum(0) if rank == 0 else values[rank], atol=1e-12
+        )
         in_order = sum(values[1:], values[0].copy()) / workers
         np.testing.assert_array_equal(got["through the last"], in_order)
         np.testing.assert_array_equal(got["gather"], values)
         for source in range(workers):
-            np.testing.assert_array_equal(got["alltoallv"][source], values[source, : 1 + (source + rank) % size])
+            np.testing.assert_array_equal(
+                got["alltoallv"][source], values[source, : 1 + (source + rank) % size]
+            )
 
 
 def test_collective_ends_at_last_arrival_plus_cost():
@@ -100,8 +122,12 @@ def test_collective_ends_at_last_arrival_plus_cost():
     world.run(lambda comm: comm.allreduce_(torch.ones(1000, dtype=torch.float32)))
     end = 2.0 + world.costs.time(allreduce(4000, (0, 1, 2)))
     assert [clock.now for clock in world.clocks] == pytest.approx([end] * 3)
-    assert [clock.ledger.wait for clock in world.clocks] == pytest.approx([2.0, 0.0, 1.0])
-    assert [clock.ledger.comm_s for clock in world.clocks] == pytest.approx([end, end - 2.0, end - 1.0])
+    assert [clock.ledger.wait for clock in world.clocks] == pytest.approx(
+        [2.0, 0.0, 1.0]
+    )
+    assert [clock.ledger.comm_s for clock in world.clocks] == pytest.approx(
+        [end, end - 2.0, end - 1.0]
+    )
 
 
 @given(workers=st.integers(1, 9), root=st.integers(0, 8))
@@ -117,9 +143,15 @@ def test_linear_collectives_have_their_bytes_at_the_root(workers, root):
         return gathered, comm.bytes_sent - gathered
 
     sent = world.run(program)
-    assert sent == {rank: (0, 4000 * (workers - 1)) if rank == root else (4000, 0) for rank in range(workers)}
+    assert sent == {
+        rank: (0, 4000 * (workers - 1)) if rank == root else (4000, 0)
+        for rank in range(workers)
+    }
     network = world.costs.network
-    one, gamma = network.time(message(4000, 0, 1)), network.cluster.reduction.seconds_per_byte
+    one, gamma = (
+        network.time(message(4000, 0, 1)),
+        network.cluster.reduction.seconds_per_byte,
+    )
     seconds = (workers - 1) * (2 * one + 4000 * gamma)
     assert [clock.now for clock in world.clocks] == pytest.approx([seconds] * workers)
 
@@ -148,7 +180,9 @@ def test_nonblocking_allgather_overlaps_with_compute_and_is_combined_once():
         return torch.stack(tensors).sum(0)
 
     def program(comm):
-        gathering = comm.iallgather_combined(torch.full((1_000_000,), float(comm.rank + 1)), combine)
+        gathering = comm.iallgather_combined(
+            torch.full((1_000_000,), float(comm.rank + 1)), combine
+        )
         comm.clock.did(Task.FORWARD, 1)  # one second, longer than the transfer
         return gathering.result()[0].item(), comm.clock.now
 
@@ -177,7 +211,13 @@ def test_groups_split_by_color_in_order_of_rank():
         part.allreduce_(tensor)
         return part.rank, part.size, tensor.item()
 
-    assert world.run(program) == {0: (0, 3, 6.0), 2: (1, 3, 6.0), 4: (2, 3, 6.0), 1: (0, 2, 4.0), 3: (1, 2, 4.0)}
+    assert world.run(program) == {
+        0: (0, 3, 6.0),
+        2: (1, 3, 6.0),
+        4: (2, 3, 6.0),
+        1: (0, 2, 4.0),
+        3: (1, 2, 4.0),
+    }
 
 
 def test_message_arrives_after_its_transfer_time():
@@ -266,7 +306,10 @@ def test_shared_state_is_accessed_in_order_of_arrival():
 def test_shared_state_stays_locked_while_its_holder_waits():
     """Worker 0 holds the first and waits for the second, held by 1; 2 and 3 get the first after 0 leaves both."""
     world = World(4, ahead=[0.001, 0.0, 0.002, 0.0015])
-    first, second = VirtualStore(torch.zeros(1), host=0), VirtualStore(torch.zeros(25_000_000), host=1)
+    first, second = (
+        VirtualStore(torch.zeros(1), host=0),
+        VirtualStore(torch.zeros(25_000_000), host=1),
+    )
     order = []
 
     def program(comm):
@@ -298,10 +341,16 @@ def test_server_replies_when_its_rule_releases():
 
     def rule(worker, payload, now):
         held.append(worker)
-        return [(rank, torch.tensor([float(now > 2.0)])) for rank in held] if len(held) == 3 else []
+        return (
+            [(rank, torch.tensor([float(now > 2.0)])) for rank in held]
+            if len(held) == 3
+            else []
+        )
 
     state = ServerState(rule, host=0)
-    answers = world.run(lambda comm: VirtualServer(state, comm).request(torch.ones(8)).item())
+    answers = world.run(
+        lambda comm: VirtualServer(state, comm).request(torch.ones(8)).item()
+    )
     assert answers == {0: 1.0, 1: 1.0, 2: 1.0}
     assert held == [0, 1, 2]
     assert all(clock.now > 2.0 for clock in world.clocks)
@@ -324,13 +373,19 @@ def test_server_round_follows_the_cost_model(shards):
     state = ServerState(Rule(), host=0)
 
     def program(comm):
-        return None if comm.rank == 0 else VirtualServer(state, comm).request(torch.ones(nbytes // 4))
+        return (
+            None
+            if comm.rank == 0
+            else VirtualServer(state, comm).request(torch.ones(nbytes // 4))
+        )
 
     world.run(program)
     latency = world.costs.time(message(0, 1, 0))
     transfer = (world.costs.time(message(nbytes, 1, 0)) - latency) / shards
     ends = sorted(clock.now for clock in world.clocks)[1:]
-    assert ends == pytest.approx([2 * latency + 3 * transfer, 2 * latency + 4 * transfer])
+    assert ends == pytest.approx(
+        [2 * latency + 3 * transfer, 2 * latency + 4 * transfer]
+    )
 
 
 # --- arithmetic that is done once for all ---------------------------------------------------------------------------
@@ -359,14 +414,24 @@ def test_merge_equals_explicit_messages(levels, size, ahead, seed):
             vectors = []
             for _ in range(2):
                 vector = torch.tensor(values[comm.rank])
-                spelled = NativeCommunicator.merge_ if way == "spelled" else VirtualCommunicator.merge_
+                spelled = (
+                    NativeCommunicator.merge_
+                    if way == "spelled"
+                    else VirtualCommunicator.merge_
+                )
                 spelled(comm, vector, merge)
                 vectors.append(vector.tolist())
             return vectors
 
         vectors = world.run(program)
         meters = [
-            (clock.now, clock.ledger.comm_s, clock.ledger.wait, comm.collectives, comm.bytes_sent)
+            (
+                clock.now,
+                clock.ledger.comm_s,
+                clock.ledger.wait,
+                comm.collectives,
+                comm.bytes_sent,
+            )
             for clock, comm in zip(world.clocks, world.comms, strict=True)
         ]
         found[way] = (vectors, meters)
@@ -385,25 +450,40 @@ def test_allgather_combined_combines_once_and_costs_an_allgather(workers, size):
     def mine(comm):
         return torch.full((size,), float(comm.rank + 1))
 
-    results = world.run(lambda comm: comm.allgather_combined(mine(comm), combine).tolist())
+    results = world.run(
+        lambda comm: comm.allgather_combined(mine(comm), combine).tolist()
+    )
     plain.run(lambda comm: comm.allgather(mine(comm)))
     assert made == [[[rank + 1.0] * size for rank in range(workers)]]
     assert set(map(tuple, results.values())) == {(workers * (workers + 1) / 2,) * size}
-    assert [clock.now for clock in world.clocks] == [clock.now for clock in plain.clocks]
-    assert [comm.bytes_sent for comm in world.comms] == [comm.bytes_sent for comm in plain.comms]
+    assert [clock.now for clock in world.clocks] == [
+        clock.now for clock in plain.clocks
+    ]
+    assert [comm.bytes_sent for comm in world.comms] == [
+        comm.bytes_sent for comm in plain.comms
+    ]
 
 
-@given(workers=st.integers(1, 6), ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6))
+@given(
+    workers=st.integers(1, 6),
+    ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6),
+)
 def test_cached_computes_once_without_cost(workers, ahead):
     """Each call has its own result, also if a worker is a call ahead."""
     world, made = World(workers, ahead[:workers]), []
 
     def program(comm):
-        taken = [comm.cached(lambda: made.append(1) or len(made)), comm.cached(lambda: made.append(2) or len(made))]
+        taken = [
+            comm.cached(lambda: made.append(1) or len(made)),
+            comm.cached(lambda: made.append(2) or len(made)),
+        ]
         comm.barrier()
         return [*taken, comm.cached(lambda: made.append(3) or len(made))]
 
     results = world.run(program)
     assert list(results.values()) == [[1, 2, 3]] * workers
     assert made == [1, 2, 3]
-    assert all(not comm._group.results and comm.bytes_sent == comm.collectives == 0 for comm in world.comms)
+    assert all(
+        not comm._group.results and comm.bytes_sent == comm.collectives == 0
+        for comm in world.comms
+    )

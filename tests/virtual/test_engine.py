@@ -11,7 +11,13 @@ import torch
 
 from scalebench.virtual.engine import simulate
 
-PARALLEL = ["allreduce", "horovod", "ddp", "epoch_average", {"epoch_average": {"aggregation": "master"}}]
+PARALLEL = [
+    "allreduce",
+    "horovod",
+    "ddp",
+    "epoch_average",
+    {"epoch_average": {"aggregation": "master"}},
+]
 
 
 @pytest.mark.parametrize("strategy", PARALLEL, ids=str)
@@ -51,21 +57,33 @@ def test_the_baselines_share_the_arithmetic_of_allreduce(play, strategy, workers
 
 def test_global_batch_has_equal_steps_at_any_worker_count(play):
     """Plain SGD on the whole data set a step: the weighted mean of uneven shards' gradients is the full gradient."""
-    options = {"batch_global": 96, "epochs": 5, "optimizer": "sgd", "partition": "by_order", "shuffle": "none"}
+    options = {
+        "batch_global": 96,
+        "epochs": 5,
+        "optimizer": "sgd",
+        "partition": "by_order",
+        "shuffle": "none",
+    }
     _, serial = play("serial", **options)
     for workers in (2, 5, 7):
         _, weights = play("allreduce", workers, **options)
-        torch.testing.assert_close(weights["final"], serial["final"], atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            weights["final"], serial["final"], atol=1e-12, rtol=0
+        )
 
 
 @pytest.mark.parametrize(
-    "strategy", ["allreduce", "epoch_average", "epoch_async", {"epoch_average": {"every": 2}}], ids=str
+    "strategy",
+    ["allreduce", "epoch_average", "epoch_async", {"epoch_average": {"every": 2}}],
+    ids=str,
 )
 def test_evaluation_never_changes_training(play, strategy):
     finals = []
     for every in (1, 3, 0):
         outcome, weights = play(strategy, 3, epochs=4, evaluate_every=every)
-        finals.append((weights["final"], [report.train_s for report in outcome.workers]))
+        finals.append(
+            (weights["final"], [report.train_s for report in outcome.workers])
+        )
         moments = sorted(evaluation.epoch for evaluation in outcome.evaluations)
         assert moments[-1] == 3
         if strategy != "epoch_async":
@@ -76,22 +94,38 @@ def test_evaluation_never_changes_training(play, strategy):
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "epoch_average", "epoch_async"])
-def test_training_metric_is_of_the_final_model_on_training_samples_spread_evenly(play, blobs, strategy):
+def test_training_metric_is_of_the_final_model_on_training_samples_spread_evenly(
+    play, blobs, strategy
+):
     swapped = replace(blobs, x_test=blobs.x_train[::4], y_test=blobs.y_train[::4])
     outcome, _ = play(strategy, 2, epochs=2, data=swapped)
     last = max(outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s)
     picked = np.linspace(0, blobs.n_train - 1, swapped.n_test).astype(int)
     again, _ = play(
-        strategy, 2, epochs=2, data=replace(blobs, x_test=blobs.x_train[picked], y_test=blobs.y_train[picked])
+        strategy,
+        2,
+        epochs=2,
+        data=replace(blobs, x_test=blobs.x_train[picked], y_test=blobs.y_train[picked]),
     )
-    assert last.train_metric == max(again.evaluations, key=lambda evaluation: evaluation.elapsed_s).metric
-    assert [one.train_metric is None for one in sorted(outcome.evaluations, key=lambda one: one.epoch)] == [True, False]
+    assert (
+        last.train_metric
+        == max(again.evaluations, key=lambda evaluation: evaluation.elapsed_s).metric
+    )
+    assert [
+        one.train_metric is None
+        for one in sorted(outcome.evaluations, key=lambda one: one.epoch)
+    ] == [True, False]
 
 
 @pytest.mark.parametrize("strategy", [*PARALLEL, "epoch_async"], ids=str)
 @pytest.mark.parametrize("workers", [1, 4])
 def test_tasks_add_up_to_the_training_time(play, strategy, workers):
-    outcome, _ = play(strategy, workers, epochs=3, virtual={"slowdown": {0: 1.7}, "jitter": "lognormal"})
+    outcome, _ = play(
+        strategy,
+        workers,
+        epochs=3,
+        virtual={"slowdown": {0: 1.7}, "jitter": "lognormal"},
+    )
     assert [len(report.epochs) for report in outcome.workers] == [3] * workers
     for report in outcome.workers:
         parts = report.compute_s + report.comm_s + report.data_s + report.other_s
@@ -130,8 +164,15 @@ def test_slow_worker_delays_barriers_only(play):
     barrier, _ = play("epoch_average", 4, **slow)
     free, _ = play("epoch_async", 4, **slow)
     others = [report for report in free.workers if report.rank != 1]
-    assert all(report.epochs[-1].elapsed_s < 0.5 * free.workers[1].epochs[-1].elapsed_s for report in others)
-    assert all(report.wait_s > 0.5 * report.train_s for report in barrier.workers if report.rank != 1)
+    assert all(
+        report.epochs[-1].elapsed_s < 0.5 * free.workers[1].epochs[-1].elapsed_s
+        for report in others
+    )
+    assert all(
+        report.wait_s > 0.5 * report.train_s
+        for report in barrier.workers
+        if report.rank != 1
+    )
 
 
 def test_synchronisations_and_bytes_follow_the_rule(play):
@@ -153,16 +194,22 @@ def test_engine_of_a_study_charges_its_collectives(play, machine):
         entry.model_copy(
             update={
                 "alpha_s": entry.alpha_s + 1e-3,
-                "points": [(nbytes, seconds + 1e-3) for nbytes, seconds in entry.points],
+                "points": [
+                    (nbytes, seconds + 1e-3) for nbytes, seconds in entry.points
+                ],
             }
         )
         if entry.engine == "gloo"
         else entry
         for entry in machine.engines.entries
     ]
-    place = replace(machine, engines=machine.engines.model_copy(update={"entries": entries}))
+    place = replace(
+        machine, engines=machine.engines.model_copy(update={"entries": entries})
+    )
     seconds = {
-        engine: play("allreduce", 2, virtual={"engine": engine}, machine=place)[0].workers[0]
+        engine: play("allreduce", 2, virtual={"engine": engine}, machine=place)[
+            0
+        ].workers[0]
         for engine in ("auto", "mpi", "gloo")
     }
     assert seconds["auto"].train_s == seconds["mpi"].train_s
@@ -173,7 +220,9 @@ def test_engine_of_a_study_charges_its_collectives(play, machine):
 def test_moved_rows_are_charged(play):
     fixed, _ = play("epoch_average", 4, epochs=3, shuffle="in_block")
     moving, _ = play("epoch_average", 4, epochs=3, shuffle="global")
-    assert sum(r.bytes_sent for r in moving.workers) > sum(r.bytes_sent for r in fixed.workers)
+    assert sum(r.bytes_sent for r in moving.workers) > sum(
+        r.bytes_sent for r in fixed.workers
+    )
 
 
 def test_dropout_does_not_depend_on_the_interleaving(play, tmp_path):
@@ -259,9 +308,12 @@ def test_numbers_that_a_strategy_draws_are_each_worker_s_own(play, tmp_path):
     assert torch.equal(plain["final"], slowed["final"])
 
 
-def test_a_strategy_that_changes_its_samples_in_place_fails_in_one_line(make_run, blobs, machine, tmp_path):
+def test_a_strategy_that_changes_its_samples_in_place_fails_in_one_line(
+    make_run, blobs, machine, tmp_path
+):
     source = NOISY.replace(
-        "            worker.local_step(batch)", "            worker.local_step(batch)\n            batch.x.add_(1)"
+        "            worker.local_step(batch)",
+        "            worker.local_step(batch)\n            batch.x.add_(1)",
     )
     (tmp_path / "own.py").write_text(source)
     outcome, _ = simulate(make_run(f"{tmp_path / 'own.py'}:Noisy", 2), blobs, machine)
@@ -269,32 +321,51 @@ def test_a_strategy_that_changes_its_samples_in_place_fails_in_one_line(make_run
     assert "the training samples were changed in place" in outcome.error
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)])
-def test_infinite_last_update_is_a_diverged_run(make_run, blobs, machine, strategy, workers):
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("serial", 1), ("epoch_async", 3), ("asp", 2)]
+)
+def test_infinite_last_update_is_a_diverged_run(
+    make_run, blobs, machine, strategy, workers
+):
     """One batch, with the loss of the initial weights."""
     from scalebench.virtual.engine import simulate
 
-    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
+    explosive = {
+        "optimizer": {"sgd": {"weight_decay": 1e30}},
+        "lr": 1e30,
+        "dtype": "float32",
+    }
     run = make_run(strategy, workers, epochs=1, batch_global=96, **explosive)
     outcome, weights = simulate(run, blobs, machine)
     assert (outcome.status, weights) == ("diverged", {})
     assert "the weights are not finite" in outcome.error
 
 
-def test_infinite_weights_are_detected_at_the_end_of_the_epoch(make_run, blobs, machine):
+def test_infinite_weights_are_detected_at_the_end_of_the_epoch(
+    make_run, blobs, machine
+):
     """Replicas in agreement detect it before the loss of the second epoch."""
     from scalebench.virtual.engine import simulate
 
-    explosive = {"optimizer": {"sgd": {"weight_decay": 1e30}}, "lr": 1e30, "dtype": "float32"}
+    explosive = {
+        "optimizer": {"sgd": {"weight_decay": 1e30}},
+        "lr": 1e30,
+        "dtype": "float32",
+    }
     run = make_run("epoch_average", 3, epochs=2, batch_global=96, **explosive)
     outcome, _ = simulate(run, blobs, machine)
-    assert (outcome.status, outcome.error) == ("diverged", "the weights are not finite after epoch 1")
+    assert (outcome.status, outcome.error) == (
+        "diverged",
+        "the weights are not finite after epoch 1",
+    )
 
 
 def test_infinite_loss_is_a_diverged_run(make_run, blobs, machine):
     from scalebench.virtual.engine import simulate
 
-    outcome, weights = simulate(make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, machine)
+    outcome, weights = simulate(
+        make_run("allreduce", 2, lr=1e30, dtype="float32", epochs=3), blobs, machine
+    )
     assert outcome.status == "diverged"
     assert "training loss is" in outcome.error
     assert weights == {}
@@ -307,18 +378,24 @@ def test_time_limit_ends_a_run(make_run, blobs, machine):
     assert outcome.status == "timeout"
 
 
-@pytest.mark.parametrize(("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")])
+@pytest.mark.parametrize(
+    ("strategy", "engine"), [("horovod", "horovod"), ("ddp", "gloo")]
+)
 def test_single_worker_is_charged_for_its_engine(play, machine, strategy, engine):
     alone = 2e-4
     entries = [
         entry.model_copy(update={"alone_s": alone}) if entry.engine == engine else entry
         for entry in machine.engines.entries
     ]
-    place = replace(machine, engines=machine.engines.model_copy(update={"entries": entries}))
+    place = replace(
+        machine, engines=machine.engines.model_copy(update={"entries": entries})
+    )
     plain, _ = play("serial")
     own, _ = play(strategy, 1, machine=place)
     steps = plain.workers[0].optimizer_steps
-    assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(steps * alone)
+    assert own.workers[0].train_s - plain.workers[0].train_s == pytest.approx(
+        steps * alone
+    )
 
 
 def test_gradients_are_released_as_at_the_batch_size_of_the_run(play, machine):
@@ -326,7 +403,11 @@ def test_gradients_are_released_as_at_the_batch_size_of_the_run(play, machine):
     (batch,) = table.batches
     early = batch.model_copy(update={"release": [0.5] * 4})
     late = batch.model_copy(update={"samples": 32, "release": [1.0] * 4})
-    place = replace(machine, tables=[table.model_copy(update={"batches": [early, late]})])
-    small, large = (play("ddp", 2, batch_per_worker=size, machine=place)[0] for size in (8, 32))
+    place = replace(
+        machine, tables=[table.model_copy(update={"batches": [early, late]})]
+    )
+    small, large = (
+        play("ddp", 2, batch_per_worker=size, machine=place)[0] for size in (8, 32)
+    )
     assert small.workers[0].hidden_comm_s > 0
     assert large.workers[0].hidden_comm_s == 0

@@ -21,23 +21,42 @@ VIRTUAL = {"jitter": "lognormal", "slowdown": {1: 1.3}}
 
 def numbers(report):
     """All numbers of a report and its epochs by name; sums in another order differ in their last bits."""
-    epochs = {f"{epoch.epoch} {key}": value for epoch in report.epochs for key, value in asdict(epoch).items()}
-    return {key: value for key, value in (asdict(report) | epochs).items() if isinstance(value, int | float)}
+    epochs = {
+        f"{epoch.epoch} {key}": value
+        for epoch in report.epochs
+        for key, value in asdict(epoch).items()
+    }
+    return {
+        key: value
+        for key, value in (asdict(report) | epochs).items()
+        if isinstance(value, int | float)
+    }
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_time_of_a_schedule_equals_a_computed_run(make_run, blobs, machine, workers):
     names = ["serial", *BASELINES, "epoch_average"] if workers == 1 else BASELINES
-    runs = [make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL) for name in names]
+    runs = [
+        make_run(name, workers, run_id=name, epochs=3, virtual=VIRTUAL)
+        for name in names
+    ]
     assert len({alike(run) for run in runs}) == 1
     for run, outcome, weights in simulate_alike(runs, blobs, machine):
         alone, alone_weights = simulate(run, blobs, machine)
-        differ = 0 if workers == 1 else 1e-12  # one replica for all sums in another order
-        assert torch.allclose(weights["final"], alone_weights["final"], rtol=0, atol=differ)
+        differ = (
+            0 if workers == 1 else 1e-12
+        )  # one replica for all sums in another order
+        assert torch.allclose(
+            weights["final"], alone_weights["final"], rtol=0, atol=differ
+        )
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
-            assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
-        assert [each.metric for each in outcome.evaluations] == [each.metric for each in alone.evaluations]
+            assert numbers(report) == pytest.approx(
+                numbers(expected), rel=1e-9, abs=1e-15
+            )
+        assert [each.metric for each in outcome.evaluations] == [
+            each.metric for each in alone.evaluations
+        ]
         how = {"arithmetic": None, "why_single": ""}  # gradients were computed
         assert replace(outcome.facts, **how) == replace(alone.facts, **how)
         assert outcome.run_id == run.run_id
@@ -48,12 +67,16 @@ def test_time_of_a_schedule_equals_a_computed_run(make_run, blobs, machine, work
     [("ddp", 1), ("epoch_average", 1), ("epoch_async", None)],
     ids=["with its time", "after its events", "not known, as order depends on time"],
 )
-def test_time_without_jitter_is_that_of_the_run_without_it(make_run, blobs, machine, monkeypatch, strategy, recordings):
+def test_time_without_jitter_is_that_of_the_run_without_it(
+    make_run, blobs, machine, monkeypatch, strategy, recordings
+):
     recorded = Mock(wraps=lock_step.record_each)
     monkeypatch.setattr(lock_step, "record_each", recorded)
     run = make_run(strategy, 4, virtual=VIRTUAL, also_without_jitter=True)
     ((_, outcome, _),) = simulate_alike([run], blobs, machine)
-    steady, _ = simulate(make_run(strategy, 4, virtual=VIRTUAL | {"jitter": "none"}), blobs, machine)
+    steady, _ = simulate(
+        make_run(strategy, 4, virtual=VIRTUAL | {"jitter": "none"}), blobs, machine
+    )
     known = outcome.facts.train_s_no_jitter
     assert known == (pytest.approx(steady.train_s, rel=1e-12) if recordings else None)
     assert recorded.call_count == (recordings or 0)
@@ -61,7 +84,11 @@ def test_time_without_jitter_is_that_of_the_run_without_it(make_run, blobs, mach
 
 def test_runs_with_equal_arithmetic_share_it(make_run):
     def key(strategy, workers=2, **values):
-        return alike(make_run(strategy, workers, run_id=f"{strategy} {workers} {values}", **values))
+        return alike(
+            make_run(
+                strategy, workers, run_id=f"{strategy} {workers} {values}", **values
+            )
+        )
 
     assert key("allreduce") == key("ddp") == key("horovod")
     assert key({"horovod": {"compression": "fp16"}}) != key("horovod")
@@ -73,7 +100,9 @@ def test_runs_with_equal_arithmetic_share_it(make_run):
 
 
 def test_failure_applies_to_all_runs_with_equal_arithmetic(make_run, blobs, machine):
-    runs = [make_run(name, 2, run_id=name, lr=1e30, dtype="float32") for name in BASELINES]
+    runs = [
+        make_run(name, 2, run_id=name, lr=1e30, dtype="float32") for name in BASELINES
+    ]
     outcomes = [outcome for _, outcome, _ in simulate_alike(runs, blobs, machine)]
     assert [outcome.status for outcome in outcomes] == ["diverged"] * 3
     assert [outcome.run_id for outcome in outcomes] == BASELINES
@@ -92,9 +121,19 @@ def test_failure_applies_to_all_runs_with_equal_arithmetic(make_run, blobs, mach
 def test_repetitions_share_schedules_that_do_not_depend_on_the_seed(
     make_run, blobs, machine, monkeypatch, strategy, partition, recordings
 ):
-    virtual = VIRTUAL | {"slow_windows": [{"rank": 0, "from_s": 0.0, "until_s": 0.01, "factor": 2.0}]}
+    virtual = VIRTUAL | {
+        "slow_windows": [{"rank": 0, "from_s": 0.0, "until_s": 0.01, "factor": 2.0}]
+    }
     runs = [
-        make_run(strategy, 4, run_id=str(seed), seed=seed, repetition=seed, partition=partition, virtual=virtual)
+        make_run(
+            strategy,
+            4,
+            run_id=str(seed),
+            seed=seed,
+            repetition=seed,
+            partition=partition,
+            virtual=virtual,
+        )
         for seed in range(3)
     ]
     traces = [Trace.untrained(run) for run in runs]
@@ -108,10 +147,14 @@ def test_repetitions_share_schedules_that_do_not_depend_on_the_seed(
         assert outcome.run_id == run.run_id
         for report, expected in zip(outcome.workers, alone.workers, strict=True):
             report.peak_rss_mib = expected.peak_rss_mib = None
-            assert numbers(report) == pytest.approx(numbers(expected), rel=1e-12, abs=1e-15)
+            assert numbers(report) == pytest.approx(
+                numbers(expected), rel=1e-12, abs=1e-15
+            )
 
 
-def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(make_run, blobs, machine):
+def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(
+    make_run, blobs, machine
+):
     run = make_run("epoch_average", 4)
     computed, _ = simulate(run, blobs, machine)
     sent = computed.workers[0].syncs, computed.workers[0].bytes_sent + 8
@@ -119,7 +162,16 @@ def test_schedule_that_sends_other_bytes_than_the_trace_is_refused(make_run, blo
         time([run], blobs, machine, [replace(Trace.of(computed), sent=sent)])
 
 
-DEPENDS_ON_TIME = {"ad_psgd", "asp", "bsp_backup", "dislib-compat-async", "dssp", "elastic_bsp", "epoch_async", "ssp"}
+DEPENDS_ON_TIME = {
+    "ad_psgd",
+    "asp",
+    "bsp_backup",
+    "dislib-compat-async",
+    "dssp",
+    "elastic_bsp",
+    "epoch_async",
+    "ssp",
+}
 DEPENDS_ON_TIME |= {"adaptive"}  # in its layout, not in its weights
 FALLS_BACK = {  # computed again where another strategy is timed
     "bsp": "its server keeps the model",
@@ -144,7 +196,9 @@ def test_strategy_is_timed_or_refuses(make_run, blobs, machine, name):
     for report, expected in zip(found.workers, computed.workers, strict=True):
         report.peak_rss_mib = expected.peak_rss_mib = None
         assert numbers(report) == pytest.approx(numbers(expected), rel=1e-9, abs=1e-15)
-    assert [each.metric for each in found.evaluations] == [each.metric for each in computed.evaluations]
+    assert [each.metric for each in found.evaluations] == [
+        each.metric for each in computed.evaluations
+    ]
     assert found.facts == computed.facts
     slower = replace(machine, tables=[table.scaled(2.0) for table in machine.tables])
     (twice,) = time([run], blobs, slower, [Trace.of(computed)])

@@ -31,7 +31,9 @@ def test_only_processes_of_the_pool_are_ended_with_it(monkeypatch):
 
     monkeypatch.setattr(pool, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(pool.multiprocessing, "active_children", lambda: list(children))
-    left = pool._run_in_processes([["run"]], None, 1, lambda run: None, lambda *of: None, lambda: False)
+    left = pool._run_in_processes(
+        [["run"]], None, 1, lambda run: None, lambda *of: None, lambda: False
+    )
     assert left == [["run"]], "nothing was made"
     assert own.ended
     assert not other.ended

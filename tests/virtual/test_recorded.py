@@ -37,10 +37,25 @@ def trained(records, run, dataset, machine, monkeypatch):
 @pytest.mark.parametrize("optimizer", ["sgd", {"sgd": {"momentum": 0.9}}, "adam"])
 @pytest.mark.parametrize(
     ("strategy", "workers"),
-    [("serial", 1), ("epoch_average", 1), ("epoch_async", 3), ("allreduce", 3), ("local_sgd", 2), ("ssp", 3)],
+    [
+        ("serial", 1),
+        ("epoch_average", 1),
+        ("epoch_async", 3),
+        ("allreduce", 3),
+        ("local_sgd", 2),
+        ("ssp", 3),
+    ],
 )
-def test_recorded_gradients_train_as_computed_ones(strategy, workers, optimizer, make_run, blobs, machine, monkeypatch):
-    run = make_run(strategy, workers, optimizer=optimizer, evaluate_every=1, virtual={"jitter": "lognormal"})
+def test_recorded_gradients_train_as_computed_ones(
+    strategy, workers, optimizer, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(
+        strategy,
+        workers,
+        optimizer=optimizer,
+        evaluate_every=1,
+        virtual={"jitter": "lognormal"},
+    )
     anew, expected = trained(False, run, blobs, machine, monkeypatch)
     again, found = trained(True, run, blobs, machine, monkeypatch)
     assert torch.equal(found, expected)

@@ -56,7 +56,12 @@ def test_seeded_ties_are_reproducible_and_fair():
 def test_deadlocked_workers_are_named():
     scheduler = Scheduler(seed=0)
     with pytest.raises(RunError, match="worker 0 in the post; worker 1 in the post"):
-        scheduler.run({rank: lambda rank=rank: scheduler.block(rank, "the post") for rank in range(2)})
+        scheduler.run(
+            {
+                rank: lambda rank=rank: scheduler.block(rank, "the post")
+                for rank in range(2)
+            }
+        )
 
 
 def test_an_exception_of_one_worker_ends_the_others():

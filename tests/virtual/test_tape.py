@@ -21,9 +21,15 @@ def gradient_of(model, x, y):
 
 
 NETS = {
-    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
-    "norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)),
-    "cnn": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+    "mlp": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)
+    ),
+    "norm": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)
+    ),
+    "cnn": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    ),
     "shared": lambda: nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64)] * 3),
 }
 
@@ -34,7 +40,9 @@ def test_repeated_operations_are_those_of_the_computation(net):
     x, y, model = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1]), NETS[net]()
     compute, inputs = gradient_of(model, x, y)
     taken, repeat = record(compute, inputs)
-    assert all(torch.equal(one, other) for one, other in zip(taken, compute(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(taken, compute(), strict=True)
+    )
     with torch.no_grad():
         x.normal_()
         y.copy_(torch.tensor([2, 2, 1, 0, 1]))
@@ -43,7 +51,10 @@ def test_repeated_operations_are_those_of_the_computation(net):
         expected = compute()
         assert not torch.equal(expected[0], taken[0])
         for _ in range(2):
-            assert all(torch.equal(one, other) for one, other in zip(repeat(), expected, strict=True))
+            assert all(
+                torch.equal(one, other)
+                for one, other in zip(repeat(), expected, strict=True)
+            )
 
 
 def test_vmap_is_left_out_of_the_repetition():

@@ -4,24 +4,28 @@ The coefficients x of a law have the covariance
 
     C = s2 (J' W J)^-1 + x x' v        J = d log T / dx at the worker counts, W = runs at each
 
-In the first part s2 = sum W (mean log residual)^2 / (counts - coefficients above zero) measures the distance of the
-means from the law: misfit widens the band, and repetitions do not hide it. The second part is the noise that whole
-repetitions share, of variance v (`shared_noise`), which shifts the curve. Where native runs check virtual times
-their error d, without the factor common to all of them (native_check.py), adds the larger of two variances: d^2 x x',
-if all worker counts are off alike (larger for the curve), and d^2 A A' with A = (J' W J)^-1 J' W, if each is off
-independently (larger for its shape).
+In the first part s2 = sum W (mean log residual)^2 / (counts - coefficients above zero)
+measures the distance of the means from the law: misfit widens the band, and repetitions
+do not hide it. The second part is the noise that whole repetitions share, of variance v
+(`shared_noise`), which shifts the curve. Where native runs check virtual times their
+error d, without the factor common to all of them (native_check.py), adds the larger of
+two variances: d^2 x x', if all worker counts are off alike (larger for the curve), and
+d^2 A A' with A = (J' W J)^-1 J' W, if each is off independently (larger for its shape).
 
-Anything linear in log T over N (the curve, the efficiency, the elasticity) has the standard error that C gives it, and
-Satterthwaite's degrees of freedom; where three quarters are shared noise at most those of the shared noise, because
-Satterthwaite's are too many there (docs/statistics.md). The limits average over all laws with their Akaike weights w
-(tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal. 56(9), 2012, doi:10.1016/j.csda.2012.03.002):
-the lower limit L solves sum w P(t > (estimate - L) / error) = 0.025. Below seven worker counts that mixture covers too
-much (97.3 % at five), because the laws share most of their error. Its level there is calibrated by simulation over ten
-laws and several kinds of noise: 0.0025 more in each tail for each missing count (after W.-Y. Loh, J. Am. Stat. Assoc.
-82(397), 1987; benchmarks/laws_coverage.py).
+Anything linear in log T over N (the curve, the efficiency, the elasticity) has the
+standard error that C gives it, and Satterthwaite's degrees of freedom; where three
+quarters are shared noise at most those of the shared noise, because Satterthwaite's are
+too many there (docs/statistics.md). The limits average over all laws with their Akaike
+weights w (tail-area averaging: D. Turek and D. Fletcher, Comput. Stat. Data Anal.
+56(9), 2012, doi:10.1016/j.csda.2012.03.002): the lower limit L solves sum w P(t >
+(estimate - L) / error) = 0.025. Below seven worker counts that mixture covers too much
+(97.3 % at five), because the laws share most of their error. Its level there is
+calibrated by simulation over ten laws and several kinds of noise: 0.0025 more in each
+tail for each missing count (after W.-Y. Loh, J. Am. Stat. Assoc. 82(397), 1987;
+benchmarks/laws_coverage.py).
 
-A curve has a band up to twice the largest worker count; with five counts, which do not distinguish laws beyond their
-range, up to the largest count.
+A curve has a band up to twice the largest worker count; with five counts, which do not
+distinguish laws beyond their range, up to the largest count.
 """
 
 from __future__ import annotations
@@ -34,7 +38,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scalebench.analysis.intervals import Part, interval_name
-from scalebench.analysis.laws.candidates import Candidate, Fit, Parameter, SharedNoise, shared_noise
+from scalebench.analysis.laws.candidates import (
+    Candidate,
+    Fit,
+    Parameter,
+    SharedNoise,
+    shared_noise,
+)
 from scalebench.analysis.laws.series import Base, Series
 from scalebench.analysis.native_check import error_name
 from scalebench.formatting import counted
@@ -61,7 +71,9 @@ def no_band(series: Series) -> str:
     if repetitions < FEWEST_REPETITIONS:
         return f"no intervals: they want {FEWEST_REPETITIONS} repetitions, there are {repetitions}"
     if counts < FEWEST_COUNTS:
-        return f"no intervals: they want {FEWEST_COUNTS} worker counts, there are {counts}"
+        return (
+            f"no intervals: they want {FEWEST_COUNTS} worker counts, there are {counts}"
+        )
     if series.error is not None and not series.error.is_split:
         return f"no intervals: the error of virtual times is known from {counted(series.error.checks, 'check')} only"
     return ""
@@ -86,11 +98,17 @@ def band_name(series: Series) -> str:
     """Name of the intervals; where no time varies, they contain the misfit of the law only."""
     if series.execution in SIMULATED and series.error is None and not series.varies:
         return MISFIT
-    return interval_name(series.execution, error=error_name(series.error), stated=series.stated)
+    return interval_name(
+        series.execution, error=error_name(series.error), stated=series.stated
+    )
 
 
 def linear(
-    found: Sequence[Candidate], series: Series, at: Array, combination: Array, base: Base | None = None
+    found: Sequence[Candidate],
+    series: Series,
+    at: Array,
+    combination: Array,
+    base: Base | None = None,
 ) -> Measured:
     """Band of `combination @ log T(at)` over all laws, centred at the best one; one row of `combination` per result.
 
@@ -101,15 +119,25 @@ def linear(
     centres, errors, freedoms = [], [], []
     for one in found:
         law, x = one.fit.law, one.fit.coefficients
-        centres.append(combination @ law.log_seconds(at, x) + (base.log_seconds if base else 0.0))
-        error, freedom = _errors(one.fit, combination @ law.gradient(at, x), shared, _simulation(series), base)
+        centres.append(
+            combination @ law.log_seconds(at, x) + (base.log_seconds if base else 0.0)
+        )
+        error, freedom = _errors(
+            one.fit,
+            combination @ law.gradient(at, x),
+            shared,
+            _simulation(series),
+            base,
+        )
         errors.append(error)
         freedoms.append(freedom)
     weights = np.array([one.weight for one in found])
     estimates = np.array(centres)
     missing = max(_ENOUGH_COUNTS - len(series.counts), 0) if len(found) > 1 else 0
     tail = _TAIL + _TAIL_OF_MISSING * missing
-    low, high = _averaged_limits(weights, estimates, np.array(errors), np.array(freedoms), tail)
+    low, high = _averaged_limits(
+        weights, estimates, np.array(errors), np.array(freedoms), tail
+    )
     return Measured(estimates[0], low, high)
 
 
@@ -117,7 +145,9 @@ def curve(found: Sequence[Candidate], series: Series, at: Array) -> Measured:
     """Pointwise band of T at `at` workers, in seconds; its limits are NaN beyond its `reach`."""
     logs = linear(found, series, at, np.eye(len(at)))
     offered = np.where(at <= reach(series) * (1 + _ROUNDING), 0.0, np.nan)
-    return Measured(np.exp(logs.value), np.exp(logs.low + offered), np.exp(logs.high + offered))
+    return Measured(
+        np.exp(logs.value), np.exp(logs.low + offered), np.exp(logs.high + offered)
+    )
 
 
 def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measured:
@@ -133,8 +163,12 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
 
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
     here = value(x)
-    gradient = np.array([(value(x + move) - here) / move.sum() for move in np.diag(step)])
-    error, freedom = _errors(fit, gradient[None, :], shared_noise(series), _simulation(series))
+    gradient = np.array(
+        [(value(x + move) - here) / move.sum() for move in np.diag(step)]
+    )
+    error, freedom = _errors(
+        fit, gradient[None, :], shared_noise(series), _simulation(series)
+    )
     half = float(stdtrit(freedom[0], 1 - _TAIL) * error[0])
     low = max(value(x) - half, 0.0)
     high = value(x) + half
@@ -155,7 +189,11 @@ def _typical(fit: Fit) -> Array:
 
 
 def _errors(
-    fit: Fit, gradient: Array, shared: SharedNoise, simulation: Part | None, base: Base | None = None
+    fit: Fit,
+    gradient: Array,
+    shared: SharedNoise,
+    simulation: Part | None,
+    base: Base | None = None,
 ) -> tuple[Array, Array]:
     """Standard errors of quantities with `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
@@ -165,12 +203,22 @@ def _errors(
     scaled = gradient / scale
     own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
     alike = (gradient @ fit.coefficients + bool(base)) ** 2
-    parts: list[tuple[Array, Any]] = [(own, fit.freedom), (alike * shared.variance, shared.freedom)]
+    parts: list[tuple[Array, Any]] = [
+        (own, fit.freedom),
+        (alike * shared.variance, shared.freedom),
+    ]
     if base is not None:
         parts.append((np.full_like(own, base.variance), base.freedom))
     if simulation is not None:
-        apart = np.sum((scaled @ inverse @ weighted.T * np.sqrt(fit.weights)) ** 2, axis=1)
-        parts.append((np.maximum(alike, apart + bool(base)) * simulation.variance, simulation.freedom))
+        apart = np.sum(
+            (scaled @ inverse @ weighted.T * np.sqrt(fit.weights)) ** 2, axis=1
+        )
+        parts.append(
+            (
+                np.maximum(alike, apart + bool(base)) * simulation.variance,
+                simulation.freedom,
+            )
+        )
     total = np.sum([variance for variance, _ in parts], axis=0)
     shares = np.sum([variance**2 / freedom for variance, freedom in parts], axis=0)
     freedom = np.where(total > 0, total**2 / np.maximum(shares, 1e-300), fit.freedom)
@@ -191,7 +239,14 @@ def _averaged_limits(
         outer = (sign * centres + half).max(axis=0)
         for _ in range(_BISECTIONS):
             middle = (inner + outer) / 2
-            below = np.einsum("i,ij->j", weights, stdtr(freedoms, (middle - sign * centres) / errors)) < 1 - tail
+            below = (
+                np.einsum(
+                    "i,ij->j",
+                    weights,
+                    stdtr(freedoms, (middle - sign * centres) / errors),
+                )
+                < 1 - tail
+            )
             inner = np.where(below, middle, inner)
             outer = np.where(below, outer, middle)
         limits.append(sign * outer)

@@ -5,9 +5,10 @@
     USL           T = T1 w (1 + sigma (N - 1) + kappa N (N - 1))    w = 1/N in strong scaling, 1 in weak
     mechanistic   T = c steps(N) + syncs(N) (a f(N) + b(N) / B)     f = log2 N (trees) or N - 1 (rings, servers)
 
-T1 is the time of one worker, s the serial share, sigma contention, kappa crosstalk (coherence of replicas), c the
-time of a step, a the latency of a message, b the bytes that a worker sends in a synchronisation, B the bandwidth.
-steps, syncs and b come from the rows. Where the batch of a worker changes with N, the step time is c + d batch.
+T1 is the time of one worker, s the serial share, sigma contention, kappa crosstalk
+(coherence of replicas), c the time of a step, a the latency of a message, b the bytes
+that a worker sends in a synchronisation, B the bandwidth. steps, syncs and b come from
+the rows. Where the batch of a worker changes with N, the step time is c + d batch.
 
 They are fitted by least squares on the logs of times, because their noise is multiplicative, with coefficients >= 0.
 Laws are ranked by AICc. Whole repetitions share noise: a machine that is slower for a while, a calibration drawn anew.
@@ -44,7 +45,9 @@ _ITERATIONS = 100
 _SETTLED = 1e-13
 _NOISELESS = 1e-12  # relative; below it residuals are rounding
 _SEEN = 0.15  # level of the test for shared noise
-_NO_SHARE = 1e-9  # of the time at every count: a coefficient that is zero but for rounding
+_NO_SHARE = (
+    1e-9  # of the time at every count: a coefficient that is zero but for rounding
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ def laws_for(series: Series) -> tuple[list[Law], list[str]]:
     """Laws that `series` could follow, and the reasons for leaving laws out."""
     laws = [gustafson() if series.weak else amdahl(), universal(weak=series.weak)]
     if series.workload is None:
-        return laws, ["mechanistic law not fitted: the rows do not count steps, synchronisations and bytes"]
+        return laws, [
+            "mechanistic law not fitted: the rows do not count steps, synchronisations and bytes"
+        ]
     return [*laws, *(mechanistic(series.workload, hops) for hops in HOPS)], []
 
 
@@ -103,7 +108,13 @@ def gustafson() -> Law:
     def columns(n: Array) -> Array:
         return np.stack([np.ones_like(n), 1 / n], axis=1)
 
-    return Law("gustafson", "T1 N/(s + (1 - s) N)", columns, [_alone(lambda c: 1 / sum(c)), _share(1)], sign=-1)
+    return Law(
+        "gustafson",
+        "T1 N/(s + (1 - s) N)",
+        columns,
+        [_alone(lambda c: 1 / sum(c)), _share(1)],
+        sign=-1,
+    )
 
 
 def universal(*, weak: bool) -> Law:
@@ -140,25 +151,38 @@ def mechanistic(workload: SeriesWork, name: str) -> Law:
         return np.stack(table, axis=1)
 
     latency = 1 + samples
-    step = Parameter("c", "time of a step" + (" without its samples" if samples else ""), "s", _coefficient(0))
+    step = Parameter(
+        "c",
+        "time of a step" + (" without its samples" if samples else ""),
+        "s",
+        _coefficient(0),
+    )
     parameters = [step]
     if samples:
         parameters.append(Parameter("d", "time of a sample", "s", _coefficient(1)))
-    parameters.append(Parameter("a", f"latency of a synchronisation per {word}", "s", _coefficient(latency)))
+    parameters.append(
+        Parameter(
+            "a", f"latency of a synchronisation per {word}", "s", _coefficient(latency)
+        )
+    )
     compute = "(c steps + d samples)" if samples else "c steps"
     seen = every_column(workload.counts)
     scaled = seen / np.maximum(seen.max(axis=0), 1e-300)
     if np.linalg.svd(scaled / scaled[:, [0]], compute_uv=False)[-1] < _COLLINEAR:
         note = f"{name}: bytes/B left out, as it cannot be told from the other terms at these worker counts"
         formula = f"{compute} + syncs a {word}"
-        return Law(name, formula, lambda n: every_column(n)[:, :-1], parameters, notes=(note,))
+        return Law(
+            name, formula, lambda n: every_column(n)[:, :-1], parameters, notes=(note,)
+        )
     bandwidth = Parameter("B", "bandwidth", "B/s", _inverse_of_last)
     formula = f"{compute} + syncs (a {word} + bytes/B)"
     return Law(name, formula, every_column, [*parameters, bandwidth])
 
 
 def _inverse_of_last(coefficients: Array) -> float:
-    slowness = float(coefficients[-1])  # seconds a byte; 0 where bytes cost nothing that can be seen
+    slowness = float(
+        coefficients[-1]
+    )  # seconds a byte; 0 where bytes cost nothing that can be seen
     return 1 / slowness if slowness > 0 else math.inf
 
 
@@ -167,7 +191,9 @@ def _alone(of: Callable[[Array], float]) -> Parameter:
 
 
 def _share(index: int) -> Parameter:
-    return Parameter("s", "serial share", "", lambda c: float(c[index] / c.sum()), most=1.0)
+    return Parameter(
+        "s", "serial share", "", lambda c: float(c[index] / c.sum()), most=1.0
+    )
 
 
 def _coefficient(index: int) -> Callable[[Array], float]:
@@ -178,8 +204,8 @@ def _coefficient(index: int) -> Callable[[Array], float]:
 class Fit:
     """A law with its coefficients, fitted to `runs` runs at `counts` distinct worker counts.
 
-    `squares` sums the squared log residuals of all runs, `between` those of the means at each worker count (weighted by
-    its runs).
+    `squares` sums the squared log residuals of all runs, `between` those of the means
+    at each worker count (weighted by its runs).
     """
 
     law: Law
@@ -197,7 +223,10 @@ class Fit:
     @property
     def freedom(self) -> int:
         """Distinct worker counts minus coefficients above zero."""
-        shares = np.abs(self.law.gradient(self.counts, self.coefficients)) * self.coefficients
+        shares = (
+            np.abs(self.law.gradient(self.counts, self.coefficients))
+            * self.coefficients
+        )
         return len(self.counts) - int(np.count_nonzero(shares.max(axis=0) > _NO_SHARE))
 
     @property
@@ -228,9 +257,10 @@ def fit(law: Law, series: Series, leave_out: float | None = None) -> Fit:
 def nonnegative(columns: Array, logs: Array, weights: Array) -> Array:
     """The coefficients x >= 0 that minimise sum weights (logs - log(columns x))^2.
 
-    Gauss-Newton: log(A x') is linearised at x and each step is a linear least-squares problem with x' >= 0, solved
-    exactly (Lawson and Hanson 1974) and halved while it does not decrease the sum. Deterministic: it starts at the x
-    that minimises relative errors.
+    Gauss-Newton: log(A x') is linearised at x and each step is a linear least-squares
+    problem with x' >= 0, solved exactly (Lawson and Hanson 1974) and halved while it
+    does not decrease the sum. Deterministic: it starts at the x that minimises relative
+    errors.
     """
     from scipy.optimize import nnls
 
@@ -269,8 +299,8 @@ def nonnegative(columns: Array, logs: Array, weights: Array) -> Array:
 class SharedNoise:
     """`variance` of the shared part of log T, averaged over repetitions, with its degrees of `freedom`.
 
-    `squares` is its contribution, beyond noise, to the sum of squares of all runs around any law. Both are 0 where the
-    test finds no shared part.
+    `squares` is its contribution, beyond noise, to the sum of squares of all runs
+    around any law. Both are 0 where the test finds no shared part.
     """
 
     variance: float
@@ -284,7 +314,9 @@ def shared_noise(series: Series) -> SharedNoise:
 
     logs = np.log(series.seconds)
     _, cell, number = np.unique(series.at, return_inverse=True, return_counts=True)
-    _, repetition, size = np.unique(series.repetition, return_inverse=True, return_counts=True)
+    _, repetition, size = np.unique(
+        series.repetition, return_inverse=True, return_counts=True
+    )
     deviation = logs - (np.bincount(cell, logs) / number)[cell]
     shared = np.bincount(repetition, deviation) / size
     repetitions = len(size)
@@ -296,11 +328,15 @@ def shared_noise(series: Series) -> SharedNoise:
     freedom = repetitions - 1
     other = (repetitions - 1) * (counts - 1)
     mean_square = squares / freedom
-    if squares <= 0 or (rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _SEEN):
+    if squares <= 0 or (
+        rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _SEEN
+    ):
         return SharedNoise(0.0, freedom)
     share = 1 + 1 / repetitions if series.execution in SIMULATED else 1 / repetitions
     return SharedNoise(
-        mean_square / counts * share, freedom, max(squares - freedom * rest / other, 0.0) if other else squares
+        mean_square / counts * share,
+        freedom,
+        max(squares - freedom * rest / other, 0.0) if other else squares,
     )
 
 
@@ -308,7 +344,8 @@ def shared_noise(series: Series) -> SharedNoise:
 class Candidate:
     """A law fitted to a series, with its support.
 
-    `weight` is its Akaike weight: exp(-(AICc - lowest AICc) / 2), normalised to sum 1 over the candidates.
+    `weight` is its Akaike weight: exp(-(AICc - lowest AICc) / 2), normalised to sum 1
+    over the candidates.
     """
 
     fit: Fit
@@ -326,7 +363,9 @@ class Candidate:
         return float(blind.seconds(largest)[0] / measured - 1)
 
 
-def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], list[str]]:
+def candidates(
+    laws: Sequence[Law], series: Series
+) -> tuple[list[Candidate], list[str]]:
     """Fitted laws, best first, and the reasons for leaving laws out."""
     fits, notes = [], []
     counts = len(series.counts)
@@ -334,20 +373,36 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
     for law in laws:
         size = len(law.parameters)
         if counts < size + 1:
-            notes.append(f"{law.name} not fitted: {size} parameters want {max(size + 1, FEWEST_COUNTS)} worker counts")
+            notes.append(
+                f"{law.name} not fitted: {size} parameters want {max(size + 1, FEWEST_COUNTS)} worker counts"
+            )
         elif runs < size + 3:
-            notes.append(f"{law.name} not fitted: AICc of {size} parameters wants {size + 3} runs, there are {runs}")
+            notes.append(
+                f"{law.name} not fitted: AICc of {size} parameters wants {size + 3} runs, there are {runs}"
+            )
         else:
             fitted = fit(law, series)
             if not law.columns(np.ones(1)) @ fitted.coefficients > 0:
-                notes.append(f"{law.name} not among them: fitted to these times it has one worker take none")
+                notes.append(
+                    f"{law.name} not among them: fitted to these times it has one worker take none"
+                )
                 continue
             fits.append(fitted)
             notes += law.notes
-    # Shared noise is left out of the scores: no law explains it, and it would hide the differences between laws.
-    # Draws of one calibration share its error: those of a worker count are one observation of the law.
-    observations, shared = (counts, 0.0) if series.execution in SIMULATED else (runs, shared_noise(series).squares)
-    scores = np.array([aicc(one.squares - shared, one.runs, len(one.coefficients), observations) for one in fits])
+    # Shared noise is left out of the scores: no law explains it, and it would hide the
+    # differences between laws. Draws of one calibration share its error: those of a
+    # worker count are one observation of the law.
+    observations, shared = (
+        (counts, 0.0)
+        if series.execution in SIMULATED
+        else (runs, shared_noise(series).squares)
+    )
+    scores = np.array(
+        [
+            aicc(one.squares - shared, one.runs, len(one.coefficients), observations)
+            for one in fits
+        ]
+    )
     weights = np.exp(-(scores - scores.min()) / 2) if fits else scores
     found = [
         Candidate(one, series, float(score), float(weight / weights.sum()))
@@ -359,14 +414,16 @@ def candidates(laws: Sequence[Law], series: Series) -> tuple[list[Candidate], li
 def aicc(squares: float, runs: int, coefficients: int, observations: int) -> float:
     """m log(squares / n) + 2 k + 2 k (k + 1) / (n - k - 1) with n = runs, k = coefficients + 1 for the noise.
 
-    C. M. Hurvich and C.-L. Tsai, Biometrika 76(2), 1989, doi:10.1093/biomet/76.2.297. Defined for n > k + 1.
-    Runs are m `observations` of the law: m = n where their noise is independent. Where n / m runs repeat one another,
-    the variance of their mean exceeds 1/n by this factor, and the likelihood is divided by it (QAICc; K. P. Burnham and
-    D. R. Anderson, Model Selection and Multimodel Inference, 2002, section 2.5). All runs estimate the size of the
-    noise, so the last term keeps n.
+    C. M. Hurvich and C.-L. Tsai, Biometrika 76(2), 1989, doi:10.1093/biomet/76.2.297.
+    Defined for n > k + 1. Runs are m `observations` of the law: m = n where their noise
+    is independent. Where n / m runs repeat one another, the variance of their mean
+    exceeds 1/n by this factor, and the likelihood is divided by it (QAICc; K. P.
+    Burnham and D. R. Anderson, Model Selection and Multimodel Inference, 2002, section
+    2.5). All runs estimate the size of the noise, so the last term keeps n.
     """
     k = coefficients + 1
-    # The mean square is bounded below: of times without noise the logarithm would have no end.
+    # The mean square is bounded below: of times without noise the logarithm would have
+    # no end.
     mean_square = max(squares / runs, _NOISELESS**2)
     small_sample = 2 * k * (k + 1) / (runs - k - 1)
     return observations * math.log(mean_square) + 2 * k + small_sample

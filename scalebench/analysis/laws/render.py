@@ -1,10 +1,12 @@
 """Scaling laws as text, as JSON values and as files for Extra-P.
 
-Extra-P (A. Calotoiu et al., SC 2013, doi:10.1145/2503210.2503277) reads JSON Lines: `params`, the parameters of the
-measurement; `callpath`, what was measured; `metric`; and `value`, the repetitions. It refuses a file in which a
-callpath lacks a point that another one has, so series with different worker counts get separate files. It takes a file
-of one line for another format and models from five points on, so series without a law are left out. Its models grow by
-default, so the file also has the worker-seconds N T, which do not fall.
+Extra-P (A. Calotoiu et al., SC 2013, doi:10.1145/2503210.2503277) reads JSON Lines:
+`params`, the parameters of the measurement; `callpath`, what was measured; `metric`;
+and `value`, the repetitions. It refuses a file in which a callpath lacks a point that
+another one has, so series with different worker counts get separate files. It takes a
+file of one line for another format and models from five points on, so series without a
+law are left out. Its models grow by default, so the file also has the worker-seconds N
+T, which do not fall.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for place, one in enumerate(scaling.candidates):
         law, x = one.fit.law, one.fit.coefficients
-        shown = [(kind, Measured(kind.of(x))) for kind in law.parameters] if place else scaling.parameters
+        shown = (
+            [(kind, Measured(kind.of(x))) for kind in law.parameters]
+            if place
+            else scaling.parameters
+        )
         rows.append(
             (
                 law.name,
@@ -82,14 +88,20 @@ def parameter(kind: Parameter, estimate: Measured) -> str:
             if estimate.value >= size or size == 1
         )
     elif kind.unit == "B/s":
-        low = f", above {digits(estimate.low / 1e6)} MB/s" if math.isfinite(estimate.low) else ""
+        low = (
+            f", above {digits(estimate.low / 1e6)} MB/s"
+            if math.isfinite(estimate.low)
+            else ""
+        )
         return f"{kind.name} not seen{low}"
     else:
         factor, unit = 1.0, ""
     text = f"{kind.name} {_number(estimate.value * factor)}{unit}"
     if math.isnan(estimate.low):
         return text
-    return f"{text} [{_number(estimate.low * factor)}, {_number(estimate.high * factor)}]"
+    return (
+        f"{text} [{_number(estimate.low * factor)}, {_number(estimate.high * factor)}]"
+    )
 
 
 def as_values(scaling: Scaling) -> dict[str, Any]:
@@ -119,7 +131,10 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
                 "name": kind.name,
                 "meaning": kind.meaning,
                 "unit": kind.unit,
-                **{name: _finite(end) for name, end in estimate.named("value", "low", "high").items()},
+                **{
+                    name: _finite(end)
+                    for name, end in estimate.named("value", "low", "high").items()
+                },
             }
             for kind, estimate in scaling.parameters
         ],
@@ -130,7 +145,10 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
                 "weight": one.weight,
                 "misfit": one.fit.misfit,
                 "leave_out_error": one.leave_out_error,
-                "parameters": {p.name: _finite(p.of(one.fit.coefficients)) for p in one.fit.law.parameters},
+                "parameters": {
+                    p.name: _finite(p.of(one.fit.coefficients))
+                    for p in one.fit.law.parameters
+                },
             }
             for one in scaling.candidates
         ],
@@ -141,7 +159,9 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
             **_count_values(advice.worth),
         },
         "fastest": {
-            name: value for name, value in _count_values(advice.fastest).items() if name not in ("low", "high")
+            name: value
+            for name, value in _count_values(advice.fastest).items()
+            if name not in ("low", "high")
         },
         "followed_up_to": advice.limit,
     }
@@ -150,8 +170,9 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
 def count_text(count: Count) -> str:
     """`28 (28.3 [23.1, 36.4])`: integer, number and interval; `146 (at least 79.0)` without upper end.
 
-    `beyond the data` for a number beyond the data without an interval, `beyond 898 (at least 53.2)` at the end of the
-    search, `none` where no worker count is worth running.
+    `beyond the data` for a number beyond the data without an interval, `beyond 898 (at
+    least 53.2)` at the end of the search, `none` where no worker count is worth
+    running.
     """
     if not count.workers:
         return "none"
@@ -161,7 +182,9 @@ def count_text(count: Count) -> str:
     at, low, high = count.at[:3]
     if math.isnan(low):
         return named
-    exact = "" if count.reaches_end or digits(at) == f"{count.workers:,}" else digits(at)
+    exact = (
+        "" if count.reaches_end or digits(at) == f"{count.workers:,}" else digits(at)
+    )
     if math.isinf(high):
         return f"{named} ({exact}{', ' if exact else ''}at least {digits(low)})"
     interval = f"[{digits(low)}, {digits(high)}]"
@@ -171,8 +194,9 @@ def count_text(count: Count) -> str:
 def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
     """Write the fitted runs of `found` (see `Series.refusal`) to `file`; returns the files written.
 
-    One file per execution, engine and set of worker counts: `file` itself if there is one only, else `file` with these
-    in its name, because Extra-P would fit one model over all of them.
+    One file per execution, engine and set of worker counts: `file` itself if there is
+    one only, else `file` with these in its name, because Extra-P would fit one model
+    over all of them.
 
     Raises:
         ResultsError: there is nothing to write, or the file cannot be written.
@@ -181,15 +205,23 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
     for series in found:
         if not series.refusal:
             counts = tuple(int(count) for count in series.counts)
-            groups.setdefault((series.execution, series.engine, counts), []).append(series)
+            groups.setdefault((series.execution, series.engine, counts), []).append(
+                series
+            )
     if not groups:
-        raise ResultsError(f"nothing to export to Extra-P: no strategy ran at {FEWEST_COUNTS} worker counts")
+        raise ResultsError(
+            f"nothing to export to Extra-P: no strategy ran at {FEWEST_COUNTS} worker counts"
+        )
     files = []
     for (execution, engine, counts), members in groups.items():
         name = execution if execution == engine else f"{execution}-{engine}"
         others = [key for key in groups if key[:2] == (execution, engine)]
         points = f"-at-{'-'.join(map(str, counts))}" if len(others) > 1 else ""
-        target = file if len(groups) == 1 else file.with_name(slug(f"{file.stem}-{name}{points}") + file.suffix)
+        target = (
+            file
+            if len(groups) == 1
+            else file.with_name(slug(f"{file.stem}-{name}{points}") + file.suffix)
+        )
         with writing(target, "give another file to --extrap"):
             target.write_text("".join(_extrap_lines(members)), encoding="utf-8")
         files.append(target)
@@ -199,7 +231,10 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
 def _count_values(count: Count) -> dict[str, Any]:
     return {
         "workers": count.workers,
-        **{name: _finite(end) for name, end in count.at.named("at", "low", "high").items()},
+        **{
+            name: _finite(end)
+            for name, end in count.at.named("at", "low", "high").items()
+        },
         "search_ended_here": count.reaches_end,
         "beyond_the_data": count.workers > count.measured,
     }
@@ -220,7 +255,9 @@ def _extrap_lines(members: Sequence[Series]) -> list[str]:
         json.dumps(
             {
                 "params": {"workers": int(count)},
-                "callpath": series.name.replace("->", "-"),  # Extra-P reads -> as a call
+                "callpath": series.name.replace(
+                    "->", "-"
+                ),  # Extra-P reads -> as a call
                 "metric": metric,
                 "value": (factor * series.seconds[series.at == count]).tolist(),
             }

@@ -19,7 +19,13 @@ from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.native_check import VirtualError, error_of_times
 from scalebench.analysis.rounds import CellRuns, runs_by_cell, timed
 from scalebench.formatting import counted
-from scalebench.study.cell import EXECUTIONS, SERIES, Cell, batch_in_words, strategy_rank
+from scalebench.study.cell import (
+    EXECUTIONS,
+    SERIES,
+    Cell,
+    batch_in_words,
+    strategy_rank,
+)
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -33,9 +39,10 @@ _COUNTED = ["optimizer_steps", "syncs", "bytes_sent_per_worker"]
 class SeriesWork:
     """Steps, synchronisations and bytes of a whole run of one worker at the measured worker `counts`.
 
-    Between counts each is interpolated as a power of N. Beyond the last count steps are extrapolated as N^`steps_power`
-    (-1 in strong scaling at a fixed batch per worker, else 0), synchronisations in proportion to the part that follows
-    the steps, and the bytes of one synchronisation linearly in log2 N. One worker does not synchronise.
+    Between counts each is interpolated as a power of N. Beyond the last count steps are
+    extrapolated as N^`steps_power` (-1 in strong scaling at a fixed batch per worker,
+    else 0), synchronisations in proportion to the part that follows the steps, and the
+    bytes of one synchronisation linearly in log2 N. One worker does not synchronise.
     """
 
     counts: Array
@@ -61,8 +68,11 @@ class SeriesWork:
         steps = self.measured_steps[self._shared]
         nearest = np.clip(n, counts[0], counts[-1])
         inside = _power_law(nearest, counts, syncs, 0.0)
-        # Per batch they follow the steps, per epoch they are constant: the line through both tells which part is which.
-        follows, constant = np.polyfit(steps, syncs, 1) if np.ptp(steps) > 0 else (0.0, syncs.mean())
+        # Per batch they follow the steps, per epoch they are constant: the line through
+        # both tells which part is which.
+        follows, constant = (
+            np.polyfit(steps, syncs, 1) if np.ptp(steps) > 0 else (0.0, syncs.mean())
+        )
         outside = np.maximum(constant + follows * self.steps(n), 0.0)
         edge = np.maximum(constant + follows * self.steps(nearest), 1e-300)
         return _for_several(n, inside * np.where(outside > 0, outside / edge, 1.0))
@@ -87,8 +97,8 @@ class SeriesWork:
 class Base:
     """`serial` on one worker, the base of speedup and efficiency here as in the figures.
 
-    `variance` is that of `log_seconds`, the mean log of its times, without the noise shared with the repetitions of the
-    series; NaN below two common repetitions.
+    `variance` is that of `log_seconds`, the mean log of its times, without the noise
+    shared with the repetitions of the series; NaN below two common repetitions.
     """
 
     log_seconds: float
@@ -100,9 +110,10 @@ class Base:
 class Series:
     """Runs of one curve T(N): `seconds[i]` at `at[i]` workers in repetition `repetition[i]`.
 
-    One execution, engine, strategy with options and `batch`, of a worker or of all by the `batch_policy` (None where it
-    is unknown); `among_batches` where the study has several of them. `notes` list runs left out. `error` is the
-    virtual-native error, if known. Without a `base` efficiency is relative to the law's T(1).
+    One execution, engine, strategy with options and `batch`, of a worker or of all by
+    the `batch_policy` (None where it is unknown); `among_batches` where the study has
+    several of them. `notes` list runs left out. `error` is the virtual-native error, if
+    known. Without a `base` efficiency is relative to the law's T(1).
     """
 
     execution: str
@@ -143,7 +154,9 @@ class Series:
     def varies(self) -> bool:
         """Return True if repetitions differ at any worker count; at stated step times without jitter they do not."""
         logs = np.log(self.seconds)
-        return any(float(np.ptp(logs[self.at == count])) > _SAME_TIME for count in self.counts)
+        return any(
+            float(np.ptp(logs[self.at == count])) > _SAME_TIME for count in self.counts
+        )
 
     @property
     def refusal(self) -> str:
@@ -152,7 +165,9 @@ class Series:
         if len(counts) >= FEWEST_COUNTS:
             return ""
         measured = counted(len(counts), "worker count")
-        listed = f" ({', '.join(f'{count:.0f}' for count in counts)})" if len(counts) else ""
+        listed = (
+            f" ({', '.join(f'{count:.0f}' for count in counts)})" if len(counts) else ""
+        )
         return (
             f"{measured}{listed} that {'was' if len(counts) == 1 else 'were'} neither oversubscribed nor disturbed; "
             f"a law wants {FEWEST_COUNTS}: run more with --workers"
@@ -162,7 +177,8 @@ class Series:
 def series_of(results: Results) -> list[Series]:
     """Every series of `results` except `serial`, which has one worker by definition.
 
-    A strategy has a series at each batch with FEWEST_COUNTS worker counts, and at its usual batch where none has.
+    A strategy has a series at each batch with FEWEST_COUNTS worker counts, and at its
+    usual batch where none has.
     """
     cells = {cell.at: cell for cell in runs_by_cell(results)}
     baselines = Baselines(cells.values())
@@ -173,11 +189,21 @@ def series_of(results: Results) -> list[Series]:
         for _, own in runs[runs["strategy"] != "serial"].groupby(SERIES, sort=False)
         for series in _by_batch(own, cells, baselines, results)
     ]
-    return sorted(found, key=lambda one: (EXECUTIONS.index(one.execution), strategy_rank(one.label), one.engine))
+    return sorted(
+        found,
+        key=lambda one: (
+            EXECUTIONS.index(one.execution),
+            strategy_rank(one.label),
+            one.engine,
+        ),
+    )
 
 
 def _by_batch(
-    runs: pd.DataFrame, cells: Mapping[Cell, CellRuns], baselines: Baselines, results: Results
+    runs: pd.DataFrame,
+    cells: Mapping[Cell, CellRuns],
+    baselines: Baselines,
+    results: Results,
 ) -> Iterator[Series]:
     """Yield the series of one execution, engine and label, by ascending batch."""
     execution, engine, label = runs["cell"].iloc[0].series
@@ -185,17 +211,27 @@ def _by_batch(
     for what in ("oversubscribed", "disturbed"):
         marked = runs[what].astype(bool)
         if marked.any():
-            notes.append(f"{what} runs left out, at {_listed(runs.loc[marked, 'workers'])}")
+            notes.append(
+                f"{what} runs left out, at {_listed(runs.loc[marked, 'workers'])}"
+            )
         runs = runs[~marked]
     batch_of = runs["cell"].map(lambda cell: cells[cell].batch).astype("Int64")
     batches = _with_a_law(runs["workers"], batch_of)
     for batch in batches:
         own = runs[batch_of.eq(batch).fillna(True).astype(bool)] if batch else runs
         others = runs[~batch_of.isin([*batches, pd.NA])]
-        left_out = [f"another batch than {batch}, and so left out: {_listed(others['workers'])}"] if len(others) else []
+        left_out = (
+            [
+                f"another batch than {batch}, and so left out: {_listed(others['workers'])}"
+            ]
+            if len(others)
+            else []
+        )
         serial, fault = _serial(own, cells, baselines)
         if serial is None:
-            left_out.append(f"efficiency is against its own time at one worker, by its law: {fault}")
+            left_out.append(
+                f"efficiency is against its own time at one worker, by its law: {fault}"
+            )
         weak = bool((own["scaling"] == "weak").any())
         yield Series(
             execution,
@@ -220,7 +256,8 @@ def _by_batch(
 def _with_a_law(workers: pd.Series[int], batches: pd.Series[int]) -> list[int | None]:
     """Return the batches that have worker counts enough for a law, else the usual one; None where none is known.
 
-    At another batch a worker computes something else: shards too small for a whole batch are such points.
+    At another batch a worker computes something else: shards too small for a whole
+    batch are such points.
     """
     counts = workers.groupby(batches).nunique()
     enough = counts.index[counts >= FEWEST_COUNTS]
@@ -229,7 +266,9 @@ def _with_a_law(workers: pd.Series[int], batches: pd.Series[int]) -> list[int | 
     return [int(batches.mode().max())] if len(counts) else [None]
 
 
-def _serial(runs: pd.DataFrame, cells: Mapping[Cell, CellRuns], baselines: Baselines) -> tuple[CellRuns | None, str]:
+def _serial(
+    runs: pd.DataFrame, cells: Mapping[Cell, CellRuns], baselines: Baselines
+) -> tuple[CellRuns | None, str]:
     """Return the baseline `serial` of the runs of a series, as in `comparing.ratios` but at their batch, or why not."""
     if runs.empty:
         return None, "none of its runs counts"
@@ -244,7 +283,8 @@ def _base(serial: Mapping[int, float], runs: pd.DataFrame) -> Base:
     """Return the base with the seconds of `serial` by repetition, for the `runs` of a series."""
     own = np.log(pd.Series(serial))
     logs = np.log(runs["train_s"])
-    # Noise that a repetition has at all worker counts moves serial and the curve alike, and cancels in a speedup.
+    # Noise that a repetition has at all worker counts moves serial and the curve alike,
+    # and cancels in a speedup.
     around = logs - logs.groupby(runs["workers"]).transform("mean")
     shared = around.groupby(runs["repetition"]).mean()
     apart = (own - shared).dropna()
@@ -255,7 +295,11 @@ def _base(serial: Mapping[int, float], runs: pd.DataFrame) -> Base:
 def _most_workers(runs: pd.DataFrame) -> float:
     """Largest worker count with a whole batch per worker."""
     batches = runs["n_train"] / runs["batch_per_worker"]
-    if not len(runs) or batches.isna().any() or runs["batch_policy"].iloc[0] != "per_worker":
+    if (
+        not len(runs)
+        or batches.isna().any()
+        or runs["batch_policy"].iloc[0] != "per_worker"
+    ):
         known = len(runs) > 0 and runs["n_train"].notna().all()
         return float(runs["n_train"].min()) if known else float("inf")
     return max(float(batches.min()), float(runs["workers"].max()))
@@ -280,8 +324,14 @@ def workload_of(runs: pd.DataFrame) -> SeriesWork | None:
     strong = runs["scaling"].iloc[0] == "strong"
     if fixed_batch:
         return SeriesWork(counts, steps, syncs, sent, -1.0 if strong else 0.0)
-    samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(dtype=float)
-    return SeriesWork(counts, steps, syncs, sent, 0.0, samples) if np.isfinite(samples).all() else None
+    samples = steps * runs.groupby("workers")["batch_per_worker"].mean().to_numpy(
+        dtype=float
+    )
+    return (
+        SeriesWork(counts, steps, syncs, sent, 0.0, samples)
+        if np.isfinite(samples).all()
+        else None
+    )
 
 
 def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:

@@ -1,9 +1,10 @@
 """The scaling laws of a study, one result per strategy, engine and execution, with recommended worker counts.
 
-A law recommends three counts: its knee, the largest count worth running, and the fastest.
+A law recommends three counts: its knee, the largest count worth running, and the
+fastest.
 
-With S the speedup over `serial` (in weak scaling N T1 / T) and E = S / N the efficiency, as in the figures, and T by
-the law:
+With S the speedup over `serial` (in weak scaling N T1 / T) and E = S / N the
+efficiency, as in the figures, and T by the law:
 
 - The *knee* is the N with the largest E S, the most speed for the workers spent. There the elasticity d log S / d log N
   is 1/2: one more percent of workers buys half a percent of speed. (D. L. Eager, J. Zahorjan and E. D. Lazowska, IEEE
@@ -12,12 +13,14 @@ the law:
 - The largest N *worth running* has at least the requested efficiency.
 - The *fastest* N has the least time (strong scaling) or the largest scaled speedup (weak).
 
-Knee and largest N are real numbers, each with the integer to run. Their 95 % intervals are the N at which the band of
-the elasticity contains 1/2, or that of the efficiency the requested one, so they cover as often as the bands, with 2.5
-% on either side. An upper end beyond the band (`reach`) is not given. The lower end keeps its 2.5 %: a level chosen by
-the presence of an upper end would cover less near the end of the band (G. J. Feldman and R. D. Cousins, Phys. Rev. D
-57(7), 1998, doi:10.1103/PhysRevD.57.3873). A law is followed up to 16 times the largest measured N, as long as a worker
-has a whole batch.
+Knee and largest N are real numbers, each with the integer to run. Their 95 % intervals
+are the N at which the band of the elasticity contains 1/2, or that of the efficiency
+the requested one, so they cover as often as the bands, with 2.5 % on either side. An
+upper end beyond the band (`reach`) is not given. The lower end keeps its 2.5 %: a level
+chosen by the presence of an upper end would cover less near the end of the band (G. J.
+Feldman and R. D. Cousins, Phys. Rev. D 57(7), 1998, doi:10.1103/PhysRevD.57.3873). A
+law is followed up to 16 times the largest measured N, as long as a worker has a whole
+batch.
 """
 
 from __future__ import annotations
@@ -30,8 +33,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.laws.bands import linear, no_band, no_extrapolation, parameter_interval, reach
-from scalebench.analysis.laws.candidates import Candidate, Parameter, candidates, laws_for, shared_noise
+from scalebench.analysis.laws.bands import (
+    linear,
+    no_band,
+    no_extrapolation,
+    parameter_interval,
+    reach,
+)
+from scalebench.analysis.laws.candidates import (
+    Candidate,
+    Parameter,
+    candidates,
+    laws_for,
+    shared_noise,
+)
 from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import MEASURED
@@ -67,7 +82,9 @@ class Scaling:
         return self.candidates[0]
 
 
-def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency: float = EFFICIENCY) -> list[Scaling]:
+def scaling_laws(
+    results: Results, *, strategies: Sequence[str] = (), efficiency: float = EFFICIENCY
+) -> list[Scaling]:
     """Laws of every series of `results`, or of `strategies` by name or label.
 
     Raises:
@@ -75,18 +92,32 @@ def scaling_laws(results: Results, *, strategies: Sequence[str] = (), efficiency
         ResultsError: no strategy but serial completed a run.
     """
     if not 0 < efficiency <= 1:
-        raise UsageError(f"an efficiency lies above 0 and is at most 1, got {efficiency:g}")
+        raise UsageError(
+            f"an efficiency lies above 0 and is at most 1, got {efficiency:g}"
+        )
     found = series_of(results)
     if not found:
-        raise ResultsError(f"{results.folder} holds no completed run of a strategy but serial; nothing there scales")
+        raise ResultsError(
+            f"{results.folder} holds no completed run of a strategy but serial; nothing there scales"
+        )
     for name in strategies:
-        known = {one.label for one in found} | {one.label.partition("(")[0] for one in found}
+        known = {one.label for one in found} | {
+            one.label.partition("(")[0] for one in found
+        }
         if name == "serial":
-            raise UsageError("strategy serial runs at one worker, and no law is fitted to it; name another --strategy")
+            raise UsageError(
+                "strategy serial runs at one worker, and no law is fitted to it; name another --strategy"
+            )
         if name not in known:
-            raise UsageError(f"no completed run of strategy {name!r} in {results.folder}; {nearest(name, known)}")
+            raise UsageError(
+                f"no completed run of strategy {name!r} in {results.folder}; {nearest(name, known)}"
+            )
     if strategies:
-        found = [one for one in found if {one.label, one.label.partition("(")[0]} & set(strategies)]
+        found = [
+            one
+            for one in found
+            if {one.label, one.label.partition("(")[0]} & set(strategies)
+        ]
     return [scaling_of(one, efficiency) for one in found]
 
 
@@ -105,7 +136,9 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     if unsure:
         notes.append(unsure)
     elif series.execution in MEASURED and shared_noise(series).variance > 0:
-        notes.append("whole repetitions were slower or faster than others, and the intervals are wider for it")
+        notes.append(
+            "whole repetitions were slower or faster than others, and the intervals are wider for it"
+        )
     if not unsure and no_extrapolation(series):
         notes.append(no_extrapolation(series))
     if best.misfit > POOR_FIT:
@@ -120,18 +153,26 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
             f"{best.law.name} misses them by {100 * found[0].leave_out_error:+.0f} %"
         )
     estimated = [
-        (one, Measured(one.of(best.coefficients)) if unsure else parameter_interval(best, series, one))
+        (
+            one,
+            Measured(one.of(best.coefficients))
+            if unsure
+            else parameter_interval(best, series, one),
+        )
         for one in best.law.parameters
     ]
-    return Scaling(series, found, estimated, advise(found, series, efficiency), notes=tuple(notes))
+    return Scaling(
+        series, found, estimated, advise(found, series, efficiency), notes=tuple(notes)
+    )
 
 
 @dataclass(frozen=True)
 class Count:
     """A number of workers: `at` by the law, with its 95 % interval, and the integer to run.
 
-    With `reaches_end` the search ended there, and the true number may be larger. `measured` is the largest measured
-    count. `at.high` is infinite where no upper end lies within the band. No suitable number is 0, with `at` NaN.
+    With `reaches_end` the search ended there, and the true number may be larger.
+    `measured` is the largest measured count. `at.high` is infinite where no upper end
+    lies within the band. No suitable number is 0, with `at` NaN.
     """
 
     workers: int
@@ -164,7 +205,11 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
     at = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
     best = found[0].fit
     base = series.base
-    alone = base.log_seconds if base else best.law.log_seconds(np.ones(1), best.coefficients)
+    alone = (
+        base.log_seconds
+        if base
+        else best.law.log_seconds(np.ones(1), best.coefficients)
+    )
 
     def log_speed(n: Array) -> Array:
         gained = alone - best.law.log_seconds(n, best.coefficients)
@@ -216,7 +261,9 @@ def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
     def depth(n: float) -> float:
         return float(-height(np.array([n]))[0])
 
-    peak = minimize_scalar(depth, bounds=ends, method="bounded", options={"xatol": 1e-6})
+    peak = minimize_scalar(
+        depth, bounds=ends, method="bounded", options={"xatol": 1e-6}
+    )
     return workers, float(peak.x)
 
 
@@ -224,10 +271,14 @@ def _whole_around(at: Array, place: int) -> Array:
     """Integers around `at[place]`, up to its neighbours."""
     low = at[max(place - 1, 0)]
     high = at[min(place + 1, len(at) - 1)]
-    return np.arange(math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float)
+    return np.arange(
+        math.floor(low + _ROUNDING), math.ceil(high - _ROUNDING) + 1, dtype=float
+    )
 
 
-def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Measured]:
+def _elasticity(
+    at: Array, found: Sequence[Candidate], series: Series
+) -> tuple[Array, Measured]:
     inner = _up_to(min(at[-1], reach(series)) / STEP, at[at >= STEP])
     points = np.concatenate([inner * STEP, inner / STEP])
     one = np.eye(len(inner))
@@ -236,14 +287,18 @@ def _elasticity(at: Array, found: Sequence[Candidate], series: Series) -> tuple[
     return inner, Measured(*(part + series.weak for part in band[:3]))
 
 
-def _log_efficiency(at: Array, found: Sequence[Candidate], series: Series) -> tuple[Array, Measured]:
+def _log_efficiency(
+    at: Array, found: Sequence[Candidate], series: Series
+) -> tuple[Array, Measured]:
     inner = _up_to(min(at[-1], reach(series)), at[1:])
     if series.base:
         band = linear(found, series, inner, -np.eye(len(inner)), series.base)
     else:
         against_one = np.hstack([np.ones((len(inner), 1)), -np.eye(len(inner))])
         band = linear(found, series, np.concatenate([np.ones(1), inner]), against_one)
-    return inner, Measured(*(part - (not series.weak) * np.log(inner) for part in band[:3]))
+    return inner, Measured(
+        *(part - (not series.weak) * np.log(inner) for part in band[:3])
+    )
 
 
 def _up_to(end: float, at: Array) -> Array:
@@ -268,6 +323,9 @@ def _crossing(at: Array, limit: Array, level: float, place: int) -> float:
     """N between `at[place]` and the next one at which `limit` is `level`, linear in log N."""
     if not 0 <= place < len(at) - 1:
         return float(at[np.clip(place, 0, len(at) - 1)])
-    (left, right), (before, after) = np.log(at[place : place + 2]), limit[place : place + 2]
+    (left, right), (before, after) = (
+        np.log(at[place : place + 2]),
+        limit[place : place + 2],
+    )
     share = (before - level) / (before - after) if before > after else 1.0
     return float(np.exp(left + np.clip(share, 0.0, 1.0) * (right - left)))

@@ -1,12 +1,14 @@
 """Rules of method: warnings about what a study's results cannot support.
 
-Each rule is one function, found by its name. A new rule is one new function in this package, or in another package
-through the entry point group `scalebench.rules`. `check` applies all of them to a study's folder; `times.findings`
-applies those that need the statistics only, for the summary of a study and for figures.
+Each rule is one function, found by its name. A new rule is one new function in this
+package, or in another package through the entry point group `scalebench.rules`. `check`
+applies all of them to a study's folder; `times.findings` applies those that need the
+statistics only, for the summary of a study and for figures.
 
-The twelve rules are those of T. Hoefler, R. Belli: Scientific Benchmarking of Parallel Computing Systems: twelve ways
-to tell the masses when reporting performance results. SC '15, doi:10.1145/2807591.2807644. Paraphrased, each with how
-it is kept: by a check, by construction, or by the author.
+The twelve rules are those of T. Hoefler, R. Belli: Scientific Benchmarking of Parallel
+Computing Systems: twelve ways to tell the masses when reporting performance results. SC
+'15, doi:10.1145/2807591.2807644. Paraphrased, each with how it is kept: by a check, by
+construction, or by the author.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ class Evidence:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """All rows of runs.csv: every attempt and configuration."""
-        return self.results.rows if len(self.results.rows) else read_runs(self.results.folder)
+        return (
+            self.results.rows
+            if len(self.results.rows)
+            else read_runs(self.results.folder)
+        )
 
     @cached_property
     def progress(self) -> Progress:
@@ -86,9 +92,17 @@ class Evidence:
         return ratios(self.results)
 
 
-def finding(severity: Severity, what: str, where: pd.DataFrame | str, fix: str) -> Finding:
+def finding(
+    severity: Severity, what: str, where: pd.DataFrame | str, fix: str
+) -> Finding:
     """Return a finding about the cells of the runs `where`, or about what a text names."""
-    return Finding(severity, "", what, where if isinstance(where, str) else in_words(cells_in(where)), fix)
+    return Finding(
+        severity,
+        "",
+        what,
+        where if isinstance(where, str) else in_words(cells_in(where)),
+        fix,
+    )
 
 
 Find: TypeAlias = Callable[[Evidence], Iterator[Finding]]
@@ -100,7 +114,9 @@ class Rule(Choice):
     find: ClassVar[Find]
 
 
-RULES: Registry[Rule] = Registry("rule", UsageError, "scalebench.analysis.methodology", "scalebench.rules")
+RULES: Registry[Rule] = Registry(
+    "rule", UsageError, "scalebench.analysis.methodology", "scalebench.rules"
+)
 
 
 def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
@@ -113,7 +129,12 @@ def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
         def find(evidence: Evidence) -> Iterator[Finding]:
             return (replace(found, rule=name) for found in violations(evidence))
 
-        facts = {"__module__": violations.__module__, "name": name, "summary": summary, "find": staticmethod(find)}
+        facts = {
+            "__module__": violations.__module__,
+            "name": name,
+            "summary": summary,
+            "find": staticmethod(find),
+        }
         RULES.add(type(name, (Rule,), facts))
         return find
 
@@ -142,10 +163,20 @@ def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
     """
     ignored = sorted({RULES.find(name).name for name in ignore})
     evidence = study if isinstance(study, Evidence) else Evidence(load(study))
-    _ = evidence.progress  # which reads epochs.csv as bytes: before there is a table of it, too
-    found = {name: list(RULES.find(name).find(evidence)) for name in RULES.names() if name not in ignored}
+    _ = (
+        evidence.progress
+    )  # which reads epochs.csv as bytes: before there is a table of it, too
+    found = {
+        name: list(RULES.find(name).find(evidence))
+        for name in RULES.names()
+        if name not in ignored
+    }
     passed = [name for name, own in found.items() if not own]
-    return Report(by_severity(finding for own in found.values() for finding in own), passed, ignored)
+    return Report(
+        by_severity(finding for own in found.values() for finding in own),
+        passed,
+        ignored,
+    )
 
 
 def by_severity(findings: Iterator[Finding]) -> list[Finding]:
@@ -219,8 +250,19 @@ TWELVE = (
         9,
         "Document all factors, their levels and the complete set-up.",
         (
-            *("mixed-configurations", "mixed-commits", "dirty-commit", "mixed-machines"),
-            *("mixed-packages", "no-provenance", "frequency-scaling", "reduced-batch", "falling-steps"),
+            *(
+                "mixed-configurations",
+                "mixed-commits",
+                "dirty-commit",
+                "mixed-machines",
+            ),
+            *(
+                "mixed-packages",
+                "no-provenance",
+                "frequency-scaling",
+                "reduced-batch",
+                "falling-steps",
+            ),
             *("untuned", "tuning-edge"),
         ),
         "the resolved study, machine, packages, environment and calibration are kept beside the rows",

@@ -32,7 +32,9 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     table = evidence.ratios
     against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
     missing = against[against["note"] != ""]
-    severity: Severity = "warning" if "serial" in chosen_strategies(evidence.results) else "note"
+    severity: Severity = (
+        "warning" if "serial" in chosen_strategies(evidence.results) else "note"
+    )
     for note, own in missing.groupby("note", sort=False):
         fix = "add serial to the study's strategies, and let it complete without oversubscription in each repetition"
         yield finding(severity, f"no speedup can be given: {note}", own, fix)
@@ -50,12 +52,16 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("a reduction has a per-batch baseline of the same execution, engine, worker count and global batch")
+@rule(
+    "a reduction has a per-batch baseline of the same execution, engine, worker count and global batch"
+)
 def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
     table = evidence.ratios
     table = table[~table["strategy"].isin(PER_BATCH) & is_representative(table)]
-    others = table[(table["baseline"] != "serial") & (table["note"] == "")][PLACE].drop_duplicates()
+    others = table[(table["baseline"] != "serial") & (table["note"] == "")][
+        PLACE
+    ].drop_duplicates()
     missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
     missing = missing.merge(others.assign(compared=True), on=PLACE, how="left")
     rest = missing["compared"].notna()
@@ -77,12 +83,18 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
 def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     """A reduction against a slow baseline overstates the effect of the synchronisation frequency."""
     table = evidence.ratios
-    table = table[(table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)]
-    plain = table["label"] == "allreduce"  # with options it is a variant, and a baseline only where it ran alone
+    table = table[
+        (table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)
+    ]
+    plain = (
+        table["label"] == "allreduce"
+    )  # with options it is a variant, and a baseline only where it ran alone
     places = [table["execution"], table["engine"], table["workers"]]
     alone = ~plain.groupby(places).transform("any").astype(bool)
     table = table[plain | alone]
-    slower = table[(table["ratio_high"] < 1) & (table["workers"] > 1) & is_representative(table)]
+    slower = table[
+        (table["ratio_high"] < 1) & (table["workers"] > 1) & is_representative(table)
+    ]
     for name, own in slower.groupby("baseline", sort=False):
         worst = own.iloc[int(own["ratio"].to_numpy(dtype=float).argmin())]
         yield finding(
@@ -118,7 +130,11 @@ def superlinear(evidence: Evidence) -> Iterator[Finding]:
 def unsettled(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: a difference within its interval is not established."""
     table = evidence.ratios
-    headline = table[(table["baseline"] == "allreduce") & (table["workers"] > 1) & is_representative(table)]
+    headline = table[
+        (table["baseline"] == "allreduce")
+        & (table["workers"] > 1)
+        & is_representative(table)
+    ]
     open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
     for execution in dict.fromkeys(open_["execution"]):
         own = open_[open_["execution"] == execution]
@@ -155,7 +171,9 @@ def metric(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("no strategy's metric is worse than the baseline's, by the verdict of compare; where it is, this is stated")
+@rule(
+    "no strategy's metric is worse than the baseline's, by the verdict of compare; where it is, this is stated"
+)
 def metric_cost(evidence: Evidence) -> Iterator[Finding]:
     """A saving of time has to be reported with the loss of accuracy."""
     table = against(evidence.results)
@@ -176,7 +194,9 @@ def metric_cost(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("no cell ends at chance level, or with less than half of what it once had learned")
+@rule(
+    "no cell ends at chance level, or with less than half of what it once had learned"
+)
 def at_chance(
     evidence: Evidence,
     errors: float = 2.0,  # standard errors sqrt(p (1 - p) / n) above chance
@@ -192,7 +212,10 @@ def at_chance(
     gained = runs["final_metric"] - chance
     nothing = gained <= errors * sampling
     lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
-    for which, how in ((nothing, "at chance level"), (lost, "with less than half of what they once had learned")):
+    for which, how in (
+        (nothing, "at chance level"),
+        (lost, "with less than half of what they once had learned"),
+    ):
         own = runs[which]
         if own.empty:
             continue
@@ -234,7 +257,9 @@ def time_to_target(evidence: Evidence) -> Iterator[Finding]:
 def _reachable(runs: pd.DataFrame) -> str:
     """The option that states a target, in hundredths, which per-batch runs at the fewest workers all reached."""
     baseline = runs[runs["strategy"].isin(PER_BATCH)]
-    reached = baseline[baseline["workers"] == baseline["workers"].min()]["final_metric"].min()
+    reached = baseline[baseline["workers"] == baseline["workers"].min()][
+        "final_metric"
+    ].min()
     if not math.isfinite(reached):
         return ""
     return f" (--set target_metric={math.floor(100 * reached) / 100:g} --new)"
@@ -265,16 +290,25 @@ def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
 def failed_runs(evidence: Evidence) -> Iterator[Finding]:
     """Failed and diverged runs are not in the figures: the rest is a biased selection."""
     failed = evidence.results.failed
-    completed = evidence.runs.groupby(CELL, dropna=False).size().rename("completed").reset_index()
+    completed = (
+        evidence.runs.groupby(CELL, dropna=False)
+        .size()
+        .rename("completed")
+        .reset_index()
+    )
     failed = failed.merge(completed, on=CELL, how="left")
     lost = failed[failed["completed"].isna()]
     thinned = failed[failed["completed"].notna()]
     parts = []
     if len(lost):
         cells = counted(len(lost[CELL].drop_duplicates()), "cell")
-        parts.append(f"no run of {cells} was completed ({_statuses(lost)}): the curves go on without them")
+        parts.append(
+            f"no run of {cells} was completed ({_statuses(lost)}): the curves go on without them"
+        )
     if len(thinned):
-        parts.append(f"{counted(len(thinned), 'run')} of other cells in no statistic ({_statuses(thinned)})")
+        parts.append(
+            f"{counted(len(thinned), 'run')} of other cells in no statistic ({_statuses(thinned)})"
+        )
     if parts:
         again = f"scalebench run {evidence.results.folder} --retry"
         if (failed["status"] == "diverged").all():
@@ -287,7 +321,9 @@ def failed_runs(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("every completed run was completed at its first attempt; otherwise this is stated")
+@rule(
+    "every completed run was completed at its first attempt; otherwise this is stated"
+)
 def retried_runs(evidence: Evidence) -> Iterator[Finding]:
     """A run completed at a later attempt is a selected sample."""
     again = evidence.runs[evidence.runs["attempt"] > 1]
@@ -296,7 +332,9 @@ def retried_runs(evidence: Evidence) -> Iterator[Finding]:
         earlier = earlier[earlier["status"] != "completed"]
         before = _statuses(earlier) if len(earlier) else "without a row of what came"
         yield finding(
-            "note" if len(earlier) and "diverged" not in set(earlier["status"]) else "warning",
+            "note"
+            if len(earlier) and "diverged" not in set(earlier["status"])
+            else "warning",
             f"{counted(len(again), 'run')} completed at a later attempt ({before} before)",
             again,
             "state how many runs were repeated and why; one that diverges at times does so as part of its result",
@@ -336,7 +374,9 @@ def missing_epochs(evidence: Evidence) -> Iterator[Finding]:
 def still_wide(evidence: Evidence) -> Iterator[Finding]:
     """`until` ends at `at_most` runs, even if an interval is wider than requested."""
     until = evidence.results.study.get("until")
-    if not isinstance(until, Mapping) or not isinstance(until.get("ci_width"), int | float):
+    if not isinstance(until, Mapping) or not isinstance(
+        until.get("ci_width"), int | float
+    ):
         return
     asked = float(until["ci_width"])
     level = partial(level_of, evidence.results.study)
@@ -345,7 +385,10 @@ def still_wide(evidence: Evidence) -> Iterator[Finding]:
         for place, own in timed(evidence.results).groupby(CELL, dropna=False)
         if len(own) > 1
     }
-    widths = {place: float(relative_width(own, level(len(own)))) for place, own in logs.items()}
+    widths = {
+        place: float(relative_width(own, level(len(own))))
+        for place, own in logs.items()
+    }
     wide = [place for place, width in widths.items() if width > asked]
     if wide:
         yield finding(

@@ -10,7 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.environment import DECISIVE, calibration_in, changed_packages, hardware, machines_of
+from scalebench.analysis.environment import (
+    DECISIVE,
+    calibration_in,
+    changed_packages,
+    hardware,
+    machines_of,
+)
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.tuning_trials import tuned_cells
@@ -23,7 +29,13 @@ from scalebench.study.spec import SIMULATED
 def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
     """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
     rows = evidence.rows
-    shared = [*conditions(rows), "dataset_sha256", "n_test", "parameters", "target_metric"]
+    shared = [
+        *conditions(rows),
+        "dataset_sha256",
+        "n_test",
+        "parameters",
+        "target_metric",
+    ]
     if (rows["scaling"] == "strong").all():
         shared.append("n_train")
     for column in shared:
@@ -40,7 +52,9 @@ def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
 def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
     """Measured and simulated times must not be joined by a line or divided."""
     runs = evidence.runs
-    counts = runs.groupby(["label", "execution"])["workers"].nunique().groupby("label").max()
+    counts = (
+        runs.groupby(["label", "execution"])["workers"].nunique().groupby("label").max()
+    )
     torn = counts.index[counts < runs.groupby("label")["workers"].nunique()]
     if len(torn):
         yield finding(
@@ -49,9 +63,13 @@ def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
             runs[runs["label"].isin(torn)],
             "run one execution at all worker counts, as --execution auto does with virtual",
         )
-    kinds = {str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")}
+    kinds = {
+        str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")
+    }
     if len(kinds) > 1:
-        spans = ", ".join(f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items())
+        spans = ", ".join(
+            f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items()
+        )
         yield finding(
             "note",
             f"times of {len(kinds)} kinds: {spans}",
@@ -64,7 +82,11 @@ def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
 def reduced_batch(evidence: Evidence) -> Iterator[Finding]:
     """A shard smaller than the batch reduces the batch, which changes the problem at those worker counts."""
     runs = evidence.runs
-    column = "batch_per_worker" if (runs["batch_policy"] == "per_worker").all() else "batch_global"
+    column = (
+        "batch_per_worker"
+        if (runs["batch_policy"] == "per_worker").all()
+        else "batch_global"
+    )
     if runs[column].nunique() > 1:
         usual = runs[column].max()
         changed = runs[runs[column] != usual]
@@ -81,9 +103,15 @@ def reduced_batch(evidence: Evidence) -> Iterator[Finding]:
 def unequal_steps(evidence: Evidence) -> Iterator[Finding]:
     """At one worker count all strategies have to take the same number of optimizer steps."""
     runs = evidence.runs[evidence.runs["steps_per_epoch"].notna()]
-    usual = runs[runs["strategy"].isin(PER_BATCH)].groupby(["execution", "workers"])["steps_per_epoch"].max()
+    usual = (
+        runs[runs["strategy"].isin(PER_BATCH)]
+        .groupby(["execution", "workers"])["steps_per_epoch"]
+        .max()
+    )
     fallback = runs.groupby(["execution", "workers"])["steps_per_epoch"].max()
-    expected = usual.reindex(fallback.index).fillna(fallback).rename("expected").reset_index()
+    expected = (
+        usual.reindex(fallback.index).fillna(fallback).rename("expected").reset_index()
+    )
     runs = runs.merge(expected, on=["execution", "workers"])
     other = runs[runs["steps_per_epoch"] != runs["expected"]]
     if len(other):
@@ -106,7 +134,10 @@ def falling_steps(evidence: Evidence) -> Iterator[Finding]:
         return
     least = runs["workers"].min()
     most = runs["workers"].max()
-    first, last = (runs[runs["workers"] == count]["steps_per_epoch"].median() for count in (least, most))
+    first, last = (
+        runs[runs["workers"] == count]["steps_per_epoch"].median()
+        for count in (least, most)
+    )
     if last < 0.9 * first:
         yield finding(
             "note",
@@ -117,7 +148,9 @@ def falling_steps(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("a strategy that synchronises seldom has at least 8 steps between synchronisations")
+@rule(
+    "a strategy that synchronises seldom has at least 8 steps between synchronisations"
+)
 def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
     """Averaging every H steps can hide at most 1 - 1/H of the communication of averaging every step."""
     runs = evidence.runs
@@ -140,7 +173,10 @@ def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
 def _shares(values: pd.Series[Any]) -> str:
     """`0.1 (126 runs), 0.5 (63 runs)`."""
     counts = values.value_counts(dropna=False)
-    return listed((f"{value} ({counted(int(count), 'run')})" for value, count in counts.items()), 4)
+    return listed(
+        (f"{value} ({counted(int(count), 'run')})" for value, count in counts.items()),
+        4,
+    )
 
 
 def _rarest(rows: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -192,7 +228,13 @@ def mixed_commits(evidence: Evidence) -> Iterator[Finding]:
         yield finding(
             "error",
             f"runs of {len(counts)} commits: "
-            + listed((f"{commit} ({counted(int(count), 'run')})" for commit, count in counts.items()), 4),
+            + listed(
+                (
+                    f"{commit} ({counted(int(count), 'run')})"
+                    for commit, count in counts.items()
+                ),
+                4,
+            ),
             evidence.runs[commits != commits.mode().iloc[0]],
             "run the whole study at one commit, or one study for each",
         )
@@ -216,7 +258,9 @@ def mixed_machines(evidence: Evidence) -> Iterator[Finding]:
     """Times of different machines are not comparable; virtual times do not depend on the machine."""
     runs = evidence.measured
     machines = machines_of(runs, evidence.provenance)
-    kinds = {host: hardware(facts) if facts else None for host, facts in machines.items()}
+    kinds = {
+        host: hardware(facts) if facts else None for host, facts in machines.items()
+    }
     alike = None not in kinds.values() and len(set(kinds.values())) == 1
     several = runs["host_hash"].nunique() > 1
     if len(kinds) > 1 and (several or not alike):  # equal nodes of one job are fine
@@ -224,8 +268,13 @@ def mixed_machines(evidence: Evidence) -> Iterator[Finding]:
         yield finding(
             "warning" if alike else "error",
             f"measured on {len(kinds)} {what}: "
-            + listed((f"{host} ({kind or 'not described'})" for host, kind in kinds.items()), 4),
-            runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]] if several else runs,
+            + listed(
+                (f"{host} ({kind or 'not described'})" for host, kind in kinds.items()),
+                4,
+            ),
+            runs[runs["host_hash"] != runs["host_hash"].mode().iloc[0]]
+            if several
+            else runs,
             "measure the whole study on one machine, or say that the nodes are equal and how that was checked",
         )
 
@@ -242,13 +291,16 @@ def mixed_packages(evidence: Evidence) -> Iterator[Finding]:
     what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
     yield finding(
         "error" if decisive else "warning",
-        f"{len(hashes)} sets of packages: " + (listed(what, 6) if what else "provenance/ does not say which differ"),
+        f"{len(hashes)} sets of packages: "
+        + (listed(what, 6) if what else "provenance/ does not say which differ"),
         runs[runs["packages_hash"] != runs["packages_hash"].mode().iloc[0]],
         "run the whole study in one environment (constraints.txt pins it)",
     )
 
 
-@rule("the resolved study, the machine and packages of every run and the calibration are on record")
+@rule(
+    "the resolved study, the machine and packages of every run and the calibration are on record"
+)
 def no_provenance(evidence: Evidence) -> Iterator[Finding]:
     """Study, machine, packages and calibration are needed to repeat a study."""
     if not evidence.results.study:
@@ -259,7 +311,9 @@ def no_provenance(evidence: Evidence) -> Iterator[Finding]:
             "keep the whole folder that `scalebench run` wrote",
         )
     runs = evidence.runs
-    unknown = runs[~runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})]
+    unknown = runs[
+        ~runs["provenance"].isin({facts["provenance"] for facts in evidence.provenance})
+    ]
     if len(unknown):
         yield finding(
             "warning",
@@ -267,7 +321,9 @@ def no_provenance(evidence: Evidence) -> Iterator[Finding]:
             unknown,
             "keep the whole folder that `scalebench run` wrote",
         )
-    charged = runs[runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")]
+    charged = runs[
+        runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")
+    ]
     if len(charged) and calibration_in(evidence.results.folder) is None:
         yield finding(
             "warning",

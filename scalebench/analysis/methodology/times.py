@@ -17,7 +17,13 @@ from scalebench.analysis.environment import states_steps, supposed
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
-from scalebench.analysis.methodology import Evidence, Finding, by_severity, finding, rule
+from scalebench.analysis.methodology import (
+    Evidence,
+    Finding,
+    by_severity,
+    finding,
+    rule,
+)
 from scalebench.analysis.methodology.claims import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
@@ -43,7 +49,16 @@ _FEWEST = 4  # different times needed to detect a tick
 def findings(results: Results) -> list[Finding]:
     """Findings about the repetitions of completed runs, the gravest first."""
     evidence = Evidence(results)
-    rules = (few_runs, spread, odd_runs, two_groups, drift, runs_apart, virtual_error, unsettled)
+    rules = (
+        few_runs,
+        spread,
+        odd_runs,
+        two_groups,
+        drift,
+        runs_apart,
+        virtual_error,
+        unsettled,
+    )
     return by_severity(finding for find in rules for finding in find(evidence))
 
 
@@ -76,13 +91,19 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-@rule("the repetitions of a cell lie within 10 % of each other (coefficient of variation)")
+@rule(
+    "the repetitions of a cell lie within 10 % of each other (coefficient of variation)"
+)
 def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     """Rule 8 of the twelve: a mean of widely spread values says little."""
     for execution, own in _repeated_cells(evidence):
-        wide = own[own["spread"] > most].sort_values("spread", ascending=False, kind="stable")
+        wide = own[own["spread"] > most].sort_values(
+            "spread", ascending=False, kind="stable"
+        )
         if len(wide):
-            worst = f" ({in_words(cells_in(wide[:1]))})" if len(wide) > 1 else ""  # else the finding's place says it
+            worst = (
+                f" ({in_words(cells_in(wide[:1]))})" if len(wide) > 1 else ""
+            )  # else the finding's place says it
             yield finding(
                 "warning",
                 f"the times of {len(wide)} of {counted(len(own), f'{execution} cell')} vary by more than "
@@ -96,7 +117,10 @@ def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
 def odd_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 8 of the twelve: where single runs move the mean, report the median."""
     for execution, own in _repeated_cells(evidence):
-        odd = own[(own["train_s"] < own["median_low_s"]) | (own["train_s"] > own["median_high_s"])]
+        odd = own[
+            (own["train_s"] < own["median_low_s"])
+            | (own["train_s"] > own["median_high_s"])
+        ]
         if len(odd):
             yield finding(
                 "warning",
@@ -114,11 +138,17 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
     Adjusted by Holm over the cells of an execution.
     """
     for execution in MEASURED:
-        own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+        own = [
+            cell
+            for cell in runs_by_cell(evidence.results)
+            if cell.execution == execution
+        ]
         p = [two_groups_p(list(cell.seconds.values())) for cell in own]
         known = [n for n, value in enumerate(p) if math.isfinite(value)]
         adjusted = holm([p[n] for n in known])
-        split = [own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA]
+        split = [
+            own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA
+        ]
         if split:
             yield finding(
                 "warning",
@@ -133,7 +163,11 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
 def drift(evidence: Evidence, most: float = 0.02) -> Iterator[Finding]:
     """Rule 6 of the twelve: repetitions are a sample only of a machine in a steady state."""
     for execution in MEASURED:
-        own = [cell for cell in runs_by_cell(evidence.results) if cell.execution == execution]
+        own = [
+            cell
+            for cell in runs_by_cell(evidence.results)
+            if cell.execution == execution
+        ]
         found = time_trend(own)
         if found and found.p <= ALPHA and abs(found.factor - 1) > most:
             yield finding(
@@ -150,7 +184,11 @@ def runs_apart(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: only runs made side by side share the state of the machine and are paired."""
     table = evidence.ratios
     for execution in MEASURED:
-        own = table[(table["execution"] == execution) & table["reduction"].notna() & (table["n"] > 1)]
+        own = table[
+            (table["execution"] == execution)
+            & table["reduction"].notna()
+            & (table["n"] > 1)
+        ]
         short = own["left_out"] > 0
         apart = own[short | ~own["paired"]]
         if len(apart):
@@ -169,7 +207,11 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
     virtual = evidence.cells[evidence.cells["execution"].isin(SIMULATED)]
     if virtual.empty:
         return
-    spread = "spread over repetitions" if states_steps(evidence.results) else "calibration's spread"
+    spread = (
+        "spread over repetitions"
+        if states_steps(evidence.results)
+        else "calibration's spread"
+    )
     error = error_against_native(evidence.results)
     where = f"{counted(len(virtual), 'cell')} of virtual times"
     if error is None:
@@ -183,7 +225,8 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
             ),
             where,
             "run natively what this machine can hold: --execution auto"
-            if (virtual["cluster"] == THIS_MACHINE).all() and not supposed(evidence.results)
+            if (virtual["cluster"] == THIS_MACHINE).all()
+            and not supposed(evidence.results)
             else "quote them as virtual times, which native runs on this machine could not check",
         )
     elif not error.known:
@@ -198,7 +241,11 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
         yield finding(
             "warning",
             f"virtual times are off native ones by {error.words}"
-            + ("; what is common to all of them is in no interval" if error.is_split else ""),
+            + (
+                "; what is common to all of them is in no interval"
+                if error.is_split
+                else ""
+            ),
             where,
             "see `scalebench plot --figure agreement` for where; calibrate on an idle machine",
         )
@@ -207,12 +254,16 @@ def virtual_error(evidence: Evidence, most: float = 0.15) -> Iterator[Finding]:
 def _repeated_cells(evidence: Evidence) -> Iterator[tuple[str, pd.DataFrame]]:
     """Cells of more than one run, for each measured execution that has any."""
     for execution in MEASURED:
-        own = evidence.cells[(evidence.cells["execution"] == execution) & (evidence.cells["n"] > 1)]
+        own = evidence.cells[
+            (evidence.cells["execution"] == execution) & (evidence.cells["n"] > 1)
+        ]
         if len(own):
             yield execution, own
 
 
-@rule("measured times are positive and far longer than the tick of the clock that took them")
+@rule(
+    "measured times are positive and far longer than the tick of the clock that took them"
+)
 def clock_resolution(
     evidence: Evidence,
     most: float = 0.001,  # of the shortest time
@@ -254,7 +305,9 @@ def short_runs(evidence: Evidence, least_s: float = 0.1) -> Iterator[Finding]:
         )
 
 
-@rule("measured runs take warm-up steps before the clock starts, and their first epoch is not slower")
+@rule(
+    "measured runs take warm-up steps before the clock starts, and their first epoch is not slower"
+)
 def warm_up(
     evidence: Evidence,
     most: float = 0.25,  # by which the first epoch may exceed the later ones
@@ -282,7 +335,9 @@ def warm_up(
         )
 
 
-@rule("no measured point has more workers than cores, or misses its pace; where one does, it is marked")
+@rule(
+    "no measured point has more workers than cores, or misses its pace; where one does, it is marked"
+)
 def oversubscribed(evidence: Evidence) -> Iterator[Finding]:
     """Workers that share a core, or paced ones that miss their pace, do not represent separate devices."""
     crowded = evidence.measured[evidence.measured["oversubscribed"].astype(bool)]
@@ -292,11 +347,17 @@ def oversubscribed(evidence: Evidence) -> Iterator[Finding]:
             f"{counted(len(crowded[CELL].drop_duplicates()), 'cell')} with {crowding(crowded)}",
             crowded,
             "draw them as such, fit nothing to them, compare nothing with them; leave them out"
-            + ("; or state a longer device_step_time (--new)" if crowded["execution"].eq("paced").any() else ""),
+            + (
+                "; or state a longer device_step_time (--new)"
+                if crowded["execution"].eq("paced").any()
+                else ""
+            ),
         )
 
 
-@rule("other programs took at most a quarter of the cores beside each measured point; where not, it is marked")
+@rule(
+    "other programs took at most a quarter of the cores beside each measured point; where not, it is marked"
+)
 def disturbed(evidence: Evidence) -> Iterator[Finding]:
     """Times beside programs that take the cores are not those of this machine."""
     marked = evidence.cells[evidence.cells["disturbed"].astype(bool)]
@@ -310,16 +371,22 @@ def disturbed(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-@rule("other programs took less than a tenth of the cores while runs, or the calibration, were measured")
+@rule(
+    "other programs took less than a tenth of the cores while runs, or the calibration, were measured"
+)
 def busy_machine(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
     """A share s of the cores taken by other programs lengthens runs on all cores by about s / (1 - s).
 
-    From a tenth this exceeds the spread of 10 % that `spread` warns of. The mean over a cell's runs is judged, because
-    the kernel's ticks blur a single short run. For virtual times the load during calibration counts.
+    From a tenth this exceeds the spread of 10 % that `spread` warns of. The mean over a
+    cell's runs is judged, because the kernel's ticks blur a single short run. For
+    virtual times the load during calibration counts.
     """
     runs = evidence.runs
     simulated = runs[runs["execution"].isin(SIMULATED)]
-    for what, own in (("measured cells", evidence.measured), ("virtual cells when they were calibrated", simulated)):
+    for what, own in (
+        ("measured cells", evidence.measured),
+        ("virtual cells when they were calibrated", simulated),
+    ):
         known = own[own["others_load"].notna()]
         loads = known.groupby(CELL, dropna=False)["others_load"].mean()
         busy = loads[loads > most]

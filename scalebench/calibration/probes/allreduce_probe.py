@@ -17,14 +17,19 @@ from mpi4py import MPI
 from scalebench.system.clock import sleep_until
 from scalebench.system.parent_watch import end_with_launcher
 
-PAUSE_S = 0.02  # before an operation, as a step computes before it: links and acknowledgements come to rest
+# before an operation, as a step computes before it: links and acknowledgements come to
+# rest
+PAUSE_S = 0.02
 _FEWEST, _MOST = 3, 50  # repetitions
 
 
-def between_steps(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:
+def between_steps(
+    group: MPI.Comm, operation: Callable[[], object], repetitions: int
+) -> list[float]:
     """Time an operation that all ranks leave together, each after a pause, with no other message in between.
 
-    A barrier before it would let ranks go at different moments, and its acknowledgements share the links.
+    A barrier before it would let ranks go at different moments, and its
+    acknowledgements share the links.
     """
     operation()
     ends = [time.perf_counter()]
@@ -32,7 +37,9 @@ def between_steps(group: MPI.Comm, operation: Callable[[], object], repetitions:
         sleep_until(ends[-1] + PAUSE_S)
         operation()
         ends.append(time.perf_counter())
-    means: list[float] = (group.allreduce(np.diff(ends)) / group.size - PAUSE_S).tolist()
+    means: list[float] = (
+        group.allreduce(np.diff(ends)) / group.size - PAUSE_S
+    ).tolist()
     return means
 
 
@@ -60,7 +67,10 @@ def main(text: str) -> None:
     world = MPI.COMM_WORLD
     measured = _measure(world, **spec)
     if world.rank == 0:
-        print(f"{mark}{json.dumps({'ranks': world.size, 'seconds': measured})}", flush=True)
+        print(
+            f"{mark}{json.dumps({'ranks': world.size, 'seconds': measured})}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

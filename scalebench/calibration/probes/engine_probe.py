@@ -1,13 +1,14 @@
 """Costs of the engines, from synthetic buffers only: `mpirun -n P python -m scalebench...engine_probe SPEC`.
 
-No run of a study is timed here, so a virtual run is never fitted to the real one it is compared with. All ranks take
-part in every operation, in rounds: the reference step of rank 0 while the others sleep, then one window of each
-operation. A cost is the median of its undisturbed windows, or without enough of them the lower decile of all
+No run of a study is timed here, so a virtual run is never fitted to the real one it is
+compared with. All ranks take part in every operation, in rounds: the reference step of
+rank 0 while the others sleep, then one window of each operation. A cost is the median
+of its undisturbed windows, or without enough of them the lower decile of all
 operations.
 
-Between nodes, collectives are measured with one rank on each of two nodes, of all nodes and of their geometric mean,
-which shows the growth with their number, and with all ranks where nodes hold several. When the time is over, sizes
-above a MiB are left out.
+Between nodes, collectives are measured with one rank on each of two nodes, of all nodes
+and of their geometric mean, which shows the growth with their number, and with all
+ranks where nodes hold several. When the time is over, sizes above a MiB are left out.
 """
 
 from __future__ import annotations
@@ -24,18 +25,33 @@ import torch
 from mpi4py import MPI
 
 from scalebench.calibration.probes.allreduce_probe import PAUSE_S, between_steps
-from scalebench.calibration.probes.probe_rounds import ProbeRounds, entry, sleep_until_all_arrive
-from scalebench.cluster.engine_costs import MARK, EngineCost, EngineCosts, at_least, falls_below, joined
+from scalebench.calibration.probes.probe_rounds import (
+    ProbeRounds,
+    entry,
+    sleep_until_all_arrive,
+)
+from scalebench.cluster.engine_costs import (
+    MARK,
+    EngineCost,
+    EngineCosts,
+    at_least,
+    falls_below,
+    joined,
+)
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.system.clock import WallClock
 from scalebench.system.parent_watch import end_with_launcher
 
-_UNDISTURBED = 0.1  # share of the windows, below which an engine's costs are marked as disturbed
+_UNDISTURBED = (
+    0.1  # share of the windows, below which an engine's costs are marked as disturbed
+)
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
 _Operation = Callable[[torch.Tensor], object]
-_Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]  # seconds of so many repetitions
+_Measure = Callable[
+    [MPI.Comm, Callable[[], object], int], list[float]
+]  # seconds of so many repetitions
 
 
 def main(text: str) -> None:
@@ -43,7 +59,9 @@ def main(text: str) -> None:
     end_with_launcher()
     spec = json.loads(text)
     torch.set_num_threads(1)
-    costs = (_measure_at if "ranks" in spec else _measure_between_nodes)(MPI.COMM_WORLD, **spec)
+    costs = (_measure_at if "ranks" in spec else _measure_between_nodes)(
+        MPI.COMM_WORLD, **spec
+    )
     if MPI.COMM_WORLD.rank == 0:
         print(f"{MARK}{costs.model_dump_json()}", flush=True)
 
@@ -58,7 +76,11 @@ def _measure_one(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
 
 
 def _measure_at(
-    world: MPI.Comm, names: Sequence[str], ranks: Sequence[int], seconds: float, source: str
+    world: MPI.Comm,
+    names: Sequence[str],
+    ranks: Sequence[int],
+    seconds: float,
+    source: str,
 ) -> EngineCosts:
     """Measure the engines `names` among so many ranks; more ranks never cost less."""
     found: list[EngineCosts] = []
@@ -70,23 +92,32 @@ def _measure_at(
             for engine in names:
                 measured = _measure_one(engine, rounds, source)
                 fewer = before.get(engine)  # known to the ranks that were there
-                # More ranks that cost less are noise: measured once more, then raised to the fewer.
+                # More ranks that cost less are noise: measured once more, then raised
+                # to the fewer.
                 if group.bcast(fewer is not None and falls_below(measured, fewer)):
                     measured = _measure_one(engine, rounds, source)
-                before[engine] = measured if fewer is None else at_least(measured, fewer)
+                before[engine] = (
+                    measured if fewer is None else at_least(measured, fewer)
+                )
                 found.append(before[engine])
         sleep_until_all_arrive(world)
     return joined(found)
 
 
 def _measure_between_nodes(
-    world: MPI.Comm, names: Sequence[str], sizes: Sequence[int], seconds: float, source: str
+    world: MPI.Comm,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seconds: float,
+    source: str,
 ) -> EngineCosts:
     """Measure the allreduce of the engines `names`, and MPI's reduce and broadcast; rank 0 takes part everywhere."""
     found: list[EngineCost] = []
     for group, nodes in _places(world):
         for engine in names if group != MPI.COMM_NULL else ():
-            with named(engine).connect(Place(group, WallClock(), one_node=False)) as comm:
+            with named(engine).connect(
+                Place(group, WallClock(), one_node=False)
+            ) as comm:
                 operations: list[tuple[str, _Operation, _Measure]] = [
                     (engine, partial(comm.allreduce_, op="mean"), between_steps)
                 ]
@@ -96,8 +127,16 @@ def _measure_between_nodes(
                         ("mpi-reduce", comm.reduce_, _up_to_the_last),
                     ]
                 for name, operation, measure in operations:
-                    points = list(_curve(group, operation, sizes, seconds / len(operations), measure))
-                    found.append(entry(name, points, ranks=group.size, nodes=nodes, source=source))
+                    points = list(
+                        _curve(
+                            group, operation, sizes, seconds / len(operations), measure
+                        )
+                    )
+                    found.append(
+                        entry(
+                            name, points, ranks=group.size, nodes=nodes, source=source
+                        )
+                    )
         world.Barrier()
     return EngineCosts(entries=found)
 
@@ -119,7 +158,11 @@ def _places(world: MPI.Comm) -> Iterator[tuple[MPI.Comm, int]]:
 
 
 def _curve(
-    group: MPI.Comm, operation: _Operation, sizes: Sequence[int], seconds: float, measure: _Measure
+    group: MPI.Comm,
+    operation: _Operation,
+    sizes: Sequence[int],
+    seconds: float,
+    measure: _Measure,
 ) -> Iterator[tuple[int, float]]:
     """Yield (bytes, seconds) of `operation` for all `sizes` up to a MiB, and for larger ones as the time allows."""
     end = time.perf_counter() + seconds
@@ -130,13 +173,17 @@ def _curve(
         began = time.perf_counter()
         operation(buffer)
         one = time.perf_counter() - began + PAUSE_S
-        repetitions = group.bcast(int(min(_MOST, max(_FEWEST, seconds / len(sizes) / one))))
+        repetitions = group.bcast(
+            int(min(_MOST, max(_FEWEST, seconds / len(sizes) / one)))
+        )
         yield nbytes, median(measure(group, partial(operation, buffer), repetitions))
         if group.bcast(nbytes >= _ALWAYS and time.perf_counter() > end):
             return
 
 
-def _up_to_the_last(group: MPI.Comm, operation: Callable[[], object], repetitions: int) -> list[float]:
+def _up_to_the_last(
+    group: MPI.Comm, operation: Callable[[], object], repetitions: int
+) -> list[float]:
     """Time an operation of which some ranks are done earlier, from a barrier to the end of the last rank."""
     times = []
     for _ in range(repetitions):

@@ -1,9 +1,10 @@
 """Costs of gloo's collectives and messages, and of DDP's hooks and wrapper in a step.
 
-Workers that hold parts of a model gather, scatter and send: of few bytes an allgather takes longer here than an
-allreduce, of which the network model makes it half.
+Workers that hold parts of a model gather, scatter and send: of few bytes an allgather
+takes longer here than an allreduce, of which the network model makes it half.
 
-gloo's threads wait for the scheduler: costs are measured in seconds, not in reference steps.
+gloo's threads wait for the scheduler: costs are measured in seconds, not in reference
+steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
-_GATHER, _SCATTER, _SEND = (f"{ENGINE.name}-{kind}" for kind in ("allgather", "reduce-scatter", "send"))
+_GATHER, _SCATTER, _SEND = (
+    f"{ENGINE.name}-{kind}" for kind in ("allgather", "reduce-scatter", "send")
+)
 
 
 def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
@@ -43,30 +46,42 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     def one_round() -> list[Sample]:
         with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
             samples = [
-                rounds.after_computing((ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes]))
+                rounds.after_computing(
+                    (ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
+                )
                 for nbytes in GRID
             ]
             for nbytes in _COARSE_GRID:
                 samples += _of_parts(rounds, comm, nbytes)
-            samples += beside_reference(rounds, ("joined", 0), _ddp_step(), operator.sub)
+            samples += beside_reference(
+                rounds, ("joined", 0), _ddp_step(), operator.sub
+            )
         return samples + of_a_lone_worker(ENGINE.name, rounds, _ddp_step)
 
     found = rounds.measure(one_round, relative=False)
     alone_s, _ = added_by_hooks(found)
     curve = found.curve(ENGINE.name, GRID, relative=False)
-    # Threads of joined ranks compete for the cores in a step, which costs more than the bucket's bare allreduce.
+    # Threads of joined ranks compete for the cores in a step, which costs more than the
+    # bucket's bare allreduce.
     sizes, seconds = zip(*curve, strict=True)
-    bucket = sum(parameter.numel() for parameter in reference_network().parameters())  # DDP's only one
+    bucket = sum(
+        parameter.numel() for parameter in reference_network().parameters()
+    )  # DDP's only one
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
     made = partial(entry, ranks=rounds.mpi.size, source=source)
-    others = [made(name, found.curve(name, _COARSE_GRID, relative=False)) for name in (_GATHER, _SCATTER, _SEND)]
+    others = [
+        made(name, found.curve(name, _COARSE_GRID, relative=False))
+        for name in (_GATHER, _SCATTER, _SEND)
+    ]
     return found, [
         *others,
         made(
             ENGINE.name,
             curve,
             message_s=found.least((ENGINE.name, 4), relative=False),
-            per_step_s=max(0.0, found.seconds(("joined", 0), relative=False) - bucket_s),
+            per_step_s=max(
+                0.0, found.seconds(("joined", 0), relative=False) - bucket_s
+            ),
             alone_s=alone_s,
         ),
     ]
@@ -75,7 +90,11 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
 def _of_parts(rounds: ProbeRounds, comm: Communicator, nbytes: int) -> list[Sample]:
     """Time an allgather of so many bytes of each rank, a reduce-scatter of so many in all, and a message."""
     numbers = max(1, nbytes // (4 * comm.size))
-    own, whole, message = torch.zeros(numbers), torch.zeros(numbers * comm.size), torch.zeros(nbytes // 4)
+    own, whole, message = (
+        torch.zeros(numbers),
+        torch.zeros(numbers * comm.size),
+        torch.zeros(nbytes // 4),
+    )
 
     def there_and_back() -> None:
         if comm.rank == 0:
@@ -88,8 +107,13 @@ def _of_parts(rounds: ProbeRounds, comm: Communicator, nbytes: int) -> list[Samp
     both_ways = rounds.after_computing((_SEND, nbytes), there_and_back)
     return [
         rounds.after_computing((_GATHER, nbytes), partial(comm.allgather, message)),
-        rounds.after_computing((_SCATTER, nbytes), partial(comm.reduce_scatter_, own, whole)),
-        both_ways._replace(seconds=both_ways.seconds / 2, each=tuple(seconds / 2 for seconds in both_ways.each)),
+        rounds.after_computing(
+            (_SCATTER, nbytes), partial(comm.reduce_scatter_, own, whole)
+        ),
+        both_ways._replace(
+            seconds=both_ways.seconds / 2,
+            each=tuple(seconds / 2 for seconds in both_ways.each),
+        ),
     ]
 
 

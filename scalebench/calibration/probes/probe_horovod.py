@@ -33,7 +33,9 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
-_SMALL = 16 << 10  # bytes: up to here Horovod's negotiation can be told from its transport
+_SMALL = (
+    16 << 10
+)  # bytes: up to here Horovod's negotiation can be told from its transport
 _CYCLES = 16  # of Horovod's loop, timed in a round
 _QUARTILES = 1.349  # standard deviations of a normal distribution between its quartiles
 
@@ -41,7 +43,9 @@ _QUARTILES = 1.349  # standard deviations of a normal distribution between its q
 def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure Horovod's allreduce, divided into cycle, negotiation and transport, and its cost per step."""
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
-    hooked = [torch.zeros(16) for _ in range(4)]  # as many as a model with two layers hands over
+    hooked = [
+        torch.zeros(16) for _ in range(4)
+    ]  # as many as a model with two layers hands over
     transport = MpiCommunicator(rounds.mpi, rounds.clock)
 
     def one_round() -> list[Sample]:
@@ -50,28 +54,58 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
             if nbytes <= _SMALL:
                 moved = partial(transport.allreduce_, buffers[nbytes])
                 samples.append(rounds.after_a_step(("transport", nbytes), moved))
-        samples.append(rounds.window(("at once", 4), partial(transport.allreduce_, buffers[4]), together=True))
+        samples.append(
+            rounds.window(
+                ("at once", 4), partial(transport.allreduce_, buffers[4]), together=True
+            )
+        )
         with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
             for nbytes in GRID:
-                samples.append(rounds.after_computing((ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])))
+                samples.append(
+                    rounds.after_computing(
+                        (ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
+                    )
+                )
             began = time.perf_counter()
-            handles = [hvd.allreduce_async_(tensor, name=f"probe.{i}") for i, tensor in enumerate(hooked)]
-            samples.append(Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True))
+            handles = [
+                hvd.allreduce_async_(tensor, name=f"probe.{i}")
+                for i, tensor in enumerate(hooked)
+            ]
+            samples.append(
+                Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True)
+            )
             for handle in handles:
                 hvd.synchronize(handle)
-        return samples + of_a_lone_worker(ENGINE.name, rounds, _horovod_step, partial(_cycles, rounds))
+        return samples + of_a_lone_worker(
+            ENGINE.name, rounds, _horovod_step, partial(_cycles, rounds)
+        )
 
     with _default_cycle():
         found = rounds.measure(one_round, relative=False)
     lengths = found.values(("cycle", 4), relative=False)
     cycle_s, (low, high) = median(lengths), np.quantile(lengths, (0.25, 0.75))
-    # A tensor of a lone worker that is ready at any moment waits for half a cycle on average.
-    negotiation = max(0.0, found.seconds(("horovod alone", 4), relative=False) - cycle_s / 2)
-    moved = {nbytes: found.seconds(("transport", nbytes)) for nbytes in GRID if nbytes <= _SMALL}
-    # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small operation's time is waiting for turns.
-    whole = {nbytes: found.seconds((ENGINE.name, nbytes), relative=False) for nbytes in GRID}
-    besides = max(0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items()))
-    points = [(nbytes, moved.get(nbytes, max(0.0, seconds - besides))) for nbytes, seconds in whole.items()]
+    # A tensor of a lone worker that is ready at any moment waits for half a cycle on
+    # average.
+    negotiation = max(
+        0.0, found.seconds(("horovod alone", 4), relative=False) - cycle_s / 2
+    )
+    moved = {
+        nbytes: found.seconds(("transport", nbytes))
+        for nbytes in GRID
+        if nbytes <= _SMALL
+    }
+    # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small
+    # operation's time is waiting for turns.
+    whole = {
+        nbytes: found.seconds((ENGINE.name, nbytes), relative=False) for nbytes in GRID
+    }
+    besides = max(
+        0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items())
+    )
+    points = [
+        (nbytes, moved.get(nbytes, max(0.0, seconds - besides)))
+        for nbytes, seconds in whole.items()
+    ]
     alone_s, together_s = added_by_hooks(found)
     return found, [
         entry(

@@ -7,7 +7,14 @@ from functools import partial
 
 import torch
 
-from scalebench.calibration.probes.probe_rounds import GRID, Found, ProbeRounds, Sample, entry, sleep_until_all_arrive
+from scalebench.calibration.probes.probe_rounds import (
+    GRID,
+    Found,
+    ProbeRounds,
+    Sample,
+    entry,
+    sleep_until_all_arrive,
+)
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import OneSidedState, RankServer, ServerLoop
@@ -27,7 +34,9 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
         "mpi-linear-reduce": (partial(comm.reduce_, linear=True), _COARSE_GRID),
     }
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
-    states = {nbytes: OneSidedState(comm, torch.zeros(nbytes // 4)) for nbytes in _COARSE_GRID}
+    states = {
+        nbytes: OneSidedState(comm, torch.zeros(nbytes // 4)) for nbytes in _COARSE_GRID
+    }
 
     def access(state: OneSidedState) -> None:
         with state.exclusive():
@@ -36,12 +45,21 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     def one_round() -> list[Sample]:
         samples: list[Sample] = []
         for name, (operation, grid) in operations.items():
-            samples += [rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes])) for nbytes in grid]
+            samples += [
+                rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes]))
+                for nbytes in grid
+            ]
         for nbytes, state in states.items():
             if rounds.mpi.rank == rounds.mpi.size - 1:
-                samples.append(rounds.window(("mpi-onesided", nbytes), partial(access, state)))
+                samples.append(
+                    rounds.window(("mpi-onesided", nbytes), partial(access, state))
+                )
             sleep_until_all_arrive(rounds.mpi)  # outside MPI, as if the others computed
-        samples.append(rounds.window(("at once", 4), partial(comm.allreduce_, buffers[4]), together=True))
+        samples.append(
+            rounds.window(
+                ("at once", 4), partial(comm.allreduce_, buffers[4]), together=True
+            )
+        )
         return samples + _serve(rounds)
 
     found = rounds.measure(one_round, relative=True)
@@ -49,12 +67,19 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     for state in states.values():
         state.close()
     made = partial(entry, ranks=rounds.mpi.size, source=source)
-    collectives = [made(name, found.curve(name, grid), message_s=message_s) for name, (_, grid) in operations.items()]
+    collectives = [
+        made(name, found.curve(name, grid), message_s=message_s)
+        for name, (_, grid) in operations.items()
+    ]
     others = ("mpi-onesided", "mpi-server", "mpi-server-busy")
-    return found, collectives + [made(name, found.curve(name, _COARSE_GRID)) for name in others]
+    return found, collectives + [
+        made(name, found.curve(name, _COARSE_GRID)) for name in others
+    ]
 
 
-def _echo(worker: int, payload: torch.Tensor, now: float) -> list[tuple[int, torch.Tensor]]:
+def _echo(
+    worker: int, payload: torch.Tensor, now: float
+) -> list[tuple[int, torch.Tensor]]:
     """A server's rule that replies with as many bytes as were sent."""
     return [(worker, payload.clone())]
 
@@ -71,7 +96,9 @@ def _serve(rounds: ProbeRounds) -> list[Sample]:
             stopwatch = Stopwatch(computes=False)
             handled = loop.serve()
             undisturbed = stopwatch.stop().undisturbed
-            samples.append(Sample(("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed))
+            samples.append(
+                Sample(("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed)
+            )
         else:
             server = RankServer(MpiCommunicator(group, rounds.clock), mpi, _echo)
             if group.rank == 0:

@@ -1,7 +1,8 @@
 """Rounds of timed windows among a group of ranks, each round beside a reference step of rank 0.
 
-Which windows count, and the cost that follows, is said by `Found`; `of_a_lone_worker` times steps of a script with the
-hooks and wrappers of an engine, beside reference steps.
+Which windows count, and the cost that follows, is said by `Found`; `of_a_lone_worker`
+times steps of a script with the hooks and wrappers of an engine, beside reference
+steps.
 """
 
 from __future__ import annotations
@@ -29,13 +30,22 @@ from scalebench.training.reference_step import Gauge, Step
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CYCLE_S = 1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
+CYCLE_S = (
+    1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
+)
 _WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
 _ROUNDS, _FEWEST_ROUNDS = 5, 2  # at least, within the time and within twice the time
-_OTHERS = 0.2  # share of the cores that others may take in a round of engines with threads of their own
-_LARGE, _FEW, _SOME = 1 << 20, 2, 8  # bytes, and operations of a window with more and with less
-_PAUSES = 12  # operations of a window that each follow some computing, from none to a cycle long
+# share of the cores that others may take in a round of engines with threads of their
+# own
+_OTHERS = 0.2
+_LARGE, _FEW, _SOME = (
+    1 << 20,
+    2,
+    8,
+)  # bytes, and operations of a window with more and with less
+# operations of a window that each follow some computing, from none to a cycle long
+_PAUSES = 12
 
 Operation = Callable[[], object]
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
@@ -51,12 +61,18 @@ class ProbeRounds:
         self.mpi, self._seconds = mpi, seconds
         self.clock = WallClock()
         self.gauge = Gauge()
-        self._family = (os.getppid(), *mpi.allgather(os.getpid()))  # mpirun, bound to no core, and the ranks
+        self._family = (
+            os.getppid(),
+            *mpi.allgather(os.getpid()),
+        )  # mpirun, bound to no core, and the ranks
 
-    def measure(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Found:
+    def measure(
+        self, one_round: Callable[[], list[Sample]], *, relative: bool
+    ) -> Found:
         """Repeat `one_round` until all costs are precise or the time is over; `relative`: to the reference step.
 
-        Beside many busy programs one round may take longer than all rounds may: a second one may take as long again.
+        Beside many busy programs one round may take longer than all rounds may: a
+        second one may take as long again.
         """
         until: Until[Samples] = Until(
             self._seconds,
@@ -68,17 +84,24 @@ class ProbeRounds:
         rounds = quiet_rounds(
             lambda: self._samples(one_round, relative=relative),
             self._reference,
-            lambda rounds: self.mpi.bcast(until(rounds) if self.mpi.rank == 0 else None),
+            lambda rounds: self.mpi.bcast(
+                until(rounds) if self.mpi.rank == 0 else None
+            ),
         )
         return Found(rounds)
 
-    def _samples(self, one_round: Callable[[], list[Sample]], *, relative: bool) -> Samples:
+    def _samples(
+        self, one_round: Callable[[], list[Sample]], *, relative: bool
+    ) -> Samples:
         """Return the samples of all ranks; threads of engines' own disturb each other, so that others' load decides."""
         background = BackgroundLoad(taken_by(self._family), of=self._family[0])
         # Every rank sees all samples, so that all decide alike.
         samples = self.mpi.allgather(one_round())
         if not relative and (background.share() or 0.0) > _OTHERS:
-            return [[sample._replace(undisturbed=False) for sample in own] for own in samples]
+            return [
+                [sample._replace(undisturbed=False) for sample in own]
+                for own in samples
+            ]
         return samples
 
     def _reference(self) -> float:
@@ -88,7 +111,9 @@ class ProbeRounds:
         sleep_until_all_arrive(self.mpi)
         return float(self.mpi.bcast(seconds))
 
-    def window(self, key: Key, operation: Operation, *, least: int = 1, together: bool = False) -> Sample:
+    def window(
+        self, key: Key, operation: Operation, *, least: int = 1, together: bool = False
+    ) -> Sample:
         """Time a window of `operation` on this rank, or `together` on all ranks, equally often."""
         operation()
         began = time.perf_counter()
@@ -106,7 +131,8 @@ class ProbeRounds:
     def after_a_step(self, key: Key, operation: Operation) -> Sample:
         """Time a window of operations, each after a reference step, so that caches are as in training.
 
-        A barrier lies between the two: waiting for other ranks is not part of the cost of an operation.
+        A barrier lies between the two: waiting for other ranks is not part of the cost
+        of an operation.
         """
         operation()
         steps = _FEW if key[1] > _LARGE else _SOME
@@ -130,7 +156,9 @@ class ProbeRounds:
                 pass
             operation()
             each.append(time.perf_counter() - began)
-        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each), in_phases=True)
+        return Sample(
+            key, fmean(each), stopwatch.stop().undisturbed, tuple(each), in_phases=True
+        )
 
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""
@@ -141,7 +169,10 @@ class ProbeRounds:
             operation()
             moments.append(time.perf_counter())
         undisturbed = stopwatch.stop().undisturbed
-        return [Sample(key, after - before, undisturbed) for before, after in pairwise(moments)]
+        return [
+            Sample(key, after - before, undisturbed)
+            for before, after in pairwise(moments)
+        ]
 
 
 def sleep_until_all_arrive(group: MPI.Comm) -> None:
@@ -154,8 +185,8 @@ def sleep_until_all_arrive(group: MPI.Comm) -> None:
 class Sample(NamedTuple):
     """Seconds of one operation in one window, and whether the window was undisturbed.
 
-    `each` has the seconds of single operations where they were timed, `in_phases` if each began at another phase of a
-    cycle, the same ones in every window.
+    `each` has the seconds of single operations where they were timed, `in_phases` if
+    each began at another phase of a cycle, the same ones in every window.
     """
 
     key: Key
@@ -171,7 +202,8 @@ Samples = list[list[Sample]]  # of one round, by rank
 class Found:
     """The windows of all rounds so far, and the reference step of each round, in seconds.
 
-    Of each window the first rank's time counts; it is undisturbed if it was so on every rank.
+    Of each window the first rank's time counts; it is undisturbed if it was so on every
+    rank.
     """
 
     def __init__(self, rounds: Sequence[Round[Samples]]) -> None:
@@ -189,17 +221,27 @@ class Found:
     def values(self, key: Key, *, relative: bool) -> list[float]:
         """Seconds of the undisturbed windows, at the mean reference step if `relative`.
 
-        If fewer than FEWEST were undisturbed, the lower decile of all takes their place, as other programs only add to
-        a time: of single operations by their phase, where these were timed, and of windows elsewhere.
+        If fewer than FEWEST were undisturbed, the lower decile of all takes their
+        place, as other programs only add to a time: of single operations by their
+        phase, where these were timed, and of windows elsewhere.
         """
         windows = self._windows[key]
-        scales = [self.reference_s / self.references[number] if relative else 1.0 for number, _ in windows]
-        kept = [scale * one.seconds for scale, (_, one) in zip(scales, windows, strict=True) if one.undisturbed]
+        scales = [
+            self.reference_s / self.references[number] if relative else 1.0
+            for number, _ in windows
+        ]
+        kept = [
+            scale * one.seconds
+            for scale, (_, one) in zip(scales, windows, strict=True)
+            if one.undisturbed
+        ]
         if are_enough(len(kept), len(windows)):
             return kept
         each = [one.each or (one.seconds,) for _, one in windows]
         table = np.array(scales)[:, None] * np.array(each)
-        if len(windows) == 1 and not windows[0][1].in_phases:  # of one round the operations are all there is
+        if (
+            len(windows) == 1 and not windows[0][1].in_phases
+        ):  # of one round the operations are all there is
             table = table.T
         return [float(np.quantile(table, _LOWER, axis=0).mean())]
 
@@ -211,23 +253,36 @@ class Found:
         """10 % quantile of the windows: the cost without waits of the operation's own threads for a core."""
         return max(0.0, float(np.quantile(self.values(key, relative=relative), 0.1)))
 
-    def curve(self, name: str, grid: Sequence[int], *, relative: bool = True) -> list[tuple[int, float]]:
+    def curve(
+        self, name: str, grid: Sequence[int], *, relative: bool = True
+    ) -> list[tuple[int, float]]:
         """(bytes, seconds) of an operation."""
-        return [(nbytes, self.seconds((name, nbytes), relative=relative)) for nbytes in grid]
+        return [
+            (nbytes, self.seconds((name, nbytes), relative=relative)) for nbytes in grid
+        ]
 
     def share_undisturbed(self) -> float:
         """Share of all windows that were undisturbed."""
-        flags = [one.undisturbed for windows in self._windows.values() for _, one in windows]
+        flags = [
+            one.undisturbed for windows in self._windows.values() for _, one in windows
+        ]
         return sum(flags) / len(flags) if flags else 1.0
 
     def precise(self, *, relative: bool) -> bool:
         """Return True if each cost is known precisely and no larger message costs less than a smaller one."""
-        if not all(typical(self.values(key, relative=relative)).precise for key in self._windows):
+        if not all(
+            typical(self.values(key, relative=relative)).precise
+            for key in self._windows
+        ):
             return False
         curves: dict[str, list[float]] = {}
         for name, nbytes in sorted(self._windows):
-            curves.setdefault(name, []).append(self.seconds((name, nbytes), relative=relative))
-        return all(a <= b * 1.02 for curve in curves.values() for a, b in pairwise(curve))
+            curves.setdefault(name, []).append(
+                self.seconds((name, nbytes), relative=relative)
+            )
+        return all(
+            a <= b * 1.02 for curve in curves.values() for a, b in pairwise(curve)
+        )
 
 
 def _together(samples: Samples) -> Iterator[Sample]:
@@ -243,13 +298,32 @@ def _together(samples: Samples) -> Iterator[Sample]:
 
 
 def entry(
-    name: str, points: Sequence[tuple[int, float]], *, ranks: int, source: str, nodes: int = 1, **others: float
+    name: str,
+    points: Sequence[tuple[int, float]],
+    *,
+    ranks: int,
+    source: str,
+    nodes: int = 1,
+    **others: float,
 ) -> EngineCost:
     """The largest costs within `points`, (bytes, seconds), that never fall with the bytes."""
-    # A larger message that took less time shows that the smaller one was delayed: other programs only add to a time.
-    costs = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1].tolist()
-    curve = [(nbytes, seconds) for (nbytes, _), seconds in zip(points, costs, strict=True)]
-    return EngineCost(engine=name, ranks=ranks, nodes=nodes, alpha_s=costs[0], points=curve, source=source, **others)
+    # A larger message that took less time shows that the smaller one was delayed: other
+    # programs only add to a time.
+    costs = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[
+        ::-1
+    ].tolist()
+    curve = [
+        (nbytes, seconds) for (nbytes, _), seconds in zip(points, costs, strict=True)
+    ]
+    return EngineCost(
+        engine=name,
+        ranks=ranks,
+        nodes=nodes,
+        alpha_s=costs[0],
+        points=curve,
+        source=source,
+        **others,
+    )
 
 
 def of_a_lone_worker(
@@ -260,7 +334,8 @@ def of_a_lone_worker(
 ) -> list[Sample]:
     """Time steps of a lone worker that `wrap` makes for the engine, relative to reference steps beside them.
 
-    First of rank 0 while the others sleep, then of all ranks at the same time; `others` are timed after them.
+    First of rank 0 while the others sleep, then of all ranks at the same time; `others`
+    are timed after them.
     """
     group = rounds.mpi.Split(rounds.mpi.rank)
     samples = []
@@ -277,7 +352,10 @@ def of_a_lone_worker(
 
 
 def beside_reference(
-    rounds: ProbeRounds, key: Key, step: Operation, compared: Callable[[float, float], float]
+    rounds: ProbeRounds,
+    key: Key,
+    step: Operation,
+    compared: Callable[[float, float], float],
 ) -> list[Sample]:
     """Time windows of `step`, each `compared` with the reference step beside it: their difference or ratio.
 
@@ -285,7 +363,9 @@ def beside_reference(
     """
     samples = []
     for _ in range(_PAIRS):
-        stopwatch = Stopwatch(computes=False, shares_cores=True)  # DDP's main thread waits for gloo's on this core
+        stopwatch = Stopwatch(
+            computes=False, shares_cores=True
+        )  # DDP's main thread waits for gloo's on this core
         rounds.gauge.steps(_STEPS)
         reference_s = rounds.gauge.steps(_STEPS)
         for _ in range(_STEPS):
@@ -294,11 +374,15 @@ def beside_reference(
         for _ in range(_STEPS):
             step()
         seconds = (time.perf_counter() - began) / _STEPS
-        samples.append(Sample(key, compared(seconds, reference_s), stopwatch.stop().undisturbed))
+        samples.append(
+            Sample(key, compared(seconds, reference_s), stopwatch.stop().undisturbed)
+        )
     return samples
 
 
 def added_by_hooks(found: Found) -> tuple[float, float]:
     """Seconds, at least zero, of the engine's step beyond the reference step: of one worker, and of all at once."""
-    alone, together = (found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together"))
+    alone, together = (
+        found.seconds((name, 0), relative=False) - 1.0 for name in ("alone", "together")
+    )
     return max(0.0, alone) * found.reference_s, max(0.0, together) * found.reference_s

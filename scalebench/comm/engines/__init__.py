@@ -11,7 +11,9 @@ from scalebench.comm.engines.base import Engine
 from scalebench.errors import EngineError, nearest
 from scalebench.study.choices import VIRTUAL, EngineName
 
-NAMES: tuple[str, ...] = get_args(EngineName)  # of native engines; each is a file here that makes an `ENGINE`
+NAMES: tuple[str, ...] = get_args(
+    EngineName
+)  # of native engines; each is a file here that makes an `ENGINE`
 
 
 def named(name: str) -> Engine:
@@ -34,7 +36,8 @@ def _loaded(name: str) -> Engine:
 def available(name: str, *, here: bool = True) -> str | None:
     """Return None if engine `name` can be launched, else the reason and the command that adds it; imports little.
 
-    `here` is this machine, with its GPUs and its job; otherwise a job still to be submitted with this installation.
+    `here` is this machine, with its GPUs and its job; otherwise a job still to be
+    submitted with this installation.
     """
     return named(name).lacks(here=here)
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from scalebench.comm.native import NativeCommunicator
     from scalebench.system.clock import WallClock
 
-WITHOUT_GROUPS = frozenset({Capability.BATCHES, Capability.COLLECTIVES, Capability.NONBLOCKING})
+WITHOUT_GROUPS = frozenset(
+    {Capability.BATCHES, Capability.COLLECTIVES, Capability.NONBLOCKING}
+)
 WITH_GROUPS = WITHOUT_GROUPS | {Capability.SPLIT, Capability.POINT_TO_POINT}
 NO_TORCH = "torch is not installed; add it with: pip install torch"
 
@@ -32,8 +34,12 @@ class Place:
     ranks: ObjectGroup
     clock: WallClock
     one_node: bool  # which is this one
-    for_good: bool = False  # what takes long to start stays up for the next run, which has to have the same ranks
-    waits_for: Callable[[int | None], None] = lambda _: None  # hears for which rank this one waits, or None: all
+    # what takes long to start stays up for the next run, which has to have the same
+    # ranks
+    for_good: bool = False
+    waits_for: Callable[[int | None], None] = lambda _: (
+        None
+    )  # hears for which rank this one waits, or None: all
 
 
 class Engine(ABC):
@@ -42,20 +48,31 @@ class Engine(ABC):
     name: ClassVar[str]
     provides: ClassVar[frozenset[Capability]]  # what strategies may ask of it
     progress_threads: ClassVar[int] = 0  # of each rank, that move bytes beside compute
-    needs_mpi: ClassVar[bool] = False  # an MPI joins its ranks, so only launchers that start those serve it
+    needs_mpi: ClassVar[bool] = (
+        False  # an MPI joins its ranks, so only launchers that start those serve it
+    )
     on_gpus: ClassVar[bool] = False  # a worker takes a GPU of its own
     has_ranks: ClassVar[bool] = True  # started together by a launcher, for whole runs
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
-    is_measured: ClassVar[bool] = False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
-    moves_by: ClassVar[str] = ""  # engine that moves its bytes, and has its costs between nodes
+    is_measured: ClassVar[bool] = (
+        False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
+    )
+    moves_by: ClassVar[str] = (
+        ""  # engine that moves its bytes, and has its costs between nodes
+    )
     added_by: ClassVar[str] = ""  # command that builds it beside pip's packages
-    elastic_launcher: ClassVar[str] = ""  # starts ranks of which one may die without the run; empty: there is none
-    timeline_variable: ClassVar[str] = ""  # names the file of a timeline that it writes itself
+    elastic_launcher: ClassVar[str] = (
+        ""  # starts ranks of which one may die without the run; empty: there is none
+    )
+    timeline_variable: ClassVar[str] = (
+        ""  # names the file of a timeline that it writes itself
+    )
 
     def lacks(self, *, here: bool = True) -> str | None:
         """Return None if it can be launched, else the reason and the command that adds it; imports little.
 
-        `here` is this machine, with its GPUs and its job; otherwise a job still to be submitted with this installation.
+        `here` is this machine, with its GPUs and its job; otherwise a job still to be
+        submitted with this installation.
         """
         by_mpi = self.starts_by_mpi()
         if reason := chosen().lacks(by_mpi=by_mpi, here=here):
@@ -71,8 +88,8 @@ class Engine(ABC):
     def busy_threads(self, workers: int, threads_per_worker: int = 1) -> int:
         """Number of cores that one of `workers` keeps busy: compute and progress threads.
 
-        A lone worker moves no bytes. Workers on GPUs take no core: more workers than GPUs are refused, not
-        oversubscribed.
+        A lone worker moves no bytes. Workers on GPUs take no core: more workers than
+        GPUs are refused, not oversubscribed.
         """
         if self.on_gpus:
             return 0
@@ -81,7 +98,8 @@ class Engine(ABC):
     def connect(self, place: Place) -> AbstractContextManager[NativeCommunicator]:
         """Join the ranks of `place` for one run.
 
-        Threads in the background slow everything else on the machine: they are started here, and ended on leaving.
+        Threads in the background slow everything else on the machine: they are started
+        here, and ended on leaving.
 
         Raises:
             EngineError: an address of rank 0's host cannot be reached from here, or the engine has no ranks.

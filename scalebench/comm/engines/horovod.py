@@ -49,7 +49,11 @@ class Horovod(Engine):
         try:
             yield HorovodCommunicator(place.clock)
         except BaseException:
-            if place.ranks.size == 1:  # with others, shutting down would wait for them, and they wait for this rank
+            if (
+                place.ranks.size == 1
+                # with others, shutting down would wait for them, and they wait for this
+                # rank
+            ):
                 hvd.shutdown()
             raise
         if not place.for_good:

@@ -19,7 +19,11 @@ class Mpi(Engine):
     """The MPI of mpi4py."""
 
     name = "mpi"
-    provides = WITH_GROUPS | {Capability.ADASUM, Capability.SHARED_STATE, Capability.SERVER}
+    provides = WITH_GROUPS | {
+        Capability.ADASUM,
+        Capability.SHARED_STATE,
+        Capability.SERVER,
+    }
     needs_mpi = True
     is_measured = True
 

@@ -32,7 +32,10 @@ class Nccl(Engine):
             return "this torch has no CUDA; install one of https://pytorch.org/get-started/locally that has"
         if not here:
             return None
-        driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+        driver = (
+            Path("/proc/driver/nvidia/version").exists()
+            or Path("/dev/nvidiactl").exists()
+        )
         if not driver or not hardware.gpus():
             return "no NVIDIA GPU here; use --engine gloo, or run where there is one"
         return None

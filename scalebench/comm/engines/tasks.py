@@ -10,9 +10,13 @@ from scalebench.comm.engines.base import NO_TORCH, Engine, folder_of
 from scalebench.study.choices import Backend
 
 TASKS = "tasks"
-# Seconds of a task behind another one at 2 workers, as measured (docs/tasks.md, prices); by backend.
+# Seconds of a task behind another one at 2 workers, as measured (docs/tasks.md,
+# prices); by backend.
 _DEPENDENT_S: dict[Backend, float] = {"processes": 1.6e-3, "dask": 35e-3, "ray": 3.2e-3}
-_PACKAGES = {"dask": ("distributed", "scalebench[tasks]"), "ray": ("ray", "scalebench[ray]")}  # what adds each
+_PACKAGES = {
+    "dask": ("distributed", "scalebench[tasks]"),
+    "ray": ("ray", "scalebench[ray]"),
+}  # what adds each
 
 
 class Tasks(Engine):
@@ -31,7 +35,9 @@ def with_typical_cost(known: EngineCosts, backend: Backend) -> EngineCosts:
     """Return costs in which a round of tasks takes what a task behind another one takes on `backend`, and the links."""
     seconds = _DEPENDENT_S[backend]
     source = f"typical of {backend}: {1e3 * seconds:g} ms for a task behind another, measured at 2 workers"
-    typical = EngineCost(engine=TASKS, ranks=2, alpha_s=seconds, stated=True, source=source)
+    typical = EngineCost(
+        engine=TASKS, ranks=2, alpha_s=seconds, stated=True, source=source
+    )
     others = [entry for entry in known.entries if entry.engine != TASKS]
     return known.model_copy(update={"entries": [*others, typical]})
 

@@ -11,7 +11,10 @@ class Virtual(Engine):
     """All that strategies ask for, except the libraries themselves."""
 
     name = VIRTUAL
-    provides = frozenset(Capability) - {Capability.HOROVOD_OPTIMIZER, Capability.PROCESS_GROUP}
+    provides = frozenset(Capability) - {
+        Capability.HOROVOD_OPTIMIZER,
+        Capability.PROCESS_GROUP,
+    }
     has_ranks = False
 
     def lacks(self, *, here: bool = True) -> str | None:

@@ -18,9 +18,14 @@ class Placement:
     cpus_per_core: int = 1  # hardware threads
     by_mpi: bool = True  # joined by an MPI
     beyond_slots: bool = False  # more ranks than slots
-    per_host: int | None = None  # ranks on each host, where it is the same number and not that of the slots
+    per_host: int | None = (
+        # ranks on each host, where it is the same number and not that of the slots
+        None
+    )
     passed: tuple[str, ...] = ()  # variables that ranks on other hosts need by name
-    restarts: int | None = None  # ranks that may die before the launch fails; None: it is not elastic
+    restarts: int | None = (
+        None  # ranks that may die before the launch fails; None: it is not elastic
+    )
 
     @property
     def ranks(self) -> int:
@@ -49,18 +54,29 @@ class Launcher(ABC):
 
     name: ClassVar[str]
     without_mpi: ClassVar[bool] = True  # can start ranks that no MPI joins
-    names_hosts: ClassVar[bool] = False  # starts ranks by the names of hosts, on a single one too
+    names_hosts: ClassVar[bool] = (
+        False  # starts ranks by the names of hosts, on a single one too
+    )
     binds: ClassVar[bool] = True  # can bind ranks to cores
-    binds_surely: ClassVar[bool] = True  # the binding that is asked for is the one that ranks get
-    has_daemons: ClassVar[bool] = False  # of its own on other hosts, which can end before the ranks
-    silent_code: ClassVar[int | None] = None  # its exit code after a signal, of which it says nothing
-    gpus_of_task: ClassVar[bool] = False  # a rank sees the GPUs of a task, not those of its node
+    binds_surely: ClassVar[bool] = (
+        True  # the binding that is asked for is the one that ranks get
+    )
+    has_daemons: ClassVar[bool] = (
+        False  # of its own on other hosts, which can end before the ranks
+    )
+    silent_code: ClassVar[int | None] = (
+        None  # its exit code after a signal, of which it says nothing
+    )
+    gpus_of_task: ClassVar[bool] = (
+        False  # a rank sees the GPUs of a task, not those of its node
+    )
 
     @abstractmethod
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
         """Return None if ranks can be started, else the reason and the next step.
 
-        `by_mpi`: ranks whose engine needs an MPI. `here`: now, and not in a job that is still to be submitted.
+        `by_mpi`: ranks whose engine needs an MPI. `here`: now, and not in a job that is
+        still to be submitted.
         """
 
     @abstractmethod
@@ -99,5 +115,6 @@ class Launcher(ABC):
     def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
         """Yield the ends of ranks that the launcher reports in its output, the first one first.
 
-        Of an elastic launch these are the ranks that died, one for each time that the others went on.
+        Of an elastic launch these are the ranks that died, one for each time that the
+        others went on.
         """

@@ -19,7 +19,9 @@ from scalebench.errors import EngineError, nearest
 
 VARIABLE = "SCALEBENCH_LAUNCHER"
 AUTO = "auto"
-_LAUNCHERS = {each.name: each for each in (Local(), Mpirun(), Srun(), Torchrun(), Horovodrun())}
+_LAUNCHERS = {
+    each.name: each for each in (Local(), Mpirun(), Srun(), Torchrun(), Horovodrun())
+}
 NAMES = tuple(_LAUNCHERS)
 
 
@@ -37,7 +39,8 @@ def named(name: str) -> Launcher:
 def chosen() -> Launcher:
     """Return the launcher that SCALEBENCH_LAUNCHER names (`--launcher`), or else the one that fits this allocation.
 
-    That is mpirun; without one srun in a job of Slurm, and elsewhere processes of this host alone.
+    That is mpirun; without one srun in a job of Slurm, and elsewhere processes of this
+    host alone.
 
     Raises:
         EngineError: SCALEBENCH_LAUNCHER names another.

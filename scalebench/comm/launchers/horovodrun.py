@@ -1,6 +1,7 @@
 """horovodrun, of Horovod: starts ranks on this host, joined by the MPI whose mpirun it calls, or elastic ones by gloo.
 
-`python -m scalebench.comm.launchers.horovodrun COMMAND...` ends that mpirun with itself.
+`python -m scalebench.comm.launchers.horovodrun COMMAND...` ends that mpirun with
+itself.
 """
 
 from __future__ import annotations
@@ -63,7 +64,13 @@ class Horovodrun(Launcher):
         if reason := self.lacks(by_mpi=False):
             raise EngineError(reason)
         binding = shlex.join(mpirun.mapping(placement))
-        horovodrun = [str(find()), "--mpi", "-np", str(placement.ranks), f"--binding-args={binding}"]
+        horovodrun = [
+            str(find()),
+            "--mpi",
+            "-np",
+            str(placement.ranks),
+            f"--binding-args={binding}",
+        ]
         return [sys.executable, "-m", __name__, *horovodrun]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -88,13 +95,21 @@ class Horovodrun(Launcher):
 def _elastic(ranks: int, restarts: int) -> list[str]:
     """Return the options of an elastic launch of so many ranks, of which `restarts` may die.
 
-    Horovod never goes back to a host on which a rank has died. So that the others on this host go on, each rank has a
-    host of its own: 127.0.0.1 with as many zeros more as its rank. It would look for an interface that two hosts share.
+    Horovod never goes back to a host on which a rank has died. So that the others on
+    this host go on, each rank has a host of its own: 127.0.0.1 with as many zeros more
+    as its rank. It would look for an interface that two hosts share.
     """
     hosts = "".join(f"127.0.0.{'0' * rank}1:1\\n" for rank in range(ranks))
     return [
         *("--gloo", "--network-interface", "lo"),
-        *("-np", str(ranks), "--min-np", str(max(1, ranks - restarts)), "--max-np", str(ranks)),
+        *(
+            "-np",
+            str(ranks),
+            "--min-np",
+            str(max(1, ranks - restarts)),
+            "--max-np",
+            str(ranks),
+        ),
         *("--reset-limit", str(restarts)),
         *("--host-discovery-script", shlex.join(["printf", hosts])),
     ]
@@ -103,7 +118,8 @@ def _elastic(ranks: int, restarts: int) -> list[str]:
 def run(command: Sequence[str]) -> int:
     """Run horovodrun and return its exit code; a request to end reaches the mpirun that it starts.
 
-    horovodrun becomes a shell, which a SIGTERM ends without the mpirun that this shell waits for.
+    horovodrun becomes a shell, which a SIGTERM ends without the mpirun that this shell
+    waits for.
     """
     import psutil
 

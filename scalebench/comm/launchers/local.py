@@ -14,7 +14,10 @@ from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
 from scalebench.errors import EngineError
 from scalebench.system.hardware import cores_with_threads
 
-_ENDED = re.compile(r"^scalebench: rank (\d+) (?:was ended by signal (\d+)|exited with code \d+)$", re.MULTILINE)
+_ENDED = re.compile(
+    r"^scalebench: rank (\d+) (?:was ended by signal (\d+)|exited with code \d+)$",
+    re.MULTILINE,
+)
 
 
 def lacks_mpi(name: str) -> str:
@@ -37,7 +40,13 @@ class Local(Launcher):
         """Return the command of this file."""
         if placement.by_mpi:
             raise EngineError(lacks_mpi(self.name))
-        return [sys.executable, "-m", __name__, str(placement.ranks), str(placement.width)]
+        return [
+            sys.executable,
+            "-m",
+            __name__,
+            str(placement.ranks),
+            str(placement.width),
+        ]
 
     def serves(self) -> str:
         return "gloo and nccl, on this host"
@@ -51,13 +60,18 @@ class Local(Launcher):
 def start(ranks: int, width: int, program: Sequence[str]) -> int:
     """Start `program` as so many ranks, bound to `width` cores each unless 0; return 0 once all have ended well.
 
-    The first rank that fails is named on standard error; the others are asked to end, and its code is returned.
+    The first rank that fails is named on standard error; the others are asked to end,
+    and its code is returned.
     """
     cores = cores_with_threads()
     running: dict[int, int] = {}  # rank by process
     for rank in range(ranks):
         own = cores[rank * width : (rank + 1) * width]
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+        }
         process = subprocess.Popen(program, env=os.environ | variables)
         running[process.pid] = rank
         if own:

@@ -13,9 +13,15 @@ from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, Repor
 from scalebench.comm.mpi_match import ADD_MPI, mismatch
 from scalebench.errors import EngineError
 
-_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
-_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exiting improperly")
-_EXITED = re.compile(r"The first process to do so was: Process name: \[\S+?,(\d+)\] Exit code: \d+")
+_SIGNALLED = re.compile(
+    r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
+)
+_IMPROPER = re.compile(
+    r"process rank (\d+) with PID \d+ on node \S+ exiting improperly"
+)
+_EXITED = re.compile(
+    r"The first process to do so was: Process name: \[\S+?,(\d+)\] Exit code: \d+"
+)
 
 
 def find() -> Path | None:
@@ -36,12 +42,16 @@ def mapping(placement: Placement) -> list[str]:
     """Return the words that say where ranks lie and what they are bound to."""
     width = placement.width
     if width and placement.beyond_slots:
-        # The first ranks, workers, are spread over the hosts; servers, the last, share them.
+        # The first ranks, workers, are spread over the hosts; servers, the last, share
+        # them.
         words = ["--map-by", f"slot:PE={width}:OVERSUBSCRIBE", "--rank-by", "node"]
     elif placement.per_host is not None:
         words = ["--map-by", f"ppr:{placement.per_host}:node:OVERSUBSCRIBE"]
     else:
-        words = ["--map-by", {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}")]
+        words = [
+            "--map-by",
+            {0: ":OVERSUBSCRIBE", 1: "core"}.get(width, f"slot:PE={width}"),
+        ]
     return [*words, "--bind-to", "core" if width else "none"]
 
 
@@ -85,12 +95,25 @@ class Mpirun(Launcher):
         path = find()
         if path is None:
             return ()
-        passed = ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()  # an agent such as ssh passes nothing on
-        return str(path), *passed, "--display", "allocation:parsable", "--map-by", "ppr:1:node", "--bind-to", "none"
+        passed = (
+            ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
+        )  # an agent such as ssh passes nothing on
+        return (
+            str(path),
+            *passed,
+            "--display",
+            "allocation:parsable",
+            "--map-by",
+            "ppr:1:node",
+            "--bind-to",
+            "none",
+        )
 
     def host_facts(self) -> HostFacts:
         """Return PRRTE's number: inside a job of Slurm srun's number is there too."""
-        numbers = (os.environ.get(name) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK"))
+        numbers = (
+            os.environ.get(name) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+        )
         return HostFacts(next(filter(None, numbers), "0"))
 
     def reported_ends(self, output: str) -> Iterator[ReportedEnd]:

@@ -11,8 +11,12 @@ from collections.abc import Iterator, Mapping
 from scalebench.comm import slurm
 from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, ReportedEnd
 
-_TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE)
-_OWN = re.compile(r"SLURM_(NTASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND\w*|DISTRIBUTION|EXPORT_ENV|MPI_TYPE|OVERCOMMIT)")
+_TASK = re.compile(
+    r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE
+)
+_OWN = re.compile(
+    r"SLURM_(NTASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND\w*|DISTRIBUTION|EXPORT_ENV|MPI_TYPE|OVERCOMMIT)"
+)
 
 
 class Srun(Launcher):
@@ -39,7 +43,11 @@ class Srun(Launcher):
     def command(self, placement: Placement) -> list[str]:
         """Return srun with the node of each rank, in their order."""
         cpus = placement.width * placement.cpus_per_core
-        binding = [f"--cpus-per-task={cpus}", "--cpu-bind=cores"] if cpus else ["--overcommit", "--cpu-bind=none"]
+        binding = (
+            [f"--cpus-per-task={cpus}", "--cpu-bind=cores"]
+            if cpus
+            else ["--overcommit", "--cpu-bind=none"]
+        )
         return [
             "srun",
             f"--mpi={'pmix' if placement.by_mpi else 'none'}",
@@ -59,13 +67,19 @@ class Srun(Launcher):
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return `variables` without the batch script's options that contradict those of the command."""
-        return {name: value for name, value in variables.items() if not _OWN.fullmatch(name)}
+        return {
+            name: value for name, value in variables.items() if not _OWN.fullmatch(name)
+        }
 
     def on_each_host(self) -> tuple[str, ...]:
         """Return srun with one task on each node of the job, free to use all its cores."""
         if not slurm.in_job():
             return ()
-        count = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or "1"
+        count = (
+            os.environ.get("SLURM_JOB_NUM_NODES")
+            or os.environ.get("SLURM_NNODES")
+            or "1"
+        )
         return (
             "srun",
             "--mpi=none",
@@ -95,5 +109,8 @@ class Srun(Launcher):
         if task is None:
             return
         ended = task[2].strip()
-        number = next((each.value for each in signal.Signals if signal.strsignal(each) == ended), None)
+        number = next(
+            (each.value for each in signal.Signals if signal.strsignal(each) == ended),
+            None,
+        )
         yield ReportedEnd(int(task[1]), number)

@@ -13,7 +13,10 @@ from scalebench.comm.launchers.local import lacks_mpi
 from scalebench.errors import EngineError
 
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_OF_THE_AGENT = ("MASTER_ADDR", "MASTER_PORT")  # where its agent listens: ranks meet elsewhere
+_OF_THE_AGENT = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # where its agent listens: ranks meet elsewhere
 
 
 class Torchrun(Launcher):
@@ -26,7 +29,11 @@ class Torchrun(Launcher):
         """Return None for ranks that no MPI joins, where torch is installed."""
         if by_mpi:
             return lacks_mpi(self.name)
-        return None if find_spec("torch") else "torchrun comes with torch, which is not installed: pip install torch"
+        return (
+            None
+            if find_spec("torch")
+            else "torchrun comes with torch, which is not installed: pip install torch"
+        )
 
     def command(self, placement: Placement) -> list[str]:
         """Return torchrun of this interpreter, for one node; it binds ranks to no cores."""

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, standardised
+from scalebench.data.builder import (
+    DATASETS,
+    Allocate,
+    Arrays,
+    DatasetBuilder,
+    hold_out,
+    standardised,
+)
 
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 0
@@ -32,7 +39,8 @@ class Digits(DatasetBuilder):
 class DigitsShifted(DatasetBuilder):
     """`digits` with each training image also shifted by one pixel up, down, left and right, after the split.
 
-    Pixels shifted in are 0. The test images are those of `digits`, without copies in the training part.
+    Pixels shifted in are 0. The test images are those of `digits`, without copies in
+    the training part.
     """
 
     name = "digits_shifted"
@@ -43,9 +51,24 @@ class DigitsShifted(DatasetBuilder):
         x_train, y_train, x_test, y_test = _digits()
         images = x_train.reshape(-1, 8, 8)
         padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
-        corners = ((1, 1), (2, 1), (0, 1), (1, 2), (1, 0))  # unshifted, up, down, left, right
-        shifted = np.concatenate([padded[:, row : row + 8, column : column + 8] for row, column in corners])
-        return Arrays("classification", 10, shifted.reshape(-1, 64), np.tile(y_train, 5), x_test, y_test)
+        corners = (
+            (1, 1),
+            (2, 1),
+            (0, 1),
+            (1, 2),
+            (1, 0),
+        )  # unshifted, up, down, left, right
+        shifted = np.concatenate(
+            [padded[:, row : row + 8, column : column + 8] for row, column in corners]
+        )
+        return Arrays(
+            "classification",
+            10,
+            shifted.reshape(-1, 64),
+            np.tile(y_train, 5),
+            x_test,
+            y_test,
+        )
 
 
 class _Standardised(DatasetBuilder):
@@ -61,7 +84,9 @@ class _Standardised(DatasetBuilder):
         train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
         x_train, x_test = standardised(x[train], x[test])
         y = y.astype(np.int64)
-        return Arrays("classification", self.classes, x_train, y[train], x_test, y[test])
+        return Arrays(
+            "classification", self.classes, x_train, y[train], x_test, y[test]
+        )
 
 
 @DATASETS.add
@@ -105,6 +130,9 @@ def _digits() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    x, y = (x / 16).astype(np.float32), y.astype(np.int64)  # pixels are counts from 0 to 16
+    x, y = (
+        (x / 16).astype(np.float32),
+        y.astype(np.int64),
+    )  # pixels are counts from 0 to 16
     train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED, y)
     return x[train], y[train], x[test], y[test]

@@ -38,24 +38,39 @@ class _Cifar(DatasetBuilder):
 
     def files(self, data_dir: Path | None) -> list[Path]:
         names = (*self.train_files, self.test_file)
-        binary = FileSet(tuple((f"{name}.bin",) for name in names), (".", self.binary_folder))
+        binary = FileSet(
+            tuple((f"{name}.bin",) for name in names), (".", self.binary_folder)
+        )
         python = FileSet(tuple((name,) for name in names), (".", self.python_folder))
         return find_files(self.name, data_dir, (binary, python), _SOURCE)
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         *training, test = [
-            self._read_binary(path) if path.suffix == ".bin" else self._read_python(path) for path in files
+            self._read_binary(path)
+            if path.suffix == ".bin"
+            else self._read_python(path)
+            for path in files
         ]
-        lengths = {path.name: len(labels) for path, (_, labels) in zip(files[:-1], training, strict=True)}
+        lengths = {
+            path.name: len(labels)
+            for path, (_, labels) in zip(files[:-1], training, strict=True)
+        }
         # A file that was cut at the end of a record reads without an error.
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise DataError(f"data set {self.name}: training files of unequal length ({listed}); one is cut short")
+            raise DataError(
+                f"data set {self.name}: training files of unequal length ({listed}); one is cut short"
+            )
         all_pixels = np.concatenate([pixels for pixels, _ in training])
         all_labels = np.concatenate([labels for _, labels in training])
         arrays: dict[str, Any] = {}
-        for part, (pixels, labels) in (("train", (all_pixels, all_labels)), ("test", test)):
-            x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(pixels), 3, 32, 32), np.float32)
+        for part, (pixels, labels) in (
+            ("train", (all_pixels, all_labels)),
+            ("test", test),
+        ):
+            x = arrays[f"x_{part}"] = allocate(
+                f"x_{part}", (len(pixels), 3, 32, 32), np.float32
+            )
             np.divide(pixels.reshape(x.shape), np.float32(255), out=x)
             arrays[f"y_{part}"] = labels
         return Arrays("classification", self._label[0], **arrays)
@@ -64,7 +79,9 @@ class _Cifar(DatasetBuilder):
         raw = read_bytes(path)
         record = self.label_bytes + _PIXELS
         if not raw or len(raw) % record:
-            raise DataError(f"{path}: {len(raw)} bytes, expected a multiple of {record}: cut short, get it again")
+            raise DataError(
+                f"{path}: {len(raw)} bytes, expected a multiple of {record}: cut short, get it again"
+            )
         table = np.frombuffer(raw, dtype=np.uint8).reshape(-1, record)
         return table[:, self.label_bytes :], table[:, self._label[1]].astype(np.int64)
 
@@ -72,13 +89,19 @@ class _Cifar(DatasetBuilder):
         table = load_arrays_only(path)
         key = self._label[2]
         if not {"data", key} <= set(table):
-            raise DataError(f"{path}: holds {', '.join(table) or 'nothing'}; expected data and {key}: get it again")
+            raise DataError(
+                f"{path}: holds {', '.join(table) or 'nothing'}; expected data and {key}: get it again"
+            )
         pixels, labels = np.asarray(table["data"]), np.asarray(table[key])
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise DataError(f"{path}: {key} are not whole numbers: corrupt, get it again")
+            raise DataError(
+                f"{path}: {key} are not whole numbers: corrupt, get it again"
+            )
         if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
             expected = f"uint8 ({len(labels)}, {_PIXELS})"
-            raise DataError(f"{path}: data is {pixels.dtype} {pixels.shape}, expected {expected}: get it again")
+            raise DataError(
+                f"{path}: data is {pixels.dtype} {pixels.shape}, expected {expected}: get it again"
+            )
         return pixels, labels.astype(np.int64)
 
 
@@ -111,7 +134,11 @@ class Cifar100(_Cifar):
 
     @property
     def _label(self) -> tuple[int, int, str]:
-        return (100, 1, "fine_labels") if self.labels == "fine" else (20, 0, "coarse_labels")
+        return (
+            (100, 1, "fine_labels")
+            if self.labels == "fine"
+            else (20, 0, "coarse_labels")
+        )
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -129,9 +156,13 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which an array does not need")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which an array does not need"
+            )
         # Files name the module as numpy 1 or as numpy 2 did.
-        return super().find_class("numpy._core.multiarray" if "multiarray" in module else module, name)
+        return super().find_class(
+            "numpy._core.multiarray" if "multiarray" in module else module, name
+        )
 
 
 def load_arrays_only(path: Path) -> dict[str, Any]:
@@ -142,11 +173,20 @@ def load_arrays_only(path: Path) -> dict[str, Any]:
     """
     raw = read_bytes(path)
     try:
-        with warnings.catch_warnings():  # numpy deprecates attributes of arrays pickled by Python 2
+        with (
+            warnings.catch_warnings()
+        ):  # numpy deprecates attributes of arrays pickled by Python 2
             warnings.simplefilter("ignore")
             table = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:
-        raise DataError(f"{path}: refused or corrupt pickle ({error}); get it again from its official page") from None
+        raise DataError(
+            f"{path}: refused or corrupt pickle ({error}); get it again from its official page"
+        ) from None
     if not isinstance(table, dict):
-        raise DataError(f"{path}: holds {type(table).__name__}, expected a dictionary: get it again")
-    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in table.items()}
+        raise DataError(
+            f"{path}: holds {type(table).__name__}, expected a dictionary: get it again"
+        )
+    return {
+        key.decode() if isinstance(key, bytes) else str(key): value
+        for key, value in table.items()
+    }

@@ -21,9 +21,10 @@ _LAYOUT = "train/CLASS/*.png, valid/CLASS/*.png and test/CLASS/*.png"
 class Cinic10(DatasetBuilder):
     """Photographs of 10 kinds of things, 90,000 each for training, validation and test (arXiv 1810.03505).
 
-    The validation part belongs to training (180,000 images, as in the epoch-averaging paper) unless
-    `train_on_valid: false`. `resize: 64` enlarges images to 64 x 64 (bilinear). Values are from 0 to 1. Images are in
-    order of their paths, so that partition: by_order gives each worker few classes.
+    The validation part belongs to training (180,000 images, as in the epoch-averaging
+    paper) unless `train_on_valid: false`. `resize: 64` enlarges images to 64 x 64
+    (bilinear). Values are from 0 to 1. Images are in order of their paths, so that
+    partition: by_order gives each worker few classes.
     """
 
     name = "cinic10"
@@ -48,13 +49,21 @@ class Cinic10(DatasetBuilder):
         return files
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
-        classes = sorted({path.parent.name for path in files if path.parent.parent.name == "train"})
+        classes = sorted(
+            {path.parent.name for path in files if path.parent.parent.name == "train"}
+        )
         side = self.resize
         first = _read_image(files[0], side)
         arrays: dict[str, Any] = {}
         for part, is_in_part in (("train", False), ("test", True)):
-            own = [path for path in files if (path.parent.parent.name == "test") is is_in_part]
-            x = arrays[f"x_{part}"] = allocate(f"x_{part}", (len(own), *first.shape), np.float32)
+            own = [
+                path
+                for path in files
+                if (path.parent.parent.name == "test") is is_in_part
+            ]
+            x = arrays[f"x_{part}"] = allocate(
+                f"x_{part}", (len(own), *first.shape), np.float32
+            )
             y = arrays[f"y_{part}"] = np.empty(len(own), dtype=np.int64)
             for row, path in enumerate(own):
                 if path.parent.name not in classes:
@@ -80,7 +89,9 @@ def _read_image(path: Path, side: int | None) -> NDArray[np.float32]:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: not a readable image ({error}); get it again") from None
+        raise DataError(
+            f"{path}: not a readable image ({error}); get it again"
+        ) from None
     if side is not None:
         image = image.resize((side, side), Image.Resampling.BILINEAR)
     return np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / np.float32(255)

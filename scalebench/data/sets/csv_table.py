@@ -14,16 +14,34 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, notes_on, standardised
+from scalebench.data.builder import (
+    DATASETS,
+    Allocate,
+    Arrays,
+    DatasetBuilder,
+    hold_out,
+    notes_on,
+    standardised,
+)
 from scalebench.data.dataset import Task
 from scalebench.data.files import only_file, require_fits
 from scalebench.errors import DataError, nearest
 
-_DELIMITERS = {";": "';'", "\t": r'"\t"', "|": "'|'", " ": "' '", ",": "','"}  # and how YAML writes them
-_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})  # in lower case, beside numbers
+_DELIMITERS = {
+    ";": "';'",
+    "\t": r'"\t"',
+    "|": "'|'",
+    " ": "' '",
+    ",": "','",
+}  # and how YAML writes them
+_MISSING = frozenset(
+    {"", "na", "n/a", "nan", "null", "none", "?", "-"}
+)  # in lower case, beside numbers
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LARGEST = float(np.finfo(np.float32).max)
-_BYTES_PER_BYTE = 12  # of memory for a byte of the file: cells of eight characters as texts
+_BYTES_PER_BYTE = (
+    12  # of memory for a byte of the file: cells of eight characters as texts
+)
 
 
 @dataclass(frozen=True)
@@ -40,10 +58,12 @@ class _Table:
 class Csv(DatasetBuilder):
     """Table with one sample per row: one target column, numeric features.
 
-    `target` is a column's name or its number from 0 (-1: the last). Text or whole numbers in it are classes (numbered
-    in sorted order; 1 and 1.0 are one class), other numbers are regression targets, unless `task` is set. `header` is
-    looked for in the first line unless it is set. Columns without a name, as pandas writes its index, are left out. A
-    seeded part is held out; features and regression targets are standardised by the training part.
+    `target` is a column's name or its number from 0 (-1: the last). Text or whole
+    numbers in it are classes (numbered in sorted order; 1 and 1.0 are one class), other
+    numbers are regression targets, unless `task` is set. `header` is looked for in the
+    first line unless it is set. Columns without a name, as pandas writes its index, are
+    left out. A seeded part is held out; features and regression targets are
+    standardised by the training part.
     """
 
     name = "csv"
@@ -62,7 +82,9 @@ class Csv(DatasetBuilder):
     @model_validator(mode="after")
     def _marks_differ(self) -> Csv:
         if self.delimiter == self.decimal:
-            raise ValueError(f"decimal and delimiter are both {self.decimal!r}; give another delimiter, such as ';'")
+            raise ValueError(
+                f"decimal and delimiter are both {self.decimal!r}; give another delimiter, such as ';'"
+            )
         return self
 
     def files(self, data_dir: Path | None) -> list[Path]:
@@ -72,10 +94,18 @@ class Csv(DatasetBuilder):
         (path,) = files
         table = self._read(path)
         column = self._target_column(table)
-        unnamed = [number for number, name in enumerate(table.names) if _is_unnamed(name)]
-        features = [number for number in range(len(table.names)) if number not in (column, *unnamed)]
+        unnamed = [
+            number for number, name in enumerate(table.names) if _is_unnamed(name)
+        ]
+        features = [
+            number
+            for number in range(len(table.names))
+            if number not in (column, *unnamed)
+        ]
         if not features:
-            raise DataError(f"{path}: no column of features beside the target and columns without a name")
+            raise DataError(
+                f"{path}: no column of features beside the target and columns without a name"
+            )
         x = self._numbers(table, features)
         task = self.task or self._task_of(table, column)
         labels = None
@@ -91,7 +121,10 @@ class Csv(DatasetBuilder):
             x_parts = standardised(*x_parts)
             y_parts = standardised(*y_parts) if task == "regression" else y_parts
         x_train, x_test = (part.astype(np.float32) for part in x_parts)
-        y_train, y_test = (part.astype(np.float32) if task == "regression" else part for part in y_parts)
+        y_train, y_test = (
+            part.astype(np.float32) if task == "regression" else part
+            for part in y_parts
+        )
         notes = _on_unnamed(table, unnamed)
         made = Arrays(task, outputs, x_train, y_train, x_test, y_test)
         return replace(made, notes=(*notes, *notes_on(made)))
@@ -107,11 +140,17 @@ class Csv(DatasetBuilder):
                     if row:
                         lines.append(before + 1)
                         rows.append([cell.strip() for cell in row])
-                    before = reader.line_num  # the last line of a quoted cell that has several
+                    before = (
+                        reader.line_num
+                    )  # the last line of a quoted cell that has several
         except (OSError, csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}, line {before + 1}: not readable as CSV ({error}); expected UTF-8 text") from None
+            raise DataError(
+                f"{path}, line {before + 1}: not readable as CSV ({error}); expected UTF-8 text"
+            ) from None
         if len(rows) < 2:
-            raise DataError(f"{path}: lines with text: {len(rows)}; expected at least two samples")
+            raise DataError(
+                f"{path}: lines with text: {len(rows)}; expected at least two samples"
+            )
         width = len(rows[0])
         if width < 2:
             hint = self._hint(rows[0][0])
@@ -122,19 +161,31 @@ class Csv(DatasetBuilder):
         for line, row in zip(lines, rows, strict=True):
             if len(row) != width:
                 hint = self._hint(self.delimiter.join(row))
-                raise DataError(f"{path}, line {line}: {len(row)} cells, expected {width} as in line {lines[0]}{hint}")
+                raise DataError(
+                    f"{path}, line {line}: {len(row)} cells, expected {width} as in line {lines[0]}{hint}"
+                )
         if not self._has_header(path, lines[0], rows[0]):
-            return _Table(path, [f"column {number}" for number in range(width)], lines, rows)
+            return _Table(
+                path, [f"column {number}" for number in range(width)], lines, rows
+            )
         names = rows[0]
-        twice = [name for name, times in Counter(names).items() if times > 1 and not _is_unnamed(name)]
+        twice = [
+            name
+            for name, times in Counter(names).items()
+            if times > 1 and not _is_unnamed(name)
+        ]
         if twice:
-            places = [str(number) for number, name in enumerate(names) if name == twice[0]]
+            places = [
+                str(number) for number, name in enumerate(names) if name == twice[0]
+            ]
             raise DataError(
                 f"{path}, line {lines[0]}: {twice[0]!r} names the columns {' and '.join(places)} (counted from 0); "
                 "give each column a name of its own"
             )
         if len(rows) < 3:
-            raise DataError(f"{path}: lines with text: {len(rows)}; expected a header and at least two samples")
+            raise DataError(
+                f"{path}: lines with text: {len(rows)}; expected a header and at least two samples"
+            )
         return _Table(path, names, lines[1:], rows[1:])
 
     def _has_header(self, path: Path, line: int, first: list[str]) -> bool:
@@ -154,10 +205,14 @@ class Csv(DatasetBuilder):
         path, names = table.path, table.names
         if isinstance(self.target, str):
             if self.target not in names:
-                raise DataError(f"{path}: no column {self.target!r} for the target; {nearest(self.target, names)}")
+                raise DataError(
+                    f"{path}: no column {self.target!r} for the target; {nearest(self.target, names)}"
+                )
             return names.index(self.target)
         if not -len(names) <= self.target < len(names):
-            raise DataError(f"{path}: no column {self.target} for the target; it has columns 0 to {len(names) - 1}")
+            raise DataError(
+                f"{path}: no column {self.target} for the target; it has columns 0 to {len(names) - 1}"
+            )
         column = self.target % len(names)
         if _is_unnamed(names[column]):
             raise DataError(
@@ -175,7 +230,12 @@ class Csv(DatasetBuilder):
         bad = ~(np.abs(values) <= _LARGEST)  # NaN too
         if bad.any():
             position, place = (int(index) for index in np.argwhere(bad)[0])
-            self._refuse(table, position, columns[place], "fill it in, code it as numbers or drop it")
+            self._refuse(
+                table,
+                position,
+                columns[place],
+                "fill it in, code it as numbers or drop it",
+            )
         return values
 
     def _refuse(self, table: _Table, position: int, column: int, remedy: str) -> None:
@@ -192,13 +252,19 @@ class Csv(DatasetBuilder):
     def _task_of(self, table: _Table, column: int) -> Task:
         """Return the task that the target means; missing values among numbers are refused, as they are no class."""
         cells = [row[column] for row in table.rows]
-        others = [place for place, cell in enumerate(cells) if not self._is_number(cell)]
+        others = [
+            place for place, cell in enumerate(cells) if not self._is_number(cell)
+        ]
         missing = [place for place in others if cells[place].lower() in _MISSING]
         if missing and (len(missing) == len(others) or not cells[missing[0]]):
             self._refuse_target(table, missing[0], column)
         if others:
             return "classification"
-        return "classification" if all(self._value(cell).is_integer() for cell in cells) else "regression"
+        return (
+            "classification"
+            if all(self._value(cell).is_integer() for cell in cells)
+            else "regression"
+        )
 
     def _refuse_target(self, table: _Table, position: int, column: int) -> None:
         cell = table.rows[position][column]
@@ -214,7 +280,9 @@ class Csv(DatasetBuilder):
         if "" in cells:
             self._refuse_target(table, cells.index(""), column)
         if all(self._is_number(cell) for cell in cells):
-            ordered, numbers = np.unique([self._value(cell) for cell in cells], return_inverse=True)
+            ordered, numbers = np.unique(
+                [self._value(cell) for cell in cells], return_inverse=True
+            )
         else:
             self._refuse_two_spellings(table, column, cells)
             ordered, numbers = np.unique(cells, return_inverse=True)
@@ -225,11 +293,16 @@ class Csv(DatasetBuilder):
             )
         return numbers.astype(np.int64), len(ordered)
 
-    def _refuse_two_spellings(self, table: _Table, column: int, cells: list[str]) -> None:
+    def _refuse_two_spellings(
+        self, table: _Table, column: int, cells: list[str]
+    ) -> None:
         """Refuse text labels of which two are the same number, such as 1 and 1.0."""
         spelt: dict[float, str] = {}
         for position, cell in enumerate(cells):
-            if self._is_number(cell) and spelt.setdefault(self._value(cell), cell) != cell:
+            if (
+                self._is_number(cell)
+                and spelt.setdefault(self._value(cell), cell) != cell
+            ):
                 raise DataError(
                     f"{table.path}, line {table.lines[position]}, {table.names[column]}: the label {cell!r} is "
                     f"{spelt[self._value(cell)]!r} in other rows; spell each class in one way"

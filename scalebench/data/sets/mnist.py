@@ -38,7 +38,9 @@ class Mnist(DatasetBuilder):
     """Handwritten digits as 1 x 28 x 28 values from 0 to 1 (LeCun, Cortes, Burges); IDX files, plain or .gz."""
 
     name = "mnist"
-    summary = "handwritten digits, 1x28x28, 10 classes; IDX files in --data-dir, plain or .gz"
+    summary = (
+        "handwritten digits, 1x28x28, 10 classes; IDX files in --data-dir, plain or .gz"
+    )
 
     def files(self, data_dir: Path | None) -> list[Path]:
         return find_files(self.name, data_dir, (_FILES,), _SOURCE)
@@ -61,10 +63,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     raw = read_bytes(path)
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if raw[:4] != expected:
-        raise DataError(f"{path}: begins with {raw[:4].hex()}, expected {expected.hex()} (IDX): get it again")
+        raise DataError(
+            f"{path}: begins with {raw[:4].hex()}, expected {expected.hex()} (IDX): get it again"
+        )
     header = 4 + 4 * dimensions
     if len(raw) < header:
-        raise DataError(f"{path}: {len(raw)} bytes, shorter than its header of {header}: get it again")
+        raise DataError(
+            f"{path}: {len(raw)} bytes, shorter than its header of {header}: get it again"
+        )
     shape = struct.unpack(f">{dimensions}I", raw[4:header])
     if len(raw) != (expected_bytes := header + math.prod(shape)):
         raise DataError(

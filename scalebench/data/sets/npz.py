@@ -11,14 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder, hold_out, notes_on, standardised
+from scalebench.data.builder import (
+    DATASETS,
+    Allocate,
+    Arrays,
+    DatasetBuilder,
+    hold_out,
+    notes_on,
+    standardised,
+)
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file, read_npz
 from scalebench.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _ROWS_AT_ONCE = 4096
-_LARGE = 10.0  # regression target, from which a mean squared error is not that of targets near 1
+# regression target, from which a mean squared error is not that of targets near 1
+_LARGE = 10.0
 _AS_REGRESSION = "if they are values to be predicted, give the option task: regression"
 
 
@@ -26,12 +35,15 @@ _AS_REGRESSION = "if they are values to be predicted, give the option task: regr
 class Npz(DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
-    Whole numbers (N,) in y, of any dtype, are class numbers 0, 1, ..., other numbers are regression targets, unless
-    `task` is set. With `standardise`, features and regression targets are, by the training part.
+    Whole numbers (N,) in y, of any dtype, are class numbers 0, 1, ..., other numbers
+    are regression targets, unless `task` is set. With `standardise`, features and
+    regression targets are, by the training part.
     """
 
     name = "npz"
-    summary = "your own .npz in --data-dir: x_train, y_train, x_test, y_test, or x and y"
+    summary = (
+        "your own .npz in --data-dir: x_train, y_train, x_test, y_test, or x and y"
+    )
 
     file: str | None = None
     task: Task | None = None
@@ -55,8 +67,12 @@ class Npz(DatasetBuilder):
         elif {"x", "y"} <= set(found):
             x, y = found["x"], found["y"]
             if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
-                raise DataError(f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples")
-            _require_numbers(path, {"x": x, "y": y})  # before rows are split, so that those of the file are named
+                raise DataError(
+                    f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples"
+                )
+            _require_numbers(
+                path, {"x": x, "y": y}
+            )  # before rows are split, so that those of the file are named
             task = self._task_of(path, [y])
             if task == "classification":
                 _require_class_numbers(path, {"y": y})
@@ -69,14 +85,23 @@ class Npz(DatasetBuilder):
             y_test = y[test]
         else:
             listed = ", ".join(found) or "nothing"
-            raise DataError(f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y")
+            raise DataError(
+                f"{path}: holds {listed}; expected x_train, y_train, x_test and y_test, or x and y"
+            )
         notes = self._on_dtypes(path, task, x_train, y_train)
         outputs, y_train, y_test = _targets(path, task, y_train, y_test)
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
         if self.standardise:
             x_train, x_test = standardised(x_train, x_test)
-            y_train, y_test = standardised(y_train, y_test) if task == "regression" else (y_train, y_test)
-        elif task == "regression" and (largest := float(np.abs(y_train).max(initial=0))) > _LARGE:
+            y_train, y_test = (
+                standardised(y_train, y_test)
+                if task == "regression"
+                else (y_train, y_test)
+            )
+        elif (
+            task == "regression"
+            and (largest := float(np.abs(y_train).max(initial=0))) > _LARGE
+        ):
             notes.append(
                 f"{path.name}: targets reach {largest:.3g} and are taken as they are, with which training may diverge; "
                 "give the option standardise: true"
@@ -108,7 +133,9 @@ class Npz(DatasetBuilder):
         is_float = any(y.dtype.kind == "f" for y in parts)
         return "regression" if is_float and len(shape) > 1 else "classification"
 
-    def _on_dtypes(self, path: Path, task: Task, x: NDArray[Any], y: NDArray[Any]) -> list[str]:
+    def _on_dtypes(
+        self, path: Path, task: Task, x: NDArray[Any], y: NDArray[Any]
+    ) -> list[str]:
         notes = []
         if self.task is None and task == "classification" and y.dtype.kind == "f":
             notes.append(
@@ -135,8 +162,12 @@ def _require_numbers(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
                 f"{path}: targets are text, {array.dtype} {array.shape}; number the classes: save "
                 "np.unique(y, return_inverse=True)[1]"
             )
-        for start in range(0, len(array) if array.dtype.kind == "f" else 0, _ROWS_AT_ONCE):
-            rows = array[start : start + _ROWS_AT_ONCE].reshape(-1, math.prod(array.shape[1:]))
+        for start in range(
+            0, len(array) if array.dtype.kind == "f" else 0, _ROWS_AT_ONCE
+        ):
+            rows = array[start : start + _ROWS_AT_ONCE].reshape(
+                -1, math.prod(array.shape[1:])
+            )
             bad = ~(np.abs(rows) <= _LARGEST).all(axis=1)  # NaN too
             if bad.any():
                 raise DataError(
@@ -178,8 +209,14 @@ def _targets(
     for y in (y_train, y_test):
         suits = _are_whole(y) if task == "classification" else y.dtype.kind in "iubf"
         if not suits or y.ndim not in (1, 2):
-            expected = "whole class numbers (N,)" if task == "classification" else "numbers (N,) or (N, columns)"
-            raise DataError(f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}")
+            expected = (
+                "whole class numbers (N,)"
+                if task == "classification"
+                else "numbers (N,) or (N, columns)"
+            )
+            raise DataError(
+                f"{path}: targets are {y.dtype} {y.shape}; {task} expects {expected}"
+            )
     if task == "classification":
         outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
         samples = len(y_train) + len(y_test)

@@ -22,10 +22,12 @@ _TEACHER, _REFERENCE, _TRAIN, _TEST = range(4)  # independent streams of random 
 class Synthetic(DatasetBuilder):
     """Inputs from a normal distribution, targets from a teacher: a random tanh network of 32 hidden units.
 
-    Row i depends on (seed, i) only, for any `n_train`: rows are made in chunks of 1,024, each with its own counter of a
-    Philox generator. The class is the largest of the teacher's outputs, which are centred and scaled on reference
-    inputs so that no class dominates; `noise` is the standard deviation of noise added to the outputs. `images` are
-    C x H x W: a coarse random image, the input of the teacher, enlarged, plus noise in each pixel.
+    Row i depends on (seed, i) only, for any `n_train`: rows are made in chunks of
+    1,024, each with its own counter of a Philox generator. The class is the largest of
+    the teacher's outputs, which are centred and scaled on reference inputs so that no
+    class dominates; `noise` is the standard deviation of noise added to the outputs.
+    `images` are C x H x W: a coarse random image, the input of the teacher, enlarged,
+    plus noise in each pixel.
     """
 
     name = "synthetic"
@@ -58,17 +60,29 @@ class Synthetic(DatasetBuilder):
         outputs = self.outputs if is_regression else self.classes
         teacher = _Teacher(self.seed, self._seen, outputs)
         arrays: dict[str, Any] = {}
-        for part, rows, stream in (("train", self.n_train, _TRAIN), ("test", self.n_test, _TEST)):
-            x = arrays[f"x_{part}"] = allocate(f"x_{part}", (rows, *self._input_shape), np.float32)
-            y_shape, y_dtype = ((rows, outputs), np.float32) if is_regression else ((rows,), np.int64)
+        for part, rows, stream in (
+            ("train", self.n_train, _TRAIN),
+            ("test", self.n_test, _TEST),
+        ):
+            x = arrays[f"x_{part}"] = allocate(
+                f"x_{part}", (rows, *self._input_shape), np.float32
+            )
+            y_shape, y_dtype = (
+                ((rows, outputs), np.float32) if is_regression else ((rows,), np.int64)
+            )
             y = arrays[f"y_{part}"] = allocate(f"y_{part}", y_shape, y_dtype)
             for chunk, start in enumerate(range(0, rows, _CHUNK)):
-                # Always a whole chunk, as the last bits of a matrix product may depend on its size.
+                # Always a whole chunk, as the last bits of a matrix product may depend
+                # on its size.
                 inputs, scores = self._make_chunk(teacher, stream, chunk)
                 stop = min(start + _CHUNK, rows)
                 x[start:stop] = inputs[: stop - start]
-                y[start:stop] = (scores if is_regression else scores.argmax(axis=1))[: stop - start]
-        return Arrays("regression" if is_regression else "classification", outputs, **arrays)
+                y[start:stop] = (scores if is_regression else scores.argmax(axis=1))[
+                    : stop - start
+                ]
+        return Arrays(
+            "regression" if is_regression else "classification", outputs, **arrays
+        )
 
     @property
     def _input_shape(self) -> tuple[int, ...]:
@@ -84,9 +98,13 @@ class Synthetic(DatasetBuilder):
     @property
     def _seen(self) -> int:
         """Number of teacher inputs of one sample."""
-        return math.prod(self._coarse_shape if self.kind == "images" else self._input_shape)
+        return math.prod(
+            self._coarse_shape if self.kind == "images" else self._input_shape
+        )
 
-    def _make_chunk(self, teacher: _Teacher, stream: int, chunk: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _make_chunk(
+        self, teacher: _Teacher, stream: int, chunk: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         rng = _random(self.seed, stream, chunk)
         seen = rng.standard_normal((_CHUNK, self._seen), dtype=np.float32)
         scores = teacher.scores(seen)
@@ -109,7 +127,11 @@ class _Teacher:
         rng = _random(seed, _TEACHER, 0)
         self._hidden = 2 * rng.standard_normal((inputs, _HIDDEN)) / math.sqrt(inputs)
         self._out = rng.standard_normal((_HIDDEN, outputs))
-        raw = self._raw(_random(seed, _REFERENCE, 0).standard_normal((4 * _CHUNK, inputs), dtype=np.float32))
+        raw = self._raw(
+            _random(seed, _REFERENCE, 0).standard_normal(
+                (4 * _CHUNK, inputs), dtype=np.float32
+            )
+        )
         self._mean, self._std = raw.mean(axis=0), raw.std(axis=0)
 
     def scores(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -123,4 +145,6 @@ class _Teacher:
 
 
 def _random(seed: int, stream: int, chunk: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed % 2**64, stream], counter=[0, 0, 0, chunk]))
+    return np.random.Generator(
+        np.random.Philox(key=[seed % 2**64, stream], counter=[0, 0, 0, chunk])
+    )

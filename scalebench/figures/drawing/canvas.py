@@ -45,7 +45,8 @@ from scalebench.figures.style import REPORT, Style
 
 WIDTH_IN = REPORT.width_in
 _LEGEND_ROW_IN = 0.22
-_LEAST_PANEL_IN = 0.24  # per point of text size; narrow panels have few ticks and share the label of the y axis
+# per point of text size; narrow panels have few ticks and share the label of the y axis
+_LEAST_PANEL_IN = 0.24
 _LEAST_NARROW_IN = 0.2
 _CAPTION_PT, _CAPTION_LINE = 7.6, 1.4
 _CHARACTERS_PER_POINT_AND_IN = 130.0  # times inches, divided by points
@@ -79,11 +80,16 @@ class Page:
 class Canvas:
     """Collect panels, legend and caption; `finish` builds the figures, one for each page.
 
-    `selection` is the part of the study to draw, `chosen` the names of the panels to draw (empty: all).
+    `selection` is the part of the study to draw, `chosen` the names of the panels to
+    draw (empty: all).
     """
 
     def __init__(
-        self, name: str, style: Style = REPORT, selection: Selection = EVERYTHING, chosen: Sequence[str] = ()
+        self,
+        name: str,
+        style: Style = REPORT,
+        selection: Selection = EVERYTHING,
+        chosen: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.style = style
@@ -114,9 +120,15 @@ class Canvas:
         look = looks(everything)
         shown = self.selection.of(named)
         if self.added:
-            shown = named.loc[shown.index.union(named.index[named["execution"] == EXECUTION])]
+            shown = named.loc[
+                shown.index.union(named.index[named["execution"] == EXECUTION])
+            ]
         self.names = short_names(look)
-        return shown, look, grouped([name for name in look if name in set(shown["series"])], most)
+        return (
+            shown,
+            look,
+            grouped([name for name in look if name in set(shown["series"])], most),
+        )
 
     def wanted(self, panels: Sequence[str]) -> list[str]:
         """Return those of the figure's `panels` that are to be drawn."""
@@ -127,17 +139,25 @@ class Canvas:
         least = self.style.size * (_LEAST_NARROW_IN if narrow else _LEAST_PANEL_IN)
         return max(1, min(most, int(self.style.width_in / least)))
 
-    def grids(self, *grids: tuple[int, int, float], together: int = 1) -> list[list[Panel]]:
+    def grids(
+        self, *grids: tuple[int, int, float], together: int = 1
+    ) -> list[list[Panel]]:
         """Lay out grids of (number of panels, columns, height in inches of a panel); return the panels of each grid.
 
-        Panels are lettered in order; a single one has no letter. Rows of `together` panels that follow one another, as
-        those of one group of series, stay on one page if they fit.
+        Panels are lettered in order; a single one has no letter. Rows of `together`
+        panels that follow one another, as those of one group of series, stay on one
+        page if they fit.
         """
         rows = []
         for count, columns, height in grids:
             rows += [(columns, height)] * -(-count // columns)
-        whole = all(count % together == 0 and together % columns == 0 for count, columns, _ in grids)
-        everything = iter(self.rows(*rows, together=together // grids[0][1] if whole else 1))
+        whole = all(
+            count % together == 0 and together % columns == 0
+            for count, columns, _ in grids
+        )
+        everything = iter(
+            self.rows(*rows, together=together // grids[0][1] if whole else 1)
+        )
         found: list[list[Panel]] = []
         for count, columns, _ in grids:
             cells = list(itertools.islice(everything, columns * -(-count // columns)))
@@ -154,44 +174,72 @@ class Canvas:
     def rows(self, *rows: tuple[int, float], together: int = 1) -> list[Panel]:
         """Lay out one row of panels for each (number of panels, height in inches); return all panels in order.
 
-        Rows that do not fit the height of the style's page go to further pages; `together` rows are not parted.
+        Rows that do not fit the height of the style's page go to further pages;
+        `together` rows are not parted.
         """
         self._grid = list(rows)
         for own in self._paged(rows, together):
             page = self._new_page(sum(height for _, height in own) * self.style.height)
             body = page.figure.add_subfigure(page.bands[0])
-            groups = []  # neighbouring rows of as many panels share a grid, so that their panels are aligned
+            # neighbouring rows of as many panels share a grid, so that their panels are
+            # aligned
+            groups = []
             for count, part in itertools.groupby(own, itemgetter(0)):
                 groups.append((count, [height for _, height in part]))
             shares = [sum(heights) for _, heights in groups]
             bands = body.subfigures(len(groups), 1, squeeze=False, height_ratios=shares)
             for (count, heights), band in zip(groups, bands[:, 0], strict=True):
-                axes = band.subplots(len(heights), count, squeeze=False, gridspec_kw={"height_ratios": heights})
-                page.panels += [Panel(ax, self.style.width_in / count, self.style) for ax in axes.flat]
+                axes = band.subplots(
+                    len(heights),
+                    count,
+                    squeeze=False,
+                    gridspec_kw={"height_ratios": heights},
+                )
+                page.panels += [
+                    Panel(ax, self.style.width_in / count, self.style)
+                    for ax in axes.flat
+                ]
             self.panels += page.panels
         return self.panels
 
     def _new_page(self, panels_in: float) -> Page:
-        layout = ConstrainedLayoutEngine(w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale)
+        layout = ConstrainedLayoutEngine(
+            w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale
+        )
         figure = Figure(figsize=(self.style.width_in, 4), layout=layout)
-        FigureCanvasAgg(figure)  # texts that it measures for the layout are not measured again for a PNG
+        FigureCanvasAgg(
+            figure
+        )  # texts that it measures for the layout are not measured again for a PNG
         parts = 3 if self.style.caption == "below" else 2
         bands = figure.add_gridspec(parts, 1)
         strip, *foot = (figure.add_subfigure(bands[row]) for row in range(1, parts))
         self._pages.append(Page(figure, bands, strip, foot, [], panels_in))
         return self._pages[-1]
 
-    def _paged(self, rows: Sequence[tuple[int, float]], together: int) -> Iterator[list[tuple[int, float]]]:
+    def _paged(
+        self, rows: Sequence[tuple[int, float]], together: int
+    ) -> Iterator[list[tuple[int, float]]]:
         """Yield the rows of each page; what legend and caption will take is estimated."""
         entries: list[Entry] = [(Line2D([], []), name) for name in self.names.values()]
-        legend = _LEGEND_ROW_IN * self.style.scale * (1.5 + len(self._wrap(entries)) if entries else 2)
-        foot = (_CAPTION_LINE * self._caption_pt / 72 * _MOST_LINES + 0.16) * (self.style.caption == "below")
-        room = 1.05 * (self.style.page_in - legend - foot) / self.style.height  # `finish` makes panels fit
-        parts = [rows[start : start + together] for start in range(0, len(rows), together)]
+        legend = (
+            _LEGEND_ROW_IN
+            * self.style.scale
+            * (1.5 + len(self._wrap(entries)) if entries else 2)
+        )
+        foot = (_CAPTION_LINE * self._caption_pt / 72 * _MOST_LINES + 0.16) * (
+            self.style.caption == "below"
+        )
+        room = (
+            1.05 * (self.style.page_in - legend - foot) / self.style.height
+        )  # `finish` makes panels fit
+        parts = [
+            rows[start : start + together] for start in range(0, len(rows), together)
+        ]
         if max(map(_height, parts)) > room:
             parts = [[row] for row in rows]
         pages = _filled(parts, room)
-        # As many rows on each page look better than full pages and a short last one, if they fit.
+        # As many rows on each page look better than full pages and a short last one, if
+        # they fit.
         even = -(-len(parts) // len(pages))
         alike = []
         for start in range(0, len(parts), even):
@@ -199,16 +247,26 @@ class Canvas:
         yield from alike if max(map(_height, alike)) <= room else pages
 
     def rows_of_groups(
-        self, groups: Sequence[T], names: Sequence[str], columns: int = 0, heights: tuple[float, float] = (2.75, 2.1)
+        self,
+        groups: Sequence[T],
+        names: Sequence[str],
+        columns: int = 0,
+        heights: tuple[float, float] = (2.75, 2.1),
     ) -> list[tuple[Panel, T, str]]:
         """Lay out the panels `names` for each group of series; return each panel with its group and name.
 
         `heights` are those of the panels of one group and of several.
         """
         across = columns or self.fits(len(names))
-        (panels,) = self.grids((len(groups) * len(names), across, heights[len(groups) > 1]), together=len(names))
+        (panels,) = self.grids(
+            (len(groups) * len(names), across, heights[len(groups) > 1]),
+            together=len(names),
+        )
         places = itertools.product(groups, names)
-        return [(panel, group, name) for panel, (group, name) in zip(panels, places, strict=True)]
+        return [
+            (panel, group, name)
+            for panel, (group, name) in zip(panels, places, strict=True)
+        ]
 
     def share_y_in_columns(self, columns: int) -> None:
         """Give the panels of each column, one for each group of series, the same y range."""
@@ -230,15 +288,25 @@ class Canvas:
     ) -> None:
         """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
 
-        Crosses, if any, of oversubscribed runs or of what else is `crossed`, plus signs of disturbed ones, and `extra`
-        entries follow in that row.
+        Crosses, if any, of oversubscribed runs or of what else is `crossed`, plus signs
+        of disturbed ones, and `extra` entries follow in that row.
         """
         shown = {name for panel in self.panels for name in panel.series}
         self.names = self.names or short_names(looks)
-        self.legend([(looks[name].sample(), self.names[name]) for name in looks if name in shown])
+        self.legend(
+            [
+                (looks[name].sample(), self.names[name])
+                for name in looks
+                if name in shown
+            ]
+        )
         entries: list[Entry] = []
-        for execution in [name for name in EXECUTION_WORDS if name in set(drawn["execution"])]:
-            style = Look(NEUTRAL, "o", 0).line(execution) | ({} if line else {"linestyle": ""})
+        for execution in [
+            name for name in EXECUTION_WORDS if name in set(drawn["execution"])
+        ]:
+            style = Look(NEUTRAL, "o", 0).line(execution) | (
+                {} if line else {"linestyle": ""}
+            )
             entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
         marks = {
             "oversubscribed": (cross(), crossed),
@@ -270,8 +338,8 @@ class Canvas:
     ) -> None:
         """Append to the caption: model and data, executions and their bars, `sentences`, and the marks of `drawn`.
 
-        The protocol is that of the study and its machines, then the sentences of `method`. `signs` are the marks of
-        oversubscribed and disturbed points.
+        The protocol is that of the study and its machines, then the sentences of
+        `method`. `signs` are the marks of oversubscribed and disturbed points.
         """
         context = any(panel.has_context for panel in self.panels)
         self.say(
@@ -283,7 +351,11 @@ class Canvas:
             "Pale grey: the series of the other panels." if context else "",
         )
         shortened = {name: short for name, short in self.names.items() if name != short}
-        longer = [f"{shortened[name]} is {name}" for name in drawn["series"].unique() if name in shortened]
+        longer = [
+            f"{shortened[name]} is {name}"
+            for name in drawn["series"].unique()
+            if name in shortened
+        ]
         self.method(
             caption.describe_study(results, drawn),
             caption.describe_machines(results, drawn),
@@ -295,24 +367,44 @@ class Canvas:
         """Return the drawn data, one row per point or bar segment."""
         table = pd.concat([panel.data() for panel in self.panels], ignore_index=True)
         table = table.assign(figure=self.name)
-        first = ["figure", "panel", "series", "execution", "engine", "workers", "oversubscribed", "quantity", "x", "y"]
+        first = [
+            "figure",
+            "panel",
+            "series",
+            "execution",
+            "engine",
+            "workers",
+            "oversubscribed",
+            "quantity",
+            "x",
+            "y",
+        ]
         others = [name for name in table.columns if name not in first]
         return table.reindex(columns=[*first, *others])
 
     def caption(self) -> str:
         """Return the whole caption: the panels, what was run, what the marks mean, and the method."""
         method = f"Method: {' '.join(self._method)}" if self._method else ""
-        return " ".join(part for part in (self._panel_names(), *self._caption, method) if part)
+        return " ".join(
+            part for part in (self._panel_names(), *self._caption, method) if part
+        )
 
     def captions(self) -> list[str]:
         """Return the caption of each page; those of further pages name their panels only."""
-        return [self.caption(), *(self._panel_names(page.panels) for page in self._pages[1:])]
+        return [
+            self.caption(),
+            *(self._panel_names(page.panels) for page in self._pages[1:]),
+        ]
 
     def _panel_names(self, panels: Sequence[Panel] = ()) -> str:
         letters: dict[str, list[str]] = {}
         for panel in panels or self.panels:
-            letters.setdefault(panel.name, []).append(f"({panel.letter})" if panel.letter else "")
-        names = "; ".join(f"{', '.join(own)} {name}".strip() for name, own in letters.items() if name)
+            letters.setdefault(panel.name, []).append(
+                f"({panel.letter})" if panel.letter else ""
+            )
+        names = "; ".join(
+            f"{', '.join(own)} {name}".strip() for name, own in letters.items() if name
+        )
         return f"{names[:1].upper()}{names[1:]}." if names else ""
 
     def close(self) -> None:
@@ -323,8 +415,9 @@ class Canvas:
     def finish(self, *, fixed: bool = True) -> list[Figure]:
         """Set the heights, write legend and caption, and return the figure of each page.
 
-        Ticks are `fixed` as the layout has them: a rounded position may have room for others. Axes that are given to a
-        reader, who may set other limits, keep their locators.
+        Ticks are `fixed` as the layout has them: a rounded position may have room for
+        others. Axes that are given to a reader, who may set other limits, keep their
+        locators.
         """
         self.close()
         for number, page in enumerate(self._pages):
@@ -344,26 +437,39 @@ class Canvas:
         for entries in self._legend_of(page):
             legends += self._wrap(entries)
         row_in = _LEGEND_ROW_IN * self.style.scale
-        tall = [max(name.count("\n") + 1 for _, name in row) for row in legends]  # lines of each row
+        tall = [
+            max(name.count("\n") + 1 for _, name in row) for row in legends
+        ]  # lines of each row
         strip = row_in * sum(tall) + 0.08 * self.style.scale
         feet = [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(page.foot)
         panels = min(page.panels_in, self.style.page_in - strip - sum(feet))
         heights = [max(panels, 0.5 * page.panels_in), strip, *feet]
-        for row, above in zip(legends, itertools.accumulate(tall, initial=0), strict=False):
+        for row, above in zip(
+            legends, itertools.accumulate(tall, initial=0), strict=False
+        ):
             handles, labels = zip(*row, strict=True)
             top = 1 - (0.02 + row_in * above) / strip
             legend = page.strip.legend(
-                handles, labels, loc="upper center", ncols=len(row), bbox_to_anchor=(0.5, top), borderaxespad=0
+                handles,
+                labels,
+                loc="upper center",
+                ncols=len(row),
+                bbox_to_anchor=(0.5, top),
+                borderaxespad=0,
             )
             legend.set_in_layout(False)
         for foot in page.foot:
             at = 1 - 0.05 / heights[-1]
-            foot.text(0.02, at, "\n".join(lines), va="top", size=size, linespacing=1.25).set_in_layout(False)
+            foot.text(
+                0.02, at, "\n".join(lines), va="top", size=size, linespacing=1.25
+            ).set_in_layout(False)
         layout = page.figure.get_layout_engine()
         assert layout is not None
         self._set_heights(page, heights)
         layout.execute(page.figure)  # once for all formats
-        for _ in range(_MOST_LAYOUTS):  # a wrapped label takes from the width of the titles
+        for _ in range(
+            _MOST_LAYOUTS
+        ):  # a wrapped label takes from the width of the titles
             if not _fit_texts(page):
                 break
             self._set_heights(page, heights)
@@ -380,20 +486,33 @@ class Canvas:
 
     @property
     def _caption_pt(self) -> float:
-        return max(self.style.small, _CAPTION_PT * self.style.scale * (self.style.size >= REPORT.size))
+        return max(
+            self.style.small,
+            _CAPTION_PT * self.style.scale * (self.style.size >= REPORT.size),
+        )
 
     def _fitting(self, sentences: Sequence[str]) -> list[str]:
         """Return the lines of the caption in the picture: the sentences that fit, a first one that does not cut."""
-        across = int(_CHARACTERS_PER_POINT_AND_IN * self.style.width_in / self._caption_pt)
+        across = int(
+            _CHARACTERS_PER_POINT_AND_IN * self.style.width_in / self._caption_pt
+        )
         lines: list[str] = []
         text = ""
         for sentence in sentences:
-            longer = textwrap.wrap(f"{text} {sentence}".strip(), across, break_on_hyphens=False)
+            longer = textwrap.wrap(
+                f"{text} {sentence}".strip(), across, break_on_hyphens=False
+            )
             if len(longer) <= _MOST_LINES:
                 text = f"{text} {sentence}".strip()
                 lines = longer
             elif not lines:
-                lines = textwrap.wrap(sentence, across, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
+                lines = textwrap.wrap(
+                    sentence,
+                    across,
+                    max_lines=_MOST_LINES,
+                    placeholder=" …",
+                    break_on_hyphens=False,
+                )
         return lines
 
     def _legend_of(self, page: Page) -> Iterator[list[Entry]]:
@@ -404,7 +523,11 @@ class Canvas:
         marks = [(Line2D([], [], **wide_interval()), WIDE)] if wide else []
         *rows, last = self._legend or [[]]
         for entries in [*rows, [*last, *marks]]:
-            kept = [entry for entry in entries if entry[1] in here or entry[1] not in everywhere]
+            kept = [
+                entry
+                for entry in entries
+                if entry[1] in here or entry[1] not in everywhere
+            ]
             if kept:
                 yield kept
 
@@ -416,10 +539,17 @@ class Canvas:
     def _wrap(self, entries: Sequence[Entry]) -> list[list[Entry]]:
         """Break one row of the legend into rows that fit the width, and names that are wider into lines."""
         size = rcParams["legend.fontsize"]
-        around = rcParams["legend.handlelength"] + rcParams["legend.handletextpad"] + rcParams["legend.columnspacing"]
+        around = (
+            rcParams["legend.handlelength"]
+            + rcParams["legend.handletextpad"]
+            + rcParams["legend.columnspacing"]
+        )
         widest = 72 * self.style.width_in - around * size
         entries = [(handle, wrapped(name, widest, size)) for handle, name in entries]
-        taken = [around * size + max(width(line, size) for line in name.split("\n")) for _, name in entries]
+        taken = [
+            around * size + max(width(line, size) for line in name.split("\n"))
+            for _, name in entries
+        ]
         rows: list[list[Entry]] = []
         room = 0.0
         for entry, needed in zip(entries, taken, strict=True):
@@ -444,20 +574,30 @@ def _further_lines(page: Page) -> int:
 
 def _fit_texts(page: Page) -> bool:
     """Wrap titles and labels that are longer than their panel; return True if there are any."""
-    labels = [panel.fit_label(panel.ax.get_window_extent().height * 72 / page.figure.dpi) for panel in page.panels]
+    labels = [
+        panel.fit_label(panel.ax.get_window_extent().height * 72 / page.figure.dpi)
+        for panel in page.panels
+    ]
     return _fit_titles(page) or any(labels)
 
 
 def _fit_titles(page: Page) -> bool:
     """Wrap the titles that reach over the next panel or the end of the page; return True if there are any.
 
-    Where a panel begins follows from the layout: labels of its y axis take more of its width in small figures.
+    Where a panel begins follows from the layout: labels of its y axis take more of its
+    width in small figures.
     """
-    places = [(panel, panel.ax.get_window_extent()) for panel in page.panels if panel.ax.get_visible()]
+    places = [
+        (panel, panel.ax.get_window_extent())
+        for panel in page.panels
+        if panel.ax.get_visible()
+    ]
     end = page.figure.bbox.x1
     changed = False
     for panel, own in places:
-        alongside = [other for _, other in places if other.y0 < own.y1 and other.y1 > own.y0]
+        alongside = [
+            other for _, other in places if other.y0 < own.y1 and other.y1 > own.y0
+        ]
         beside = [other.x0 for other in alongside if other.x0 > own.x0]
         room = (min([end, *beside]) - own.x0) * 72 / page.figure.dpi - _TITLE_GAP_PT
         changed |= panel.title_pt > room and panel.fit_title(room)
@@ -469,7 +609,9 @@ def _height(rows: Sequence[tuple[int, float]]) -> float:
     return sum(height for _, height in rows)
 
 
-def _filled(parts: Sequence[Sequence[tuple[int, float]]], room: float) -> list[list[tuple[int, float]]]:
+def _filled(
+    parts: Sequence[Sequence[tuple[int, float]]], room: float
+) -> list[list[tuple[int, float]]]:
     """Return the rows of as few pages as possible, each with at most `room` for its parts, or with one part."""
     pages: list[list[tuple[int, float]]] = [[]]
     for part in parts:
@@ -482,7 +624,9 @@ def _filled(parts: Sequence[Sequence[tuple[int, float]]], room: float) -> list[l
 def _round_places(figure: FigureBase) -> None:
     """Round positions: the last digits of the layout depend on earlier figures, and equal records give equal bytes."""
     for part in figure.subfigs:
-        part.bbox_relative.p0, part.bbox_relative.p1 = (np.round(p, 5) for p in part.bbox_relative.get_points())
+        part.bbox_relative.p0, part.bbox_relative.p1 = (
+            np.round(p, 5) for p in part.bbox_relative.get_points()
+        )
         _round_places(part)
     for ax in figure.get_children():
         if isinstance(ax, Axes):

@@ -48,35 +48,58 @@ def describe_added(added: Added, *, bars: bool = True) -> str:
     if not added.is_study:
         return f"{added.label}: from {added.path.name}."
     own = added.results()
-    return f"In {added.label}: {describe_label(own)} {describe_executions(own, bars=bars)}"
+    return (
+        f"In {added.label}: {describe_label(own)} {describe_executions(own, bars=bars)}"
+    )
 
 
 def describe_study(results: Results, drawn: pd.DataFrame | None = None) -> str:
     """Return scaling mode, model, data, and batch policy with the steps per epoch at each worker count.
 
-    `drawn` limits the runs by execution, engine, label and worker count; default: all. So it does below.
+    `drawn` limits the runs by execution, engine, label and worker count; default: all.
+    So it does below.
     """
     runs = _of(results, drawn)
     last = runs.iloc[-1]
-    parameters = f" ({int(last['parameters']):,} parameters)" if pd.notna(last["parameters"]) else ""
+    parameters = (
+        f" ({int(last['parameters']):,} parameters)"
+        if pd.notna(last["parameters"])
+        else ""
+    )
     if last["scaling"] == "strong":
-        samples = f"{int(last['n_train']):,} training samples" if pd.notna(last["n_train"]) else "fixed size"
+        samples = (
+            f"{int(last['n_train']):,} training samples"
+            if pd.notna(last["n_train"])
+            else "fixed size"
+        )
         scaling = f"Strong scaling: {last['model']}{parameters} on {last['dataset']} ({samples} at every worker count)"
     else:
         sizes = (runs["n_train"] / runs["workers"]).dropna()
-        samples = f"{round(sizes.median()):,} training samples" if len(sizes) else "a fixed number of samples"
+        samples = (
+            f"{round(sizes.median()):,} training samples"
+            if len(sizes)
+            else "a fixed number of samples"
+        )
         scaling = f"Weak scaling: {last['model']}{parameters} on {last['dataset']} ({samples} per worker)"
     epochs = counted(int(last["epochs"]), "epoch")
     return f"{scaling}, {epochs}, {last['dtype']}, {optimizer_in_words(results, last)}. {_batch(runs)}"
 
 
-def describe_executions(results: Results, drawn: pd.DataFrame | None = None, *, bars: bool = True) -> str:
+def describe_executions(
+    results: Results, drawn: pd.DataFrame | None = None, *, bars: bool = True
+) -> str:
     """Return cluster, engines and repetitions of each execution, and with `bars` the meaning of error bars."""
     runs = _of(results, drawn)
     parts = []
-    for execution in [name for name in EXECUTIONS if name in set(runs["execution"].unique())]:
+    for execution in [
+        name for name in EXECUTIONS if name in set(runs["execution"].unique())
+    ]:
         own = runs[runs["execution"] == execution]
-        engines = "" if execution in SIMULATED else f" through {', '.join(sorted(own['engine'].unique()))}"
+        engines = (
+            ""
+            if execution in SIMULATED
+            else f" through {', '.join(sorted(own['engine'].unique()))}"
+        )
         about = _repetitions(own) + (_bars(results, own, execution) if bars else "")
         cluster = str(own["cluster"].iloc[-1])
         named = known.name if (known := _cluster_of(cluster)) else Path(cluster).stem
@@ -98,15 +121,30 @@ def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> st
     sentences = []
     if len(real):
         known = machines_of(real, provenance_in(results.folder)).values()
-        machines = sorted({hardware(facts) for facts in known if facts}) or ["a machine that nothing describes"]
+        machines = sorted({hardware(facts) for facts in known if facts}) or [
+            "a machine that nothing describes"
+        ]
         nodes = int(real["nodes"].fillna(1).max())
-        cards = sorted({_card(card) for facts in known if facts for card in facts.get("network") or []})
-        way = f"up to {nodes} nodes by {', '.join(cards) or 'an unknown network'}" if nodes > 1 else "within one node"
+        cards = sorted(
+            {
+                _card(card)
+                for facts in known
+                if facts
+                for card in facts.get("network") or []
+            }
+        )
+        way = (
+            f"up to {nodes} nodes by {', '.join(cards) or 'an unknown network'}"
+            if nodes > 1
+            else "within one node"
+        )
         sentences.append(f"Real runs: {' and '.join(machines)}, {way}.")
     for execution in SIMULATED:
         own = runs[runs["execution"] == execution]
         if len(own):
-            sentences.append(f"{execution.capitalize()} runs: {_simulated(results, own)}.")
+            sentences.append(
+                f"{execution.capitalize()} runs: {_simulated(results, own)}."
+            )
     return " ".join(sentences)
 
 
@@ -116,10 +154,20 @@ def _simulated(results: Results, runs: pd.DataFrame) -> str:
     cluster = _cluster_of(name)
     description = cluster.description if cluster else ""
     rest = description.partition(" ")[0][1:]  # JUWELS stays
-    parts = [(f"{description[:1].lower()}{description[1:]}" if rest == rest.lower() else description) or name]
+    parts = [
+        (
+            f"{description[:1].lower()}{description[1:]}"
+            if rest == rest.lower()
+            else description
+        )
+        or name
+    ]
     sizes = runs[["nodes", "workers_per_node"]].dropna().max()
     if not sizes.isna().any():
-        nodes, workers = (counted(int(sizes[key]), word) for key, word in zip(sizes.index, _SIZES, strict=True))
+        nodes, workers = (
+            counted(int(sizes[key]), word)
+            for key, word in zip(sizes.index, _SIZES, strict=True)
+        )
         parts.append(f"up to {nodes} of {workers}")
     parts.append(_step_time(results, runs, cluster))
     if cluster:
@@ -142,21 +190,36 @@ def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) ->
         return f"step time stated as {seconds(stated)}"
     last = runs.iloc[-1]
     batches = set(runs["batch_per_worker"].unique())
-    times = cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
-    used = [f"{seconds(times[batch].step_s)} at batch {batch}" for batch in sorted(times) if batch in batches]
+    times = (
+        cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
+    )
+    used = [
+        f"{seconds(times[batch].step_s)} at batch {batch}"
+        for batch in sorted(times)
+        if batch in batches
+    ]
     return f"step time of the cluster file, {', '.join(used)}" if used else ""
 
 
 def _links(cluster: Cluster, *, several: bool) -> str:
     """Return latency and bandwidth of the links inside a node and, with `several` nodes, between them."""
-    links = [("within a node", cluster.links.intra)] + [("between nodes", cluster.links.inter)] * several
-    costs = [(seconds(link.latency_s), _bandwidth(link.bandwidth_bytes_per_s), where) for where, link in links]
+    links = [("within a node", cluster.links.intra)] + [
+        ("between nodes", cluster.links.inter)
+    ] * several
+    costs = [
+        (seconds(link.latency_s), _bandwidth(link.bandwidth_bytes_per_s), where)
+        for where, link in links
+    ]
     said = [f"{latency} + n / ({rate}) {where}" for latency, rate, where in costs]
     return f"a message of n bytes takes {', '.join(said)}"
 
 
 def _bandwidth(bytes_per_s: float) -> str:
-    return f"{digits(bytes_per_s / 1e9)} GB/s" if bytes_per_s >= 1e9 else f"{digits(bytes_per_s / 1e6)} MB/s"
+    return (
+        f"{digits(bytes_per_s / 1e9)} GB/s"
+        if bytes_per_s >= 1e9
+        else f"{digits(bytes_per_s / 1e6)} MB/s"
+    )
 
 
 def _between_nodes(results: Results, runs: pd.DataFrame) -> str:
@@ -164,7 +227,9 @@ def _between_nodes(results: Results, runs: pd.DataFrame) -> str:
     if not (runs["nodes"].fillna(1) > 1).any():
         return ""
     options = results.study.get("virtual")
-    collective = options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    collective = (
+        options.get("collective", "auto") if isinstance(options, dict) else "auto"
+    )
     algorithm = allreduce_name(str(collective))
     if (measured := measured_nodes(results)) > 1:
         return f"allreduce between nodes as measured between {measured}, in proportion to {algorithm}"
@@ -185,10 +250,14 @@ def _card(card: dict[str, Any]) -> str:
     return f"{card.get('name')} ({f'{speed / 1000:g} Gbit/s' if speed else card.get('driver')})"
 
 
-def describe_marks(drawn: pd.DataFrame, crosses: str = "Crosses", pluses: str = "Plus signs") -> str:
+def describe_marks(
+    drawn: pd.DataFrame, crosses: str = "Crosses", pluses: str = "Plus signs"
+) -> str:
     """Return the meaning of the marks of oversubscribed and disturbed points, empty if there are none."""
     marked = drawn[drawn["oversubscribed"].astype(bool)]
-    sentences = [f"{crosses}: {crowding(marked)}, never a baseline."] if len(marked) else []
+    sentences = (
+        [f"{crosses}: {crowding(marked)}, never a baseline."] if len(marked) else []
+    )
     if "disturbed" in drawn and drawn["disturbed"].any():
         sentences.append(f"{pluses}: {DISTURBED_BY} meanwhile, never a baseline.")
     return " ".join(sentences)
@@ -211,10 +280,15 @@ def _batch(runs: pd.DataFrame) -> str:
     batch = " or ".join(str(size) for size in sorted(sizes, reverse=True)) or "?"
     words = batch_in_words(runs["batch_policy"].iloc[-1], batch)
     policy = f"{words[:1].upper()}{words[1:]} at every worker count"
-    taken = {count: sorted(own.dropna().unique()) for count, own in runs.groupby("workers")["steps_per_epoch"]}
+    taken = {
+        count: sorted(own.dropna().unique())
+        for count, own in runs.groupby("workers")["steps_per_epoch"]
+    }
     steps = []
     for some in taken.values():
-        ends = dict.fromkeys([*some[:1], *some[-1:]])  # one number, or the least and the most
+        ends = dict.fromkeys(
+            [*some[:1], *some[-1:]]
+        )  # one number, or the least and the most
         steps.append("-".join(str(own) for own in ends) or "–")
     if set(steps) == {"–"}:
         return f"{policy}."
@@ -234,10 +308,17 @@ def _repetitions(runs: pd.DataFrame) -> str:
 def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
     if runs.groupby(["engine", "label", "workers"]).size().max() < 2:
         return ", no error bars"
-    if (own := cells(results)).loc[own["execution"] == execution, "interval"].eq(NOTHING_VARIES).all():
+    if (
+        (own := cells(results))
+        .loc[own["execution"] == execution, "interval"]
+        .eq(NOTHING_VARIES)
+        .all()
+    ):
         return f", {NOTHING_VARIES}: step times are stated"
     error = error_of_times(results) if execution in SIMULATED else None
-    name = interval_name(execution, error=error_name(error), stated=states_steps(results))
+    name = interval_name(
+        execution, error=error_name(error), stated=states_steps(results)
+    )
     if error is None or error.name == BESIDE_PROGRAMS:
         return f", error bars: {name}"
     off = f"off native times by {error.words}"

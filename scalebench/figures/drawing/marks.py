@@ -1,7 +1,7 @@
 """Marks that several figures share: stacked bars of shares, and points whose runs did not all reach the target.
 
-Bars are pale for virtual runs and filled for real ones. A point that was not reached is a triangle without a value, or
-a star with a median.
+Bars are pale for virtual runs and filled for real ones. A point that was not reached is
+a triangle without a value, or a star with a median.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from matplotlib.patches import Patch
 
 from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Panel, Segment, tint
-from scalebench.figures.drawing.series_style import EXECUTION_WORDS, NEUTRAL, Handle, Look
+from scalebench.figures.drawing.series_style import (
+    EXECUTION_WORDS,
+    NEUTRAL,
+    Handle,
+    Look,
+)
 from scalebench.formatting import metric_word
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import SIMULATED
@@ -25,7 +30,10 @@ _GAP = 0.7
 _TICK_PER_POINT_IN = 0.021  # width of a two-digit tick label
 Cell = dict[Hashable, Any]
 
-_UNREACHED, _TORN = "^", "*"  # markers: at most half of the runs reached the target, or some did not
+_UNREACHED, _TORN = (
+    "^",
+    "*",
+)  # markers: at most half of the runs reached the target, or some did not
 
 
 def draw_bars(
@@ -39,9 +47,10 @@ def draw_bars(
 ) -> list[tuple[float, Cell]]:
     """Draw one bar for each row of `table` at its execution and worker count; return (x, row) of each bar.
 
-    `counts` has the worker counts of each execution, equal in all panels of a figure so that bars align. A panel with
-    fewer counts is centred, with bars as wide as in a panel with those of `like`. Executions are named below their
-    counts where the figure has several; its legend names them too.
+    `counts` has the worker counts of each execution, equal in all panels of a figure so
+    that bars align. A panel with fewer counts is centred, with bars as wide as in a
+    panel with those of `like`. Executions are named below their counts where the figure
+    has several; its legend names them too.
     """
     places: list[tuple[float, Cell]] = []
     taken = [len(own) for own in (like or counts).values() if own]
@@ -54,14 +63,24 @@ def draw_bars(
     several = len(taken) > 1
     start, ticks, labels = 0.0, [], []
     for execution in [name for name in reversed(EXECUTIONS) if counts.get(name)]:
-        own = {int(row["workers"]): row for row in table[table["execution"] == execution].to_dict("records")}
+        own = {
+            int(row["workers"]): row
+            for row in table[table["execution"] == execution].to_dict("records")
+        }
         for step, count in enumerate(counts[execution]):
             at = start + step
             ticks.append(at)
             labels.append(str(count))
             if count in own:
                 key = {
-                    name: own[count][name] for name in ("series", "execution", "engine", "workers", "oversubscribed")
+                    name: own[count][name]
+                    for name in (
+                        "series",
+                        "execution",
+                        "engine",
+                        "workers",
+                        "oversubscribed",
+                    )
                 }
                 panel.stack(at, segments(own[count]), key, quantity)
                 places.append((at, own[count]))
@@ -91,9 +110,15 @@ def draw_bars(
 def executions_of_bars(table: pd.DataFrame) -> list[tuple[Handle, str]]:
     """Return legend entries for the executions in `table`, filled as their bars are."""
     entries: list[tuple[Handle, str]] = []
-    for execution in [name for name in EXECUTION_WORDS if name in set(table["execution"])]:
+    for execution in [
+        name for name in EXECUTION_WORDS if name in set(table["execution"])
+    ]:
         face = tint(NEUTRAL) if execution in SIMULATED else NEUTRAL
-        sample = Patch(facecolor=face, edgecolor=NEUTRAL, linestyle="--" if execution == "modelled" else "-")
+        sample = Patch(
+            facecolor=face,
+            edgecolor=NEUTRAL,
+            linestyle="--" if execution == "modelled" else "-",
+        )
         entries.append((sample, EXECUTION_WORDS[execution]))
     return entries
 
@@ -137,7 +162,17 @@ def torn(table: pd.DataFrame) -> pd.Series[bool]:
 def legend_of_unreached(panels: Sequence[Panel], epochs: int) -> list[Entry]:
     """Return the entries of triangles and stars, as far as the panels have any."""
     return [
-        (Line2D([], [], color=NEUTRAL, marker=marker, linestyle="", markerfacecolor="white"), words)
+        (
+            Line2D(
+                [],
+                [],
+                color=NEUTRAL,
+                marker=marker,
+                linestyle="",
+                markerfacecolor="white",
+            ),
+            words,
+        )
         for marker, words in _words(epochs).items()
         if any(words in panel.explained for panel in panels)
     ]

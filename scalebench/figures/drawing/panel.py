@@ -15,12 +15,26 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.series_style import EXECUTION_WORDS, Look, cross, plus, wide_interval, width, wrapped
+from scalebench.figures.drawing.series_style import (
+    EXECUTION_WORDS,
+    Look,
+    cross,
+    plus,
+    wide_interval,
+    width,
+    wrapped,
+)
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
@@ -30,7 +44,9 @@ _LETTER_PER_POINT_IN = 0.0085  # width of a digit
 _MOST_LABELS = 10  # of a y axis
 _TITLE_SHARE = 0.8  # of a panel's width: titles begin where the axes do
 _BAR = 0.78
-_BEHIND = 2.5  # zorder of crosses and plus signs, whose arms show around the point that they would hide
+# zorder of crosses and plus signs, whose arms show around the point that they would
+# hide
+_BEHIND = 2.5
 _CONTEXT = "#D0D0D0"
 _LINE_WIDTH = 0.005  # of the range of a panel's values: a difference that is not seen
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
@@ -61,11 +77,15 @@ class Panel:
         self.name = ""
         self._title = ""
         self.series: set[str] = set()  # drawn as curves
-        self.explained: set[str] = set()  # words of the legend for what is drawn here besides curves
+        self.explained: set[str] = (
+            set()
+        )  # words of the legend for what is drawn here besides curves
         self.marks: set[str] = set()  # of MARKS, over points
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
-        self._bars: list[tuple[Bar, str, tuple[float, float]]] = []  # with colour and point
+        self._bars: list[
+            tuple[Bar, str, tuple[float, float]]
+        ] = []  # with colour and point
         self._ends: list[float] = []
         self._lines: list[Line2D] = []
         self.has_context = False
@@ -118,49 +138,72 @@ class Panel:
     ) -> None:
         """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
 
-        `frame` has the columns execution, engine, series, workers, oversubscribed and, of measured times, disturbed;
-        rows without a value are left out. `scale` turns its unit into that of the axis; the drawn data has the unit of
-        the axis. A `sparse` line has error bar, cross and plus sign at its last point only. Lines that
-        cover each other are drawn `apart_pt` points apart, each a little higher than the one before, or `aside`, by
-        this times the shift of their look.
+        `frame` has the columns execution, engine, series, workers, oversubscribed and,
+        of measured times, disturbed; rows without a value are left out. `scale` turns
+        its unit into that of the axis; the drawn data has the unit of the axis. A
+        `sparse` line has error bar, cross and plus sign at its last point only. Lines
+        that cover each other are drawn `apart_pt` points apart, each a little higher
+        than the one before, or `aside`, by this times the shift of their look.
         """
         own = [name for name in looks if name in set(frame["series"])]
         crowded = _fitting_shift(frame[x]) if shift else 1.0
         covering = _covering(frame, x, quantity, own) if apart_pt else {}
         shown = slice(-1 if sparse else 0, None)
-        marked: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS if name in frame}
+        marked: dict[str, list[tuple[float, float]]] = {
+            name: [] for name in MARKS if name in frame
+        }
         known = frame[frame[quantity].notna()]
-        for (execution, name), group in known.groupby(["execution", "series"], sort=False):
+        for (execution, name), group in known.groupby(
+            ["execution", "series"], sort=False
+        ):
             group = group.sort_values(x)
             look = looks[str(name)]
-            # Counts lie an octave apart, so a shift along them is a factor; one along times is added.
+            # Counts lie an octave apart, so a shift along them is a factor; one along
+            # times is added.
             factor = 2 ** (look.shift * crowded) if shift else 1
             at = group[x].astype(float).to_numpy() * factor + aside * look.shift
             y = scale * group[quantity].astype(float).to_numpy()
             if low:
-                bounds = [scale * group[name].astype(float).to_numpy() for name in (low, high)]
-                bars = [((a, bottom), (a, top)) for a, bottom, top in zip(at, *bounds, strict=True)][shown]
-                self.intervals(bars, [look.color] * len(bars), list(zip(at, y, strict=True))[shown])
+                bounds = [
+                    scale * group[name].astype(float).to_numpy() for name in (low, high)
+                ]
+                bars = [
+                    ((a, bottom), (a, top))
+                    for a, bottom, top in zip(at, *bounds, strict=True)
+                ][shown]
+                self.intervals(
+                    bars, [look.color] * len(bars), list(zip(at, y, strict=True))[shown]
+                )
             drawn = self._line(at, y, look, str(execution), connect=connect)
             self.series.add(str(name))
             self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
             for mark, places in marked.items():
-                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[shown]
+                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[
+                    shown
+                ]
                 if len(hit):
                     self.marks.add(mark)
                 if apart_pt:
-                    drawn += self.ax.plot(at[hit], y[hit], **MARKS[mark](), zorder=_BEHIND)
+                    drawn += self.ax.plot(
+                        at[hit], y[hit], **MARKS[mark](), zorder=_BEHIND
+                    )
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
             alike = covering.get(str(name))
             if alike:
-                self._lift(drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2))
+                self._lift(
+                    drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2)
+                )
             self._lines += drawn
         self._keep_curves(known, quantity, x, (low, high), scale)
         for mark in filter(marked.get, marked):
-            self.ax.plot(*zip(*marked[mark], strict=True), **MARKS[mark](), zorder=_BEHIND)
+            self.ax.plot(
+                *zip(*marked[mark], strict=True), **MARKS[mark](), zorder=_BEHIND
+            )
 
-    def _line(self, x: Values, y: Values, look: Look, execution: str, *, connect: bool) -> list[Line2D]:
+    def _line(
+        self, x: Values, y: Values, look: Look, execution: str, *, connect: bool
+    ) -> list[Line2D]:
         """Draw points with their markers, and connect them; native ones lie over the others."""
         style = look.line(execution) | ({} if connect else {"linestyle": ""})
         order = 4 if execution == "native" else 3
@@ -173,19 +216,35 @@ class Panel:
         """Draw lines higher by `points`, the same on all axes; limits remain those of their values."""
         figure = self.ax.get_figure(root=True)
         assert figure is not None
-        lifted = self.ax.transData + ScaledTranslation(0, points / 72, figure.dpi_scale_trans)
+        lifted = self.ax.transData + ScaledTranslation(
+            0, points / 72, figure.dpi_scale_trans
+        )
         for line in lines:
             line.set_transform(lifted)
 
     def context(
-        self, frame: pd.DataFrame, quantity: str, *, x: str = "workers", scale: float = 1.0, connect: bool = True
+        self,
+        frame: pd.DataFrame,
+        quantity: str,
+        *,
+        x: str = "workers",
+        scale: float = 1.0,
+        connect: bool = True,
     ) -> None:
         """Draw the curves, or points, of other panels in pale grey behind those of this one; they are not recorded."""
-        for _, group in frame[frame[quantity].notna()].groupby(["execution", "series"], sort=False):
+        for _, group in frame[frame[quantity].notna()].groupby(
+            ["execution", "series"], sort=False
+        ):
             group = group.sort_values(x)
-            style = {"linewidth": 0.7 * rcParams["lines.linewidth"]} if connect else {"marker": ".", "linestyle": ""}
+            style = (
+                {"linewidth": 0.7 * rcParams["lines.linewidth"]}
+                if connect
+                else {"marker": ".", "linestyle": ""}
+            )
             self.has_context = True
-            self.ax.plot(group[x], scale * group[quantity], color=_CONTEXT, zorder=1, **style)
+            self.ax.plot(
+                group[x], scale * group[quantity], color=_CONTEXT, zorder=1, **style
+            )
 
     def reductions(
         self,
@@ -196,11 +255,23 @@ class Panel:
     ) -> None:
         """Draw reductions against a baseline in per cent, over those of `others` in grey."""
         self.context(others, "reduction", scale=100)
-        self.curve(own, "reduction", looks, low="reduction_low", high="reduction_high", scale=100)
+        self.curve(
+            own,
+            "reduction",
+            looks,
+            low="reduction_low",
+            high="reduction_high",
+            scale=100,
+        )
         self.level(0.0, "no reduction", workers)
         self.ax.set_ylabel("time saved (%)")
 
-    def intervals(self, bars: Sequence[Bar], colors: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
+    def intervals(
+        self,
+        bars: Sequence[Bar],
+        colors: Sequence[str],
+        points: Sequence[tuple[float, float]],
+    ) -> None:
         """Add error bars, each through one of the `points`; they are drawn by `close` and do not set the limits."""
         for bar, color, point in zip(bars, colors, points, strict=True):
             if np.isfinite(bar).all():
@@ -219,9 +290,16 @@ class Panel:
         if fitting:
             # One artist is many times faster than `errorbar`.
             segments, shades, _ = zip(*fitting, strict=True)
-            lines = LineCollection(segments, colors=shades, linewidths=0.7 * rcParams["lines.linewidth"], zorder=2)
+            lines = LineCollection(
+                segments,
+                colors=shades,
+                linewidths=0.7 * rcParams["lines.linewidth"],
+                zorder=2,
+            )
             self.ax.add_collection(lines, autolim=False)
-        for (start, end), color, (x, y) in [one for one in self._bars if one not in fitting]:
+        for (start, end), color, (x, y) in [
+            one for one in self._bars if one not in fitting
+        ]:
             self.marks_wide = True
             mark = wide_interval(color, upright=start[0] == end[0])
             self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **mark)
@@ -236,7 +314,8 @@ class Panel:
     def fit_intervals(self) -> None:
         """Widen the y limits towards the ends of error bars, by at most half the range of the points.
 
-        The t interval of two repetitions is 12.7 standard errors wide and would flatten all curves.
+        The t interval of two repetitions is 12.7 standard errors wide and would flatten
+        all curves.
         """
         if self._fitted:
             return
@@ -244,8 +323,12 @@ class Panel:
         low, high = self.ax.get_ylim()
         if self._ends:
             log = self.ax.get_yscale() == "log"
-            low, high, *ends = np.log10([low, high, *self._ends]) if log else (low, high, *self._ends)
-            reach = 0.5 * max(high - low, 0.3 if log else 0.05 * max(abs(low), abs(high)))
+            low, high, *ends = (
+                np.log10([low, high, *self._ends]) if log else (low, high, *self._ends)
+            )
+            reach = 0.5 * max(
+                high - low, 0.3 if log else 0.05 * max(abs(low), abs(high))
+            )
             edge = 0.02 * (high - low)
             low = min(low, max(min(ends) - edge, low - reach))
             high = max(high, min(max(ends) + edge, high + reach))
@@ -257,9 +340,18 @@ class Panel:
     def reference(self, xs: Sequence[float], ys: Sequence[float], name: str) -> None:
         """Draw a dotted reference line, such as ideal scaling."""
         self.ax.plot(xs, ys, color="#888888", linestyle=":", linewidth=1.2, zorder=1)
-        self._rows += [{"panel": self.name, "series": name, "x": x, "y": y} for x, y in zip(xs, ys, strict=True)]
+        self._rows += [
+            {"panel": self.name, "series": name, "x": x, "y": y}
+            for x, y in zip(xs, ys, strict=True)
+        ]
 
-    def stack(self, at: float, segments: Sequence[Segment], key: Mapping[str, object], quantity: str) -> None:
+    def stack(
+        self,
+        at: float,
+        segments: Sequence[Segment],
+        key: Mapping[str, object],
+        quantity: str,
+    ) -> None:
         """Draw a stacked bar at x = `at`: positive parts above zero, negative parts below.
 
         Simulated times are pale, those of modelled runs with a dashed edge.
@@ -269,7 +361,14 @@ class Panel:
         self.explained.add(EXECUTION_WORDS[str(key["execution"])])
         for segment in segments:
             shown = segment.value if segment.measured else math.nan
-            self._rows.append({"panel": self.name, **key, "quantity": f"{quantity}: {segment.part}", "y": shown})
+            self._rows.append(
+                {
+                    "panel": self.name,
+                    **key,
+                    "quantity": f"{quantity}: {segment.part}",
+                    "y": shown,
+                }
+            )
             if not math.isfinite(segment.value) or segment.value == 0:
                 continue
             self.explained.add(segment.part)
@@ -295,7 +394,9 @@ class Panel:
             ends[up] += segment.value
         # Once for all parts: `add_patch`, for each, takes as long as their drawing.
         if ends[True] > ends[False]:
-            self.ax.update_datalim([(at - _BAR / 2, ends[False]), (at + _BAR / 2, ends[True])])
+            self.ax.update_datalim(
+                [(at - _BAR / 2, ends[False]), (at + _BAR / 2, ends[True])]
+            )
 
     def level(self, y: float, name: str, counts: Iterable[float]) -> None:
         """Draw a dotted horizontal line over the worker counts."""
@@ -319,7 +420,9 @@ class Panel:
             if not labelled or math.log2(labelled[-1] / count) >= room:
                 labelled.append(count)
         self.ax.xaxis.set_major_locator(FixedLocator(counts))
-        self.ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}" if round(x) in labelled else ""))
+        self.ax.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x:.0f}" if round(x) in labelled else "")
+        )
         self.ax.xaxis.set_minor_locator(NullLocator())
         self.ax.set_xlabel("workers")
 
@@ -334,26 +437,45 @@ class Panel:
         usual = [(1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)]
         few = len(_ticks(usual[0], low, high))
         # A short axis, which has fewer than three of the ticks 1, 2 and 5, has more.
-        denser = [subs for subs in dense if few < 3 and len(_ticks(subs, low, high)) > few]
-        fitting = [subs for subs in denser + usual if self._has_room(_ticks(subs, low, high), low, high, which)]
-        if len(_ticks(range(1, 10), low, high)) < 2:  # so short that it is nearly linear
+        denser = [
+            subs for subs in dense if few < 3 and len(_ticks(subs, low, high)) > few
+        ]
+        fitting = [
+            subs
+            for subs in denser + usual
+            if self._has_room(_ticks(subs, low, high), low, high, which)
+        ]
+        if (
+            len(_ticks(range(1, 10), low, high)) < 2
+        ):  # so short that it is nearly linear
             letters = len(_plain(low)) + 2
-            room = 0.72 * self.width_in / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
-            axis.set_major_locator(MaxNLocator(max(1, int(room)) if which == "x" else _MOST_LABELS // 2))
+            room = (
+                0.72
+                * self.width_in
+                / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
+            )
+            axis.set_major_locator(
+                MaxNLocator(max(1, int(room)) if which == "x" else _MOST_LABELS // 2)
+            )
         else:
-            axis.set_major_locator(LogLocator(subs=(fitting or usual[-1:])[0], numticks=20))
+            axis.set_major_locator(
+                LogLocator(subs=(fitting or usual[-1:])[0], numticks=20)
+            )
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
 
-    def _has_room(self, ticks: Sequence[float], low: float, high: float, which: str) -> bool:
+    def _has_room(
+        self, ticks: Sequence[float], low: float, high: float, which: str
+    ) -> bool:
         """Return True if the labels of these ticks do not touch on a log axis."""
         if which == "y":
             return len(ticks) <= _MOST_LABELS
         decade_in = 0.72 * self.width_in / math.log10(high / low)
         letter_in = _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"]
         return all(
-            math.log10(after / before) * decade_in >= letter_in * (1 + (len(_plain(before)) + len(_plain(after))) / 2)
+            math.log10(after / before) * decade_in
+            >= letter_in * (1 + (len(_plain(before)) + len(_plain(after))) / 2)
             for before, after in pairwise(ticks)
         )
 
@@ -364,16 +486,32 @@ class Panel:
 
     def keep(self, rows: Sequence[Mapping[Hashable, object]], **more: object) -> None:
         """Record numbers that were drawn directly on `ax`."""
-        self._rows += [{"panel": self.name, **{str(name): row[name] for name in row}, **more} for row in rows]
+        self._rows += [
+            {"panel": self.name, **{str(name): row[name] for name in row}, **more}
+            for row in rows
+        ]
 
     def data(self) -> pd.DataFrame:
         """Return the drawn numbers, one row per point or bar segment."""
         return pd.concat([*self._tables, pd.DataFrame(self._rows)], ignore_index=True)
 
-    def _keep_curves(self, frame: pd.DataFrame, quantity: str, x: str, bounds: Sequence[str], scale: float) -> None:
+    def _keep_curves(
+        self,
+        frame: pd.DataFrame,
+        quantity: str,
+        x: str,
+        bounds: Sequence[str],
+        scale: float,
+    ) -> None:
         kept = ["series", "execution", "engine", "workers", "oversubscribed"]
-        kept += [name for name in ("disturbed", "interval", "n", *_BESIDE.get(quantity, ())) if name in frame]
-        table = frame[kept].assign(panel=self.name, quantity=quantity, x=frame[x], y=scale * frame[quantity])
+        kept += [
+            name
+            for name in ("disturbed", "interval", "n", *_BESIDE.get(quantity, ()))
+            if name in frame
+        ]
+        table = frame[kept].assign(
+            panel=self.name, quantity=quantity, x=frame[x], y=scale * frame[quantity]
+        )
         if all(bounds):
             table[["low", "high"]] = scale * frame[list(bounds)].to_numpy(dtype=float)
         self._tables.append(table)
@@ -388,16 +526,24 @@ _BESIDE = {
 }
 
 
-def _covering(frame: pd.DataFrame, x: str, quantity: str, order: Sequence[str]) -> dict[str, list[str]]:
+def _covering(
+    frame: pd.DataFrame, x: str, quantity: str, order: Sequence[str]
+) -> dict[str, list[str]]:
     """Return, for each series, those in `order` whose lines cover its own for the most part, itself among them."""
     known = frame[frame[quantity].notna()]
     width = _LINE_WIDTH * (known[quantity].max() - known[quantity].min())
-    heights = known.pivot_table(index=["execution", x], columns="series", values=quantity, aggfunc="first")
+    heights = known.pivot_table(
+        index=["execution", x], columns="series", values=quantity, aggfunc="first"
+    )
     names = [name for name in order if name in heights]
     covering: dict[str, list[str]] = {}
     for name in names:
-        apart = {other: (heights[name] - heights[other]).abs().median() for other in names}
-        covering[name] = [other for other, distance in apart.items() if distance <= width]
+        apart = {
+            other: (heights[name] - heights[other]).abs().median() for other in names
+        }
+        covering[name] = [
+            other for other, distance in apart.items() if distance <= width
+        ]
     return {name: found for name, found in covering.items() if len(found) > 1}
 
 

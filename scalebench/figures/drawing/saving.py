@@ -34,7 +34,10 @@ def save(figure: Figure, file: Path) -> None:
     fitting: Any = get_registered_canvas_class(kind)
     canvas = usual if isinstance(usual, fitting) else fitting(figure)
     write = getattr(canvas, f"print_{kind}")
-    with open_own(file, "wb") as stream, _small_fonts() if kind == "pdf" else contextlib.nullcontext():
+    with (
+        open_own(file, "wb") as stream,
+        _small_fonts() if kind == "pdf" else contextlib.nullcontext(),
+    ):
         write(stream, metadata=_METADATA[kind], **_FASTER.get(kind, {}))
     figure.dpi = dpi  # vector formats change it
     figure.set_canvas(usual)
@@ -44,7 +47,8 @@ def save(figure: Figure, file: Path) -> None:
 def _small_fonts() -> Iterator[None]:
     """Embed fonts without the tables that lay out text: all letters of a picture have their places.
 
-    To reduce these tables to the letters in use takes three quarters of the time of a font.
+    To reduce these tables to the letters in use takes three quarters of the time of a
+    font.
     """
     from fontTools.subset import Options
 
@@ -74,5 +78,8 @@ def write_caption(stem: Path, caption: str, width_in: float) -> list[Path]:
         r"% \end{figure}",
     ]
     with open_own(latex, "w") as file:
-        file.write("\n".join([*usage, f"\\caption{{{lines}}}", f"\\label{{fig:{stem.name}}}"]) + "\n")
+        file.write(
+            "\n".join([*usage, f"\\caption{{{lines}}}", f"\\label{{fig:{stem.name}}}"])
+            + "\n"
+        )
     return [text, latex]

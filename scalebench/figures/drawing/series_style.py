@@ -1,7 +1,8 @@
 """Colours, markers and lines: hue and marker encode the strategy, shade its options, the marker's fill the execution.
 
-Names of series in titles and legends are shortened where they are alike, never where they differ, and wrapped. Grey is
-left to what is context only: other panels' series, ideal lines, fronts.
+Names of series in titles and legends are shortened where they are alike, never where
+they differ, and wrapped. Grey is left to what is context only: other panels' series,
+ideal lines, fronts.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from scalebench.study.cell import strategy_rank
 from scalebench.study.choices import PER_BATCH
 from scalebench.tables.printed import printed_width
 
-# The colours of a family (a strategy with all its options): its own one, then shades of it for further options. The
-# first six are Okabe and Ito's, distinct for colour-blind readers; the others were searched for the largest distances
-# in CIELAB from these and from one another, as seen with and without red or green cones.
+# The colours of a family (a strategy with all its options): its own one, then shades of
+# it for further options. The first six are Okabe and Ito's, distinct for colour-blind
+# readers; the others were searched for the largest distances in CIELAB from these and
+# from one another, as seen with and without red or green cones.
 _SHADES = (
     ("#000000", "#444444"),
     ("#0072B2", "#183C54", "#5AB1FE", "#99BAD7"),
@@ -51,12 +53,20 @@ _FIXED = {
     "epoch_average": (4, "o"),
     "epoch_async": (5, "v"),
 }
-# All other families take one of the other hues: those in _PLACED by position (append only), own ones by a checksum.
+# All other families take one of the other hues: those in _PLACED by position (append
+# only), own ones by a checksum.
 _OTHERS = range(len(_FIXED), len(_SHADES))
 _MARKERS = ("p", "<", ">", "h", "X", "d", "8", "*", "H")
 _INSIDE = ("", "|", "_", "x", ".", "+")  # what marks of further options have inside
 _PLACED = (
-    *("local_sgd", "post_local_sgd", "hierarchical_local_sgd", "slowmo", "bmuf", "diloco"),
+    *(
+        "local_sgd",
+        "post_local_sgd",
+        "hierarchical_local_sgd",
+        "slowmo",
+        "bmuf",
+        "diloco",
+    ),
     *("easgd", "gossip", "ad_psgd", "fedavg", "fedprox", "adasum"),
     *("bsp", "bsp_backup", "asp", "ssp", "dssp", "elastic_bsp"),
     *("daso-heat", "daso-fixed", "dislib-compat", "dislib-compat-async"),
@@ -75,9 +85,17 @@ TASKS = {
     "data": "#CCBB44",
     "other": "#D9B48F",
 }
-TASK_PATTERNS = {"communication": "/////", "waiting": ".....", "data": "xxxxx", "other": ""}
+TASK_PATTERNS = {
+    "communication": "/////",
+    "waiting": ".....",
+    "data": "xxxxx",
+    "other": "",
+}
 SERVING = "#AA3377"
-ENGINE_ALONE, ENGINE_ALONE_PATTERN = "#228833", "+++++"  # cost of an engine at one worker
+ENGINE_ALONE, ENGINE_ALONE_PATTERN = (
+    "#228833",
+    "+++++",
+)  # cost of an engine at one worker
 MOST_SERIES, GROUP = 6, 4  # in one panel
 NEUTRAL = "#444444"
 
@@ -91,7 +109,8 @@ FILLS: dict[str, FillStyle] = {
     "modelled": "none",
     EXECUTION: "full",
 }
-# Lines of options beyond the shades of a family, which begin again; modelled and added curves have other dashes.
+# Lines of options beyond the shades of a family, which begin again; modelled and added
+# curves have other dashes.
 _DASHES: tuple[Dash, ...] = ("-", (0, (1, 0.9)), (0, (3, 1, 1, 1, 1, 1)))
 LINES = {"modelled": "--", EXECUTION: "-."}
 EXECUTION_WORDS = {
@@ -109,16 +128,26 @@ MARK_WORDS = {
 }
 
 LONG = 26  # characters; shorter names stay as they are
-_LABEL = re.compile(r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL)
+_LABEL = re.compile(
+    r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL
+)
 _LETTER = re.compile(r"\([a-z]+\)")  # of a panel
-_BREAKS = re.compile(r"(?<=[(,_:/])|(?<=\.)(?!\d)")  # a word may be broken after these, a number nowhere
+_BREAKS = re.compile(
+    r"(?<=[(,_:/])|(?<=\.)(?!\d)"
+)  # a word may be broken after these, a number nowhere
 
 
 def cross() -> dict[str, Any]:
     """Return matplotlib keywords of the cross over oversubscribed points."""
     size = 1.4 * rcParams["lines.markersize"]
     edge = 1.2 * rcParams["lines.markeredgewidth"]
-    return {"color": NEUTRAL, "linestyle": "", "marker": "x", "markersize": size, "markeredgewidth": edge}
+    return {
+        "color": NEUTRAL,
+        "linestyle": "",
+        "marker": "x",
+        "markersize": size,
+        "markeredgewidth": edge,
+    }
 
 
 def plus() -> dict[str, Any]:
@@ -131,21 +160,53 @@ def knee() -> dict[str, Any]:
     size = 1.3 * rcParams["lines.markersize"]
     edge = 0.8 * rcParams["lines.markeredgewidth"]
     color = {"color": NEUTRAL, "markerfacecolor": "#FFD400"}
-    return {**color, "linestyle": "", "marker": "D", "markersize": size, "markeredgewidth": edge}
+    return {
+        **color,
+        "linestyle": "",
+        "marker": "D",
+        "markersize": size,
+        "markeredgewidth": edge,
+    }
 
 
 def wide_interval(color: str = NEUTRAL, *, upright: bool = True) -> dict[str, Any]:
     """Return matplotlib keywords of the mark for an interval that is wider than its panel, along y or along x."""
     size = 2.6 * rcParams["lines.markersize"]
     edge = 0.7 * rcParams["lines.markeredgewidth"]
-    marker = _BOTH_WAYS if upright else _BOTH_WAYS.transformed(Affine2D().rotate_deg(90))
-    return {"color": color, "linestyle": "", "marker": marker, "markersize": size, "markeredgewidth": edge}
+    marker = (
+        _BOTH_WAYS if upright else _BOTH_WAYS.transformed(Affine2D().rotate_deg(90))
+    )
+    return {
+        "color": color,
+        "linestyle": "",
+        "marker": marker,
+        "markersize": size,
+        "markeredgewidth": edge,
+    }
 
 
 # An upright line with an arrowhead at each end.
 _BOTH_WAYS = Path(
-    [(0, -1), (0, 1), (-0.3, 0.6), (0, 1), (0.3, 0.6), (-0.3, -0.6), (0, -1), (0.3, -0.6)],
-    [Path.MOVETO, Path.LINETO, Path.MOVETO, Path.LINETO, Path.LINETO, Path.MOVETO, Path.LINETO, Path.LINETO],
+    [
+        (0, -1),
+        (0, 1),
+        (-0.3, 0.6),
+        (0, 1),
+        (0.3, 0.6),
+        (-0.3, -0.6),
+        (0, -1),
+        (0.3, -0.6),
+    ],
+    [
+        Path.MOVETO,
+        Path.LINETO,
+        Path.MOVETO,
+        Path.LINETO,
+        Path.LINETO,
+        Path.MOVETO,
+        Path.LINETO,
+        Path.LINETO,
+    ],
 )
 
 
@@ -153,8 +214,9 @@ _BOTH_WAYS = Path(
 class Look:
     """Colour and marker of one series, with what the marker has inside; `shift` separates points at equal x.
 
-    A family has one marker and the shades of one colour: its further options differ by shade and by `inside`, and those
-    beyond its shades by `dash`, too. The shift is in octaves.
+    A family has one marker and the shades of one colour: its further options differ by
+    shade and by `inside`, and those beyond its shades by `dash`, too. The shift is in
+    octaves.
     """
 
     color: str
@@ -181,7 +243,8 @@ class Look:
         return {
             "color": "white" if FILLS[execution] == "full" else self.color,
             "marker": self.inside,
-            "markersize": (0.4 if self.inside == "." else 0.6) * rcParams["lines.markersize"],
+            "markersize": (0.4 if self.inside == "." else 0.6)
+            * rcParams["lines.markersize"],
             "markeredgewidth": 0.7 * rcParams["lines.markeredgewidth"],
             "linestyle": "",
         }
@@ -189,14 +252,22 @@ class Look:
     def sample(self) -> Handle:
         """Return the lines of the legend."""
         size = 1.1 * rcParams["lines.markersize"]
-        line = Line2D([], [], color=self.color, linestyle=self.dash, marker=self.marker, markersize=size)
+        line = Line2D(
+            [],
+            [],
+            color=self.color,
+            linestyle=self.dash,
+            marker=self.marker,
+            markersize=size,
+        )
         return (line, Line2D([], [], **self.inner("native"))) if self.inside else line
 
 
 def grouped(names: Sequence[str], most: int = MOST_SERIES) -> list[list[str]]:
     """Split the series of a panel into groups that stay legible, the per-batch baselines first.
 
-    A lone baseline, such as serial, joins the first group. Up to `most` series stay together.
+    A lone baseline, such as serial, joins the first group. Up to `most` series stay
+    together.
     """
     if len(names) <= most:
         return [list(names)]
@@ -209,11 +280,20 @@ def grouped(names: Sequence[str], most: int = MOST_SERIES) -> list[list[str]]:
 def _parts(names: Sequence[str], number: int) -> list[list[str]]:
     """Split `names` into `number` equal parts, or between families where no part has more than one name too many."""
     even = [round(len(names) * place / number) for place in range(number + 1)]
-    ends = [place for place in range(1, len(names)) if family(names[place - 1]) != family(names[place])]
+    ends = [
+        place
+        for place in range(1, len(names))
+        if family(names[place - 1]) != family(names[place])
+    ]
     # Each cut moves to the nearest end of a family, where there is one.
-    near = [min(ends, key=lambda end: (abs(end - cut), end), default=cut) for cut in even[1:-1]]
+    near = [
+        min(ends, key=lambda end: (abs(end - cut), end), default=cut)
+        for cut in even[1:-1]
+    ]
     bounds = [0, *near, len(names)]
-    if not all(0 < stop - start <= GROUP + 1 for start, stop in itertools.pairwise(bounds)):
+    if not all(
+        0 < stop - start <= GROUP + 1 for start, stop in itertools.pairwise(bounds)
+    ):
         bounds = even
     return [list(names[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
@@ -221,12 +301,18 @@ def _parts(names: Sequence[str], number: int) -> list[list[str]]:
 def name_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return `table` with a column `series`: the label, with the engine if a strategy ran natively on several.
 
-    The first of mpi, nccl, gloo, horovod keeps the plain label, as in the comparison with virtual runs.
+    The first of mpi, nccl, gloo, horovod keeps the plain label, as in the comparison
+    with virtual runs.
     """
     native = table[table["execution"].isin(("native", "paced"))]
-    first = {str(label): min(group, key=PREFERRED_ENGINES.index) for label, group in native.groupby("label")["engine"]}
+    first = {
+        str(label): min(group, key=PREFERRED_ENGINES.index)
+        for label, group in native.groupby("label")["engine"]
+    }
     series = []
-    for label, engine in zip(table["label"].astype(str), table["engine"].astype(str), strict=True):
+    for label, engine in zip(
+        table["label"].astype(str), table["engine"].astype(str), strict=True
+    ):
         plain = engine in ("virtual", EXECUTION, first.get(label))
         series.append(label if plain else f"{label} on {engine}")
     return table.assign(series=series)
@@ -235,7 +321,8 @@ def name_series(table: pd.DataFrame) -> pd.DataFrame:
 def looks(series: Iterable[str]) -> dict[str, Look]:
     """Return the look of each series: one hue and marker for a family, in all studies unless two families collide.
 
-    Up to twelve families have hues of their own; of two that would share one the later in order gets a free hue.
+    Up to twelve families have hues of their own; of two that would share one the later
+    in order gets a free hue.
     """
     ordered = sorted(set(series), key=strategy_rank)
     members: dict[str, list[str]] = {}
@@ -260,15 +347,26 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
 
 def _free(family: str, taken: Sequence[tuple[int, str]]) -> tuple[int, str]:
     """Return hue and marker of a family: those of its place, else the next with a free hue, else any that are free."""
-    first = _PLACED.index(family) if family in _PLACED else zlib.crc32(family.encode()) % _PLACES
+    first = (
+        _PLACED.index(family)
+        if family in _PLACED
+        else zlib.crc32(family.encode()) % _PLACES
+    )
     count = len(_MARKERS)
     own = [
-        (_OTHERS[place % len(_OTHERS)], _MARKERS[(place + place // (2 * count)) % count])
+        (
+            _OTHERS[place % len(_OTHERS)],
+            _MARKERS[(place + place // (2 * count)) % count],
+        )
         for place in range(first, first + _PLACES)
     ]
     hues = {hue for hue, _ in taken}
     markers = {marker for _, marker in taken}
-    spare = [(hue, marker) for hue in (*range(1, len(_FIXED)), 0) for _, marker in own[:count]]
+    spare = [
+        (hue, marker)
+        for hue in (*range(1, len(_FIXED)), 0)
+        for _, marker in own[:count]
+    ]
     free = [look for look in own + spare if look[0] not in hues]
     distinct = [look for look in free if look[1] not in markers]
     return (distinct or free or [look for look in own if look not in taken] or own)[0]
@@ -282,8 +380,8 @@ def family(name: str) -> str:
 def short_names(series: Iterable[str]) -> dict[str, str]:
     """Return a name for each series: long ones without the options that others of the same strategy have too.
 
-    `local_sgd(first=4, steps=16)` beside `local_sgd(first=4, steps=32)` becomes `local_sgd(…, steps=16)`. All names are
-    distinct.
+    `local_sgd(first=4, steps=16)` beside `local_sgd(first=4, steps=32)` becomes
+    `local_sgd(…, steps=16)`. All names are distinct.
     """
     known = list(dict.fromkeys(series))
     options: dict[str, list[set[str]]] = {}
@@ -292,10 +390,17 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
         options.setdefault(head, []).extend([set(own)] * bool(own))
     common: dict[str, set[str]] = {head: set() for head in options}
     for head, found in options.items():
-        if len(found) > 1:  # a lone name keeps its options: beside nothing they say what it is
+        if (
+            len(found) > 1
+        ):  # a lone name keeps its options: beside nothing they say what it is
             common[head] = set.intersection(*found)
-    plain = {head for head, own, _ in map(_label_parts, known) if not own}  # beside these no option is common to all
-    short = {name: _without(name, common[family(name)], family(name) in plain) for name in known}
+    plain = {
+        head for head, own, _ in map(_label_parts, known) if not own
+    }  # beside these no option is common to all
+    short = {
+        name: _without(name, common[family(name)], family(name) in plain)
+        for name in known
+    }
     taken = list(short.values())
     return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
 
@@ -332,10 +437,14 @@ def wrapped(text: str, points: float, size: float) -> str:
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if width(joined, size) <= points:
             lines[-1] = joined
-        elif _LETTER.fullmatch(lines[-1]):  # a letter does not stand on a line of its own
+        elif _LETTER.fullmatch(
+            lines[-1]
+        ):  # a letter does not stand on a line of its own
             lines[-1:] = _broken(joined, points, size)
         else:
-            lines += _broken(word, points, size) if width(word, size) > points else [word]
+            lines += (
+                _broken(word, points, size) if width(word, size) > points else [word]
+            )
     return "\n".join(line for line in lines if line)
 
 

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
+from scalebench.models.architecture import (
+    MODELS,
+    Architecture,
+    Layout,
+    into_images,
+    layout_notes,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,12 +22,15 @@ if TYPE_CHECKING:
 class Cnn(Architecture):
     """After LeNet-5 (LeCun et al. 1998): two 5x5 convolutions with max pooling by 2, then fully connected layers.
 
-    Takes C x H x W, H x W x C, H x W, or a flat square image such as 64 values for 8x8. Convolutions are padded; a side
-    is halved only while it is larger than 3 pixels, so that small images still fit. ReLU where the original has tanh.
+    Takes C x H x W, H x W x C, H x W, or a flat square image such as 64 values for 8x8.
+    Convolutions are padded; a side is halved only while it is larger than 3 pixels, so
+    that small images still fit. ReLU where the original has tanh.
     """
 
     name = "cnn"
-    summary = "LeNet-like: two 5x5 convolutions with pooling, then fully connected layers"
+    summary = (
+        "LeNet-like: two 5x5 convolutions with pooling, then fully connected layers"
+    )
 
     channels: tuple[PositiveInt, PositiveInt] = (6, 16)
     hidden: list[PositiveInt] = Field([120, 84])
@@ -33,7 +42,9 @@ class Cnn(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        layers, (planes, height, width) = into_images(self.name, input_shape, self.layout)
+        layers, (planes, height, width) = into_images(
+            self.name, input_shape, self.layout
+        )
         for channels in self.channels:
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]
             pool = (2 if height > 3 else 1, 2 if width > 3 else 1)

@@ -27,7 +27,9 @@ class Layers(Architecture):
         import torch
 
         module = without_values(load_layers(self.table))
-        module.forward = lambda samples: torch.empty(len(samples), outputs, device="meta")
+        module.forward = lambda samples: torch.empty(
+            len(samples), outputs, device="meta"
+        )
         return module
 
 
@@ -43,8 +45,12 @@ def without_values(table: LayerTable) -> nn.Module:
     module = torch.nn.Module()
     for place, layer in enumerate(table.layers):
         if layer.parameters:
-            whole = layer.n > 0 and layer.parameters % layer.n == 0  # else the table gives no sizes: a vector
-            shape = (layer.n, layer.parameters // layer.n) if whole else (layer.parameters,)
+            whole = (
+                layer.n > 0 and layer.parameters % layer.n == 0
+            )  # else the table gives no sizes: a vector
+            shape = (
+                (layer.n, layer.parameters // layer.n) if whole else (layer.parameters,)
+            )
             tensor = torch.empty(shape, device="meta")
             module.register_parameter(f"layer{place}", torch.nn.Parameter(tensor))
     return module

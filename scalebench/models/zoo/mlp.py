@@ -22,7 +22,9 @@ class Mlp(Architecture):
     """
 
     name = "mlp"
-    summary = "fully connected layers of any widths (hidden), relu, tanh or gelu between them"
+    summary = (
+        "fully connected layers of any widths (hidden), relu, tanh or gelu between them"
+    )
 
     hidden: list[PositiveInt] = Field([128])
     activation: Literal["relu", "tanh", "gelu"] = "relu"
@@ -30,8 +32,12 @@ class Mlp(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}[self.activation]
+        activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}[
+            self.activation
+        ]
         layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in pairwise((math.prod(input_shape), *self.hidden, outputs)):
+        for fan_in, fan_out in pairwise(
+            (math.prod(input_shape), *self.hidden, outputs)
+        ):
             layers += [nn.Linear(fan_in, fan_out), activation()]
         return nn.Sequential(*layers[:-1])

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, field_validator
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
+from scalebench.models.architecture import (
+    MODELS,
+    Architecture,
+    Layout,
+    into_images,
+    layout_notes,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,8 +24,9 @@ if TYPE_CHECKING:
 class ResNet(Architecture):
     """He, Zhang, Ren and Sun, CVPR 2016, section 4.2: depth 6n + 2 in three stages of n blocks, for 32 x 32 images.
 
-    Shortcuts have no parameters (option A: every second pixel, new planes zero). Weights by He et al., 2015. Batch
-    normalisation keeps running statistics, buffers that an averaging strategy has to average too.
+    Shortcuts have no parameters (option A: every second pixel, new planes zero).
+    Weights by He et al., 2015. Batch normalisation keeps running statistics, buffers
+    that an averaging strategy has to average too.
     """
 
     name = "resnet"
@@ -45,15 +52,23 @@ class ResNet(Architecture):
         from scalebench.models.blocks import BatchNormBlock
 
         layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
-        layers += [nn.Conv2d(planes, self.width, 3, padding=1, bias=False), nn.BatchNorm2d(self.width), nn.ReLU()]
+        layers += [
+            nn.Conv2d(planes, self.width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(self.width),
+            nn.ReLU(),
+        ]
         here = self.width
         for stage in range(3):
             for place in range((self.depth - 2) // 6):
                 # Twice the planes in each stage, which halves the sides.
                 there = self.width << stage
-                layers.append(BatchNormBlock(here, there, stride=2 if stage and not place else 1))
+                layers.append(
+                    BatchNormBlock(here, there, stride=2 if stage and not place else 1)
+                )
                 here = there
-        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(here, outputs))
+        model = nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(here, outputs)
+        )
         # As He et al., 2015, draw them; other layers begin as torch draws them.
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
@@ -65,9 +80,11 @@ class ResNet(Architecture):
 class NfNet(Architecture):
     """After Brock, De, Smith and Simonyan, 2021 (arXiv 2102.06171): residual without batch normalisation.
 
-    Convolutions with standardised weights, and blocks h <- h + alpha f(h / beta) with beta the deviation that h is
-    expected to have: 1 + k alpha^2 is its variance after k blocks of a stage. There are no buffers: what averaging
-    does to a model does not depend on a policy for them. Smaller than the paper's networks, and without clipping.
+    Convolutions with standardised weights, and blocks h <- h + alpha f(h / beta) with
+    beta the deviation that h is expected to have: 1 + k alpha^2 is its variance after k
+    blocks of a stage. There are no buffers: what averaging does to a model does not
+    depend on a policy for them. Smaller than the paper's networks, and without
+    clipping.
     """
 
     name = "nfnet"
@@ -84,7 +101,11 @@ class NfNet(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        from scalebench.models.blocks import NormaliserFreeBlock, ScaledReLU, StandardisedConv
+        from scalebench.models.blocks import (
+            NormaliserFreeBlock,
+            ScaledReLU,
+            StandardisedConv,
+        )
 
         if len(self.blocks) != len(self.widths):
             raise ModelError(
@@ -93,12 +114,27 @@ class NfNet(Architecture):
         layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
         layers.append(StandardisedConv(planes, self.widths[0], 3))
         here = self.widths[0]
-        for stage, (width, count) in enumerate(zip(self.widths, self.blocks, strict=True)):
+        for stage, (width, count) in enumerate(
+            zip(self.widths, self.blocks, strict=True)
+        ):
             variance = 1.0
             for place in range(count):
                 stride = 2 if stage and not place else 1
-                layers.append(NormaliserFreeBlock(here, width, stride, self.alpha, math.sqrt(variance)))
-                # A block that changes the shape normalises its shortcut: the variance starts anew.
-                variance = (1.0 if stride > 1 or here != width else variance) + self.alpha**2
+                layers.append(
+                    NormaliserFreeBlock(
+                        here, width, stride, self.alpha, math.sqrt(variance)
+                    )
+                )
+                # A block that changes the shape normalises its shortcut: the variance
+                # starts anew.
+                variance = (
+                    1.0 if stride > 1 or here != width else variance
+                ) + self.alpha**2
                 here = width
-        return nn.Sequential(*layers, ScaledReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(here, outputs))
+        return nn.Sequential(
+            *layers,
+            ScaledReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(here, outputs),
+        )

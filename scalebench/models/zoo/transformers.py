@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import MODELS, Architecture, Layout, into_images, layout_notes
+from scalebench.models.architecture import (
+    MODELS,
+    Architecture,
+    Layout,
+    into_images,
+    layout_notes,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,11 +21,14 @@ if TYPE_CHECKING:
 class ResNet50(Architecture):
     """He et al., CVPR 2016: 3, 4, 6 and 3 bottleneck blocks, for images of 224 x 224.
 
-    23,712,932 parameters at 100 classes. Its batch normalisation keeps running statistics.
+    23,712,932 parameters at 100 classes. Its batch normalisation keeps running
+    statistics.
     """
 
     name = "resnet50"
-    summary = "ResNet-50 of transformers (pip install scalebench[models]), for large images"
+    summary = (
+        "ResNet-50 of transformers (pip install scalebench[models]), for large images"
+    )
 
     layout: Layout | None = None
 
@@ -37,7 +46,8 @@ class ResNet50(Architecture):
 class VitB16(Architecture):
     """Dosovitskiy et al., 2021 (arXiv 2010.11929): 12 layers of width 768 on patches of 16 x 16 pixels.
 
-    85,875,556 parameters at 100 classes and 224 x 224 pixels. No batch normalisation. Sides must be multiples of 16.
+    85,875,556 parameters at 100 classes and 224 x 224 pixels. No batch normalisation.
+    Sides must be multiples of 16.
     """
 
     name = "vit_b16"
@@ -49,13 +59,17 @@ class VitB16(Architecture):
         return layout_notes(self.name, input_shape, self.layout)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        layers, (planes, height, width) = into_images(self.name, input_shape, self.layout)
+        layers, (planes, height, width) = into_images(
+            self.name, input_shape, self.layout
+        )
         if height != width or height % 16:
             raise ModelError(
                 f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
             )
         library = _transformers(self.name)
-        config = library.ViTConfig(image_size=height, num_channels=planes, num_labels=outputs)
+        config = library.ViTConfig(
+            image_size=height, num_channels=planes, num_labels=outputs
+        )
         return _logits(layers, library.ViTForImageClassification(config))
 
 
@@ -63,7 +77,9 @@ def _transformers(name: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ModelError(f"model {name} needs transformers; install it with pip install 'scalebench[models]'") from None
+        raise ModelError(
+            f"model {name} needs transformers; install it with pip install 'scalebench[models]'"
+        ) from None
     return transformers
 
 

@@ -12,7 +12,12 @@ from rich.console import Console
 
 from scalebench.analysis.laws import Count, scaling_of
 from scalebench.analysis.laws.candidates import Parameter, amdahl
-from scalebench.analysis.laws.render import advice_lines, as_values, count_text, parameter
+from scalebench.analysis.laws.render import (
+    advice_lines,
+    as_values,
+    count_text,
+    parameter,
+)
 from scalebench.cli.laws import laws_tables
 from scalebench.measured import Measured
 from tests.law_factory import following
@@ -34,7 +39,10 @@ def test_a_bandwidth_has_the_unit_of_its_size(value, text):
 
 def test_unseen_bandwidth_has_a_lower_bound():
     kind = Parameter("B", "bandwidth", "B/s", lambda x: float(x[0]))
-    assert parameter(kind, Measured(math.inf, 872e6, math.inf)) == "B not seen, above 872 MB/s"
+    assert (
+        parameter(kind, Measured(math.inf, 872e6, math.inf))
+        == "B not seen, above 872 MB/s"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,10 +52,16 @@ def test_unseen_bandwidth_has_a_lower_bound():
         (Count(10, Measured(10.6, 10.2, 11.1), False, 64), "10 (10.6 [10.2, 11.1])"),
         (Count(110, Measured(110.3, 97.0, 126.0), False, 64), "110 [97.0, 126]"),
         (Count(28, Measured(28.3, math.nan, math.nan), False, 64), "28"),
-        (Count(46, Measured(46.3, 39.0, math.inf), False, 64), "46 (46.3, at least 39.0)"),
+        (
+            Count(46, Measured(46.3, 39.0, math.inf), False, 64),
+            "46 (46.3, at least 39.0)",
+        ),
         (Count(146, Measured(146.3, 79.0, math.inf), False, 64), "146 (at least 79.0)"),
         (Count(146, Measured(146.3, math.nan, math.nan), False, 64), "beyond the data"),
-        (Count(898, Measured(898.0, 500.0, math.inf), True, 64), "beyond 898 (at least 500)"),
+        (
+            Count(898, Measured(898.0, 500.0, math.inf), True, 64),
+            "beyond 898 (at least 500)",
+        ),
         (Count(898, Measured(898.0, math.nan, math.nan), True, 64), "beyond the data"),
     ],
 )
@@ -59,7 +73,8 @@ def test_counts_beyond_the_data_need_a_band():
     """Two repetitions carry a law and no band; its knee is at 19 / 1 workers, of which 8 were measured."""
     scaling = scaling_of(following(amdahl(), (0.95, 0.05), (1, 2, 4, 8), repetitions=2))
     advised = (
-        "knee beyond the data, largest N at an efficiency of 50 % or more beyond the data, fastest beyond the data"
+        "knee beyond the data, largest N at an efficiency of 50 % or more beyond the data, "
+        "fastest beyond the data"
     )
     assert advice_lines(scaling)[1] == f"{advised} (measured up to 8)"
     values = as_values(scaling)
@@ -71,7 +86,12 @@ def test_counts_beyond_the_data_need_a_band():
         "search_ended_here": False,
         "beyond_the_data": True,
     }
-    assert values["fastest"] == {"workers": 128, "at": 128.0, "search_ended_here": True, "beyond_the_data": True}
+    assert values["fastest"] == {
+        "workers": 128,
+        "at": 128.0,
+        "search_ended_here": True,
+        "beyond_the_data": True,
+    }
 
 
 VIRTUAL = {"execution": "virtual", "engine": "virtual"}
@@ -88,18 +108,27 @@ def test_interval_name_of_constant_times_is_misfit(jitter):
     """Stated step times without calibration; rounding of sums is no variation."""
     stated = following(amdahl(), (0.95, 0.05), **VIRTUAL)
     misfit = np.where(stated.at == 8, 1.02, 1.0)
-    stated = dataclasses.replace(stated, seconds=stated.seconds * misfit * (1 + jitter * stated.repetition))
+    stated = dataclasses.replace(
+        stated, seconds=stated.seconds * misfit * (1 + jitter * stated.repetition)
+    )
     scaling = scaling_of(stated)
     _, first = scaling.parameters[0]
     assert first.low < first.high
-    assert as_values(scaling)["interval"] == "misfit of the law alone, as no time varies"
+    assert (
+        as_values(scaling)["interval"] == "misfit of the law alone, as no time varies"
+    )
     text = printed(scaling)
-    assert "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held." in text
+    assert (
+        "In brackets: misfit of the law alone, as no time varies, of parameters as if the law held."
+        in text
+    )
     assert "calibration" not in text
 
 
 def test_interval_name_of_draws_is_calibration():
-    drawn = following(amdahl(), (0.95, 0.05), noise=0.01, random=np.random.default_rng(0), **VIRTUAL)
+    drawn = following(
+        amdahl(), (0.95, 0.05), noise=0.01, random=np.random.default_rng(0), **VIRTUAL
+    )
     assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
     text = printed(scaling_of(drawn))
     assert "In brackets: calibration interval, of parameters" in text

@@ -18,8 +18,15 @@ def rows(**columns):
 
     found = []
     for workers in (1, 2, 4, 8):
-        values = {"optimizer_steps": 800 // workers, "syncs": 6 * (workers > 1), "bytes_sent_per_worker": 60.0}
-        values |= {name: value(workers) if callable(value) else value for name, value in columns.items()}
+        values = {
+            "optimizer_steps": 800 // workers,
+            "syncs": 6 * (workers > 1),
+            "bytes_sent_per_worker": 60.0,
+        }
+        values |= {
+            name: value(workers) if callable(value) else value
+            for name, value in columns.items()
+        }
         found.append(run_row(workers=workers, **values).model_dump())
     return pd.DataFrame(found)
 
@@ -48,8 +55,12 @@ def test_workload_interpolates_and_extrapolates_powers_of_n(count):
 def test_workload_is_never_negative(count):
     n = np.array([count])
     counts = np.array(COUNTS, dtype=float)
-    shrinking = np.where(counts > 1, 70 - counts, 0.0)  # a straight line would go below zero
-    load = SeriesWork(counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0)
+    shrinking = np.where(
+        counts > 1, 70 - counts, 0.0
+    )  # a straight line would go below zero
+    load = SeriesWork(
+        counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0
+    )
     assert load.syncs(n)[0] >= 0
     assert load.bytes_sent(n)[0] >= 0
 
@@ -57,7 +68,9 @@ def test_workload_is_never_negative(count):
 def test_bytes_extrapolate_linearly_in_log2_n():
     counts = np.array(COUNTS, dtype=float)
     syncs = np.where(counts > 1, 6.0, 0.0)
-    load = SeriesWork(counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0)
+    load = SeriesWork(
+        counts, STEPS / counts, syncs, syncs * np.log2(counts) * 100, -1.0
+    )
     assert load.bytes_sent(np.array([256.0])) == pytest.approx(6 * 8 * 100)
 
 
@@ -74,7 +87,9 @@ def test_workload_is_read_from_rows():
     assert load.measured_steps.tolist() == [800, 400, 200, 100]
     assert load.measured_syncs.tolist() == [0, 6, 6, 6]
     assert load.samples is None
-    both = workload_of(rows(batch_policy="global", batch_per_worker=lambda workers: 64 // workers))
+    both = workload_of(
+        rows(batch_policy="global", batch_per_worker=lambda workers: 64 // workers)
+    )
     assert isinstance(both, SeriesWork)
     assert both.samples is not None
     assert both.samples.tolist() == [51200, 12800, 3200, 800]

@@ -36,49 +36,84 @@ def rows(strategy="epoch_average", counts=COUNTS, s=0.05, repetitions=3, **colum
                 "batch_per_worker": 8,
             }
             values |= columns
-            run_id = "-".join(str(values[name]) for name in ("execution", "engine", "strategy", "batch_per_worker"))
-            found.append(run_row(**{"run_id": f"{run_id}-w{n}-r{repetition}", **values}))
+            run_id = "-".join(
+                str(values[name])
+                for name in ("execution", "engine", "strategy", "batch_per_worker")
+            )
+            found.append(
+                run_row(**{"run_id": f"{run_id}-w{n}-r{repetition}", **values})
+            )
     return found
 
 
 def laws(results, **options):
     return {
-        (one.series.execution, one.series.engine, one.series.label): one for one in scaling_laws(results, **options)
+        (one.series.execution, one.series.engine, one.series.label): one
+        for one in scaling_laws(results, **options)
     }
 
 
 def serial_share(scaling):
-    return next(one.value for parameter, one in scaling.parameters if parameter.name == "s")
+    return next(
+        one.value for parameter, one in scaling.parameters if parameter.name == "s"
+    )
 
 
 def test_efficiency_uses_the_base_of_ratios(study):
     """The base of horovod is `serial` of its execution, here twice as fast as horovod on one worker."""
-    found = rows("serial", (1,), s=0.0) + rows("horovod", s=0.05, engine="horovod", train_s=None)
+    found = rows("serial", (1,), s=0.0) + rows(
+        "horovod", s=0.05, engine="horovod", train_s=None
+    )
     found = [
-        row if row.train_s else row.model_copy(update={"train_s": 2 * (0.05 + 0.95 / row.workers)}) for row in found
+        row
+        if row.train_s
+        else row.model_copy(update={"train_s": 2 * (0.05 + 0.95 / row.workers)})
+        for row in found
     ]
     results = study(rows=found + rows(execution="virtual", engine="virtual"))
     native, virtual = (laws(results, efficiency=0.3)[key] for key in (
         ("native", "horovod", "horovod"), ("virtual", "virtual", "epoch_average")
     ))  # fmt: skip
-    shown = ratios(results).query("baseline == 'serial' and label == 'horovod'").set_index("workers")["efficiency"]
+    shown = (
+        ratios(results)
+        .query("baseline == 'serial' and label == 'horovod'")
+        .set_index("workers")["efficiency"]
+    )
     base = native.series.base
     for workers, efficiency in shown.items():
         seconds = native.best.fit.seconds(np.array([float(workers)]))[0]
-        assert np.exp(base.log_seconds) / (workers * seconds) == pytest.approx(efficiency, rel=1e-6)
+        assert np.exp(base.log_seconds) / (workers * seconds) == pytest.approx(
+            efficiency, rel=1e-6
+        )
     worth = native.advice.worth.workers
     assert max(n for n, efficiency in shown.items() if efficiency >= 0.3) <= worth < min(
         n for n, efficiency in shown.items() if efficiency < 0.3
     )  # fmt: skip
-    assert laws(results, efficiency=0.6)["native", "horovod", "horovod"].advice.worth.workers == 0
+    assert (
+        laws(results, efficiency=0.6)[
+            "native", "horovod", "horovod"
+        ].advice.worth.workers
+        == 0
+    )
     assert virtual.series.base is None
-    assert any("no completed run of serial at 1 worker (virtual)" in note for note in virtual.notes)
+    assert any(
+        "no completed run of serial at 1 worker (virtual)" in note
+        for note in virtual.notes
+    )
 
 
 def test_executions_and_engines_are_separate_series(study):
-    parts = {("native", "mpi"): 0.05, ("native", "gloo"): 0.1, ("virtual", "virtual"): 0.2}
+    parts = {
+        ("native", "mpi"): 0.05,
+        ("native", "gloo"): 0.1,
+        ("virtual", "virtual"): 0.2,
+    }
     results = study(
-        rows=[row for (execution, engine), s in parts.items() for row in rows(s=s, execution=execution, engine=engine)]
+        rows=[
+            row
+            for (execution, engine), s in parts.items()
+            for row in rows(s=s, execution=execution, engine=engine)
+        ]
     )
     found = laws(results)
     assert list(found) == [
@@ -88,7 +123,9 @@ def test_executions_and_engines_are_separate_series(study):
     ]
     for (execution, engine, _), scaling in found.items():
         assert scaling.best.fit.law.name == "amdahl"
-        assert serial_share(scaling) == pytest.approx(parts[execution, engine], rel=1e-6)
+        assert serial_share(scaling) == pytest.approx(
+            parts[execution, engine], rel=1e-6
+        )
         assert len(scaling.series.at) == 15
 
 
@@ -96,9 +133,14 @@ def test_oversubscribed_runs_are_left_out(study):
     fair = rows()
     crowded = rows(counts=(32, 64), oversubscribed=True, train_s=77.0)
     slow_pace = rows(counts=(24,), execution="native", paced_overrun=0.5, train_s=99.0)
-    (alone,), (among,) = scaling_laws(study(rows=fair)), scaling_laws(study(rows=fair + crowded + slow_pace))
+    (alone,), (among,) = (
+        scaling_laws(study(rows=fair)),
+        scaling_laws(study(rows=fair + crowded + slow_pace)),
+    )
     assert among.series.counts.tolist() == list(COUNTS)
-    np.testing.assert_array_equal(among.best.fit.coefficients, alone.best.fit.coefficients)
+    np.testing.assert_array_equal(
+        among.best.fit.coefficients, alone.best.fit.coefficients
+    )
     assert among.notes[0] == "oversubscribed runs left out, at 24, 32, 64 workers"
     assert among.advice == alone.advice
 
@@ -110,9 +152,18 @@ def test_oversubscribed_runs_are_left_out(study):
             rows(counts=(1, 2, 4)),
             "3 worker counts (1, 2, 4) that were neither oversubscribed nor disturbed; a law wants 4",
         ),
-        (rows(counts=(2,)), "1 worker count (2) that was neither oversubscribed nor disturbed"),
-        (rows(oversubscribed=True), "0 worker counts that were neither oversubscribed nor disturbed"),
-        (rows(counts=(1, 2, 4, 8), repetitions=1), "4 runs are too few to choose between laws"),
+        (
+            rows(counts=(2,)),
+            "1 worker count (2) that was neither oversubscribed nor disturbed",
+        ),
+        (
+            rows(oversubscribed=True),
+            "0 worker counts that were neither oversubscribed nor disturbed",
+        ),
+        (
+            rows(counts=(1, 2, 4, 8), repetitions=1),
+            "4 runs are too few to choose between laws",
+        ),
     ],
 )
 def test_below_four_counts_there_is_no_law(study, runs, refusal):
@@ -129,10 +180,15 @@ def test_four_counts_have_a_law_without_intervals(study):
     assert "no intervals: they want 5 worker counts, there are 4" in scaling.notes
 
 
-@pytest.mark.parametrize(("counts", "said"), [((1, 2, 4, 8, 16), True), ((1, 2, 4, 8, 16, 32), False)])
+@pytest.mark.parametrize(
+    ("counts", "said"), [((1, 2, 4, 8, 16), True), ((1, 2, 4, 8, 16, 32), False)]
+)
 def test_five_counts_have_no_extrapolated_band(study, counts, said):
     (scaling,) = scaling_laws(study(rows=rows(counts=counts)))
-    assert ("no band beyond 16 workers: it wants 6 worker counts, there are 5" in scaling.notes) == said
+    assert (
+        "no band beyond 16 workers: it wants 6 worker counts, there are 5"
+        in scaling.notes
+    ) == said
 
 
 def test_reduced_batches_are_left_out(study):
@@ -146,7 +202,12 @@ def two_batches(policy):
     """A study at two batches, each with its own law and a serial run of its own time."""
     found = []
     for batch, s, alone in ((8, 0.05, 1.5), (16, 0.2, 3.0)):
-        own = {"batch_policy": policy, "batch_per_worker": batch, "batch_global": batch, "epochs": 6}
+        own = {
+            "batch_policy": policy,
+            "batch_per_worker": batch,
+            "batch_global": batch,
+            "epochs": 6,
+        }
         found += rows("serial", (1,), **own, train_s=alone) + rows(s=s, **own)
     return found
 
@@ -162,7 +223,9 @@ def test_each_batch_has_its_law_and_its_base(study, policy):
         assert np.exp(scaling.series.base.log_seconds) == pytest.approx(alone)
         assert not any("another batch" in note for note in scaling.notes)
     kind = "batch 8 per worker" if policy == "per_worker" else "global batch 8"
-    assert title(small).startswith(f"epoch_average, {kind}, native mpi: 5 worker counts")
+    assert title(small).startswith(
+        f"epoch_average, {kind}, native mpi: 5 worker counts"
+    )
 
 
 def test_one_batch_is_not_in_the_title(study):
@@ -172,7 +235,9 @@ def test_one_batch_is_not_in_the_title(study):
 
 
 def test_serial_at_another_batch_is_no_base(study):
-    (scaling,) = scaling_laws(study(rows=rows() + rows("serial", (1,), batch_per_worker=16)))
+    (scaling,) = scaling_laws(
+        study(rows=rows() + rows("serial", (1,), batch_per_worker=16))
+    )
     assert scaling.series.base is None
     assert any("serial ran at another batch than 8" in note for note in scaling.notes)
 
@@ -189,7 +254,11 @@ def test_a_law_is_followed_as_long_as_a_worker_has_a_batch(study):
 def test_weak_scaling_follows_gustafson(study):
     runs = [
         row.model_copy(
-            update={"scaling": "weak", "train_s": 1 / (0.7 + 0.3 / row.workers), "n_train": 80 * row.workers}
+            update={
+                "scaling": "weak",
+                "train_s": 1 / (0.7 + 0.3 / row.workers),
+                "n_train": 80 * row.workers,
+            }
         )
         for row in rows()
     ]
@@ -199,24 +268,42 @@ def test_weak_scaling_follows_gustafson(study):
 
 
 def test_poor_fit_has_a_note(study):
-    wild = [row.model_copy(update={"train_s": 5.0 if row.workers == 4 else row.train_s}) for row in rows()]
+    wild = [
+        row.model_copy(update={"train_s": 5.0 if row.workers == 4 else row.train_s})
+        for row in rows()
+    ]
     (scaling,) = scaling_laws(study(rows=wild))
-    assert any(note.startswith("no law fits well") and "at 4 workers" in note for note in scaling.notes)
+    assert any(
+        note.startswith("no law fits well") and "at 4 workers" in note
+        for note in scaling.notes
+    )
 
 
 @pytest.mark.parametrize(("execution", "said"), [("native", True), ("virtual", False)])
 def test_shared_noise_has_a_note(study, execution, said):
     """Draws of a calibration differ as a whole by construction, without a note."""
     engine = "mpi" if execution == "native" else "virtual"
-    drifting = [row.model_copy(update={"execution": execution, "engine": engine}) for row in rows()]
+    drifting = [
+        row.model_copy(update={"execution": execution, "engine": engine})
+        for row in rows()
+    ]
     (scaling,) = scaling_laws(study(rows=drifting))
-    assert any("and the intervals are wider for it" in note for note in scaling.notes) == said
+    assert (
+        any("and the intervals are wider for it" in note for note in scaling.notes)
+        == said
+    )
 
 
 def test_bad_forecast_has_a_note(study):
-    surprise = [row.model_copy(update={"train_s": 0.5 if row.workers == 16 else row.train_s}) for row in rows()]
+    surprise = [
+        row.model_copy(update={"train_s": 0.5 if row.workers == 16 else row.train_s})
+        for row in rows()
+    ]
     (scaling,) = scaling_laws(study(rows=surprise))
-    assert any("not to be trusted beyond what was measured: fitted without 16" in note for note in scaling.notes)
+    assert any(
+        "not to be trusted beyond what was measured: fitted without 16" in note
+        for note in scaling.notes
+    )
 
 
 def test_serial_has_no_law(study):
@@ -230,13 +317,17 @@ def test_strategies_are_chosen_by_name_or_label(study):
     results = study(
         rows=rows()
         + [
-            row.model_copy(update={"strategy_options": '{"every": 2}', "run_id": f"{row.run_id}-2"})
+            row.model_copy(
+                update={"strategy_options": '{"every": 2}', "run_id": f"{row.run_id}-2"}
+            )
             for row in rows(s=0.01)
         ]
         + rows("allreduce", s=0.3)
     )
     assert len(scaling_laws(results)) == 3
-    assert [one.series.label for one in scaling_laws(results, strategies=["epoch_average"])] == [
+    assert [
+        one.series.label for one in scaling_laws(results, strategies=["epoch_average"])
+    ] == [
         "epoch_average",
         "epoch_average(every=2)",
     ]
@@ -256,11 +347,15 @@ def read_lines(file: Path):
 
 
 def test_extrap_gets_every_repetition_once(study, tmp_path):
-    results = study(rows=rows() + rows("allreduce", s=0.3) + rows(counts=(32,), oversubscribed=True))
+    results = study(
+        rows=rows() + rows("allreduce", s=0.3) + rows(counts=(32,), oversubscribed=True)
+    )
     (file,) = write_extrap(series_of(results), tmp_path / "times.jsonl")
     assert file == tmp_path / "times.jsonl"
     lines = read_lines(file)
-    assert len(lines) == 20  # two metrics of each strategy and worker count, as Extra-P's reader wants them
+    assert (
+        len(lines) == 20
+    )  # two metrics of each strategy and worker count, as Extra-P's reader wants them
     assert lines[0] == {
         "params": {"workers": 1},
         "callpath": "allreduce",
@@ -272,10 +367,14 @@ def test_extrap_gets_every_repetition_once(study, tmp_path):
     costs = [line for line in lines if line["metric"] == "worker_s"]
     for time, cost in zip(times, costs, strict=True):
         assert (cost["callpath"], cost["params"]) == (time["callpath"], time["params"])
-        assert cost["value"] == pytest.approx([time["params"]["workers"] * value for value in time["value"]])
+        assert cost["value"] == pytest.approx(
+            [time["params"]["workers"] * value for value in time["value"]]
+        )
 
 
-def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(study, tmp_path):
+def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(
+    study, tmp_path
+):
     results = study(
         rows=rows()
         + rows("allreduce", counts=(1, 2, 4, 8))
@@ -298,7 +397,12 @@ def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(stu
 
 
 def test_extrap_refuses_empty_or_unwritable_files(study, tmp_path):
-    with pytest.raises(ResultsError, match="nothing to export to Extra-P: no strategy ran at 4 worker counts"):
-        write_extrap(series_of(study(rows=rows(counts=(1, 2)))), tmp_path / "times.jsonl")
+    with pytest.raises(
+        ResultsError,
+        match="nothing to export to Extra-P: no strategy ran at 4 worker counts",
+    ):
+        write_extrap(
+            series_of(study(rows=rows(counts=(1, 2)))), tmp_path / "times.jsonl"
+        )
     with pytest.raises(ResultsError, match=r"cannot write .*--extrap"):
         write_extrap(series_of(study(rows=rows())), tmp_path / "none" / "times.jsonl")

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.analysis.methodology import RULES, SEVERITIES, TWELVE, Evidence, Finding, check, finding, rule
+from scalebench.analysis.methodology import (
+    RULES,
+    SEVERITIES,
+    TWELVE,
+    Evidence,
+    Finding,
+    check,
+    finding,
+    rule,
+)
 from scalebench.errors import ResultsError, UsageError
 
 
@@ -26,7 +35,9 @@ def test_report_sorts_by_severity_and_lists_ignored_rules(sound, tmp_path):
 
 
 def test_unknown_ignored_rule_is_refused(sound, tmp_path):
-    with pytest.raises(UsageError, match="unknown rule 'dirty-comit'; did you mean 'dirty-commit'"):
+    with pytest.raises(
+        UsageError, match="unknown rule 'dirty-comit'; did you mean 'dirty-commit'"
+    ):
         check(sound.write(tmp_path), ignore=["dirty-comit"])
 
 
@@ -37,7 +48,11 @@ def test_a_folder_without_records_is_refused(tmp_path):
 
 def test_study_without_completed_runs_has_one_error(sound, tmp_path):
     sound.change(status="failed", train_s=None, final_metric=None)
-    errors = [finding.rule for finding in check(sound.write(tmp_path)).findings if finding.severity == "error"]
+    errors = [
+        finding.rule
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.severity == "error"
+    ]
     assert errors == ["failed-runs"]
 
 
@@ -55,10 +70,17 @@ def test_rule_of_another_package_is_applied(sound, tmp_path, monkeypatch):
 
     @rule("nobody else used the machine")
     def quiet(evidence):
-        yield finding("error", f"{len(evidence.runs)} runs beside a build", "all", "measure at night")
+        yield finding(
+            "error",
+            f"{len(evidence.runs)} runs beside a build",
+            "all",
+            "measure at night",
+        )
 
     report = check(sound.write(tmp_path))
-    assert report.findings[0] == Finding("error", "quiet", "70 runs beside a build", "all", "measure at night")
+    assert report.findings[0] == Finding(
+        "error", "quiet", "70 runs beside a build", "all", "measure at night"
+    )
 
 
 def test_twelve_rules_name_existing_rules():
@@ -73,16 +95,26 @@ def test_twelve_rules_name_existing_rules():
 
 
 def test_page_lists_every_rule():
-    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(
+        encoding="utf-8"
+    )
     assert [name for name in RULES.names() if f"`{name}`" not in page] == []
 
 
 def test_example_rule_of_the_page_works(sound, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "checking.md").read_text(
+        encoding="utf-8"
+    )
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     RULES.names()
     monkeypatch.setattr(RULES, "_classes", dict(RULES._classes))
     exec(block, {})
-    sound.change(started_utc=lambda row: f"2026-11-{22 + row.repetition}T08:57:31.557+00:00")
-    found = [finding.what for finding in check(sound.write(tmp_path)).findings if finding.rule == "quiet-nights"]
+    sound.change(
+        started_utc=lambda row: f"2026-11-{22 + row.repetition}T08:57:31.557+00:00"
+    )
+    found = [
+        finding.what
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.rule == "quiet-nights"
+    ]
     assert found == ["7 runs on a Sunday"]

@@ -20,9 +20,39 @@ from scalebench.records.schema import RunRow, columns
 from tests.doctored import make_sound
 
 EXAMPLES = int(os.environ.get("SCALEBENCH_HOSTILE", "15"))
-VALUES = ["", "0", "-1", "7", "1e308", "1e-320", "inf", "nan", "true", "native", "failed", "{}", "=cmd()", "../x", "2"]
-VALUES += ["-inf", "1e300", "1e149", "1e9", "1e-9", "-1e9", "7.5", "-0.5", "99999999999999999999", "9007199254740992"]
-FACTS = st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda inner: st.lists(inner, max_size=3))
+VALUES = [
+    "",
+    "0",
+    "-1",
+    "7",
+    "1e308",
+    "1e-320",
+    "inf",
+    "nan",
+    "true",
+    "native",
+    "failed",
+    "{}",
+    "=cmd()",
+    "../x",
+    "2",
+]
+VALUES += [
+    "-inf",
+    "1e300",
+    "1e149",
+    "1e9",
+    "1e-9",
+    "-1e9",
+    "7.5",
+    "-0.5",
+    "99999999999999999999",
+    "9007199254740992",
+]
+FACTS = st.recursive(
+    st.none() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3),
+)
 KEYS = st.sampled_from(["host_hash", "packages_hash", "packages", "cpu", "gpus"])
 
 
@@ -42,10 +72,20 @@ def whole(tmp_path_factory):
 )
 @given(
     edits=st.lists(
-        st.tuples(st.integers(0, 19), st.sampled_from(columns(RunRow)), st.sampled_from(VALUES)), min_size=1, max_size=4
+        st.tuples(
+            st.integers(0, 19),
+            st.sampled_from(columns(RunRow)),
+            st.sampled_from(VALUES),
+        ),
+        min_size=1,
+        max_size=4,
     ),
     everywhere=st.booleans(),
-    facts=st.dictionaries(KEYS, FACTS | st.dictionaries(st.text(max_size=3), FACTS, max_size=2), max_size=3),
+    facts=st.dictionaries(
+        KEYS,
+        FACTS | st.dictionaries(st.text(max_size=3), FACTS, max_size=2),
+        max_size=3,
+    ),
 )
 def test_damaged_cells_raise_package_errors_only(whole, edits, everywhere, facts):
     folder = whole.parent / "hurt"
@@ -61,6 +101,9 @@ def test_damaged_cells_raise_package_errors_only(whole, edits, everywhere, facts
         writer = csv.DictWriter(file, columns(RunRow), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    for question in (lambda: check(folder), lambda: compare_studies(load(whole), load(folder))):
+    for question in (
+        lambda: check(folder),
+        lambda: compare_studies(load(whole), load(folder)),
+    ):
         with contextlib.suppress(ScalebenchError):
             question()

@@ -16,7 +16,9 @@ from tests.doctored import Doctored, described
 CASES: list[tuple[str, str, str, Callable[[Doctored], Any]]] = []
 
 
-def case(rule: str, severity: str, said: str) -> Callable[[Callable[[Doctored], Any]], Callable[[Doctored], Any]]:
+def case(
+    rule: str, severity: str, said: str
+) -> Callable[[Callable[[Doctored], Any]], Callable[[Doctored], Any]]:
     def add(doctor: Callable[[Doctored], Any]) -> Callable[[Doctored], Any]:
         CASES.append((rule, severity, said, doctor))
         return doctor
@@ -45,7 +47,11 @@ def nothing_is_wrong_but_the_base_is_to_be_said(study):
     pass
 
 
-@case("trimmed-memory", "warning", "by dask workers with MALLOC_TRIM_THRESHOLD_=65536, which slows torch")
+@case(
+    "trimmed-memory",
+    "warning",
+    "by dask workers with MALLOC_TRIM_THRESHOLD_=65536, which slows torch",
+)
 def dask_trims_memory(study):
     study.change(native, launcher="dask", malloc_trim_bytes=65536)
 
@@ -55,16 +61,31 @@ def a_worker_died(study):
     study.change(native, launcher="processes", blocks_retrained=2)
 
 
-@case("untuned", "note", "all strategies share lr 0.1 at every worker count: none was tuned")
+@case(
+    "untuned",
+    "note",
+    "all strategies share lr 0.1 at every worker count: none was tuned",
+)
 def nothing_is_wrong_but_that_it_was_not_tuned_is_to_be_said(study):
     pass
 
 
 def tuned(study, **best):
     """All runs have the value of the best of three trials, which are the same for all points."""
-    study.study |= {"tune": {"over": {"lr": [0.01, 1.0]}, "trials": 3, "metric": "time_to_target", "validation": 0.2}}
+    study.study |= {
+        "tune": {
+            "over": {"lr": [0.01, 1.0]},
+            "trials": 3,
+            "metric": "time_to_target",
+            "validation": 0.2,
+        }
+    }
     study.change(tuned='{"lr": 0.1}')
-    first = next(row for row in study.rows if row.strategy == "allreduce" and row.execution == "virtual")
+    first = next(
+        row
+        for row in study.rows
+        if row.strategy == "allreduce" and row.execution == "virtual"
+    )
     values = {0: 0.01, 1: 0.1, 2: 1.0}
     study.rows = [
         first.model_copy(
@@ -77,19 +98,30 @@ def tuned(study, **best):
     ] + study.rows  # fmt: skip
 
 
-@case("tuning-edge", "warning", "the best lr is the least or the largest that was tried (1.0) at 1 of 1 point")
+@case(
+    "tuning-edge",
+    "warning",
+    "the best lr is the least or the largest that was tried (1.0) at 1 of 1 point",
+)
 def the_best_value_is_the_largest(study):
     tuned(study, t1=0.5, t2=0.4)
 
 
-@case("reduction-base", "error", "nothing to measure any reduction against: no completed run of allreduce")
+@case(
+    "reduction-base",
+    "error",
+    "nothing to measure any reduction against: no completed run of allreduce",
+)
 def allreduce_is_missing(study):
     study.drop(lambda row: row.strategy == "allreduce")
 
 
 @case("reduction-base", "error", "on engine mpi at 4 workers (native)")
 def allreduce_is_on_another_engine_at_four_workers(study):
-    study.change(lambda row: row.strategy == "allreduce" and native(row) and row.workers == 4, engine="gloo")
+    study.change(
+        lambda row: row.strategy == "allreduce" and native(row) and row.workers == 4,
+        engine="gloo",
+    )
 
 
 @case("reduction-base", "warning", "what synchronising less often saves against")
@@ -97,10 +129,20 @@ def only_ddp_is_left_to_compare_with(study):
     study.change(lambda row: row.strategy == "allreduce", strategy="ddp")
 
 
-@case("weak-baseline", "warning", "allreduce is slower than ddp, by up to 100 % of ddp's time at 4 workers")
+@case(
+    "weak-baseline",
+    "warning",
+    "allreduce is slower than ddp, by up to 100 % of ddp's time at 4 workers",
+)
 def ddp_is_twice_as_fast_as_allreduce(study):
     more = [
-        row.model_copy(update={"strategy": "ddp", "run_id": f"ddp-{row.run_id}", "train_s": row.train_s / 2})
+        row.model_copy(
+            update={
+                "strategy": "ddp",
+                "run_id": f"ddp-{row.run_id}",
+                "train_s": row.train_s / 2,
+            }
+        )
         for row in study.rows
         if row.strategy == "allreduce" and row.workers == 4
     ]
@@ -109,30 +151,52 @@ def ddp_is_twice_as_fast_as_allreduce(study):
 
 @case("superlinear", "warning", "efficiency is up to 2.0")
 def two_workers_are_four_times_as_fast(study):
-    times = {row.repetition: row.train_s for row in study.rows if row.strategy == "serial" and native(row)}
+    times = {
+        row.repetition: row.train_s
+        for row in study.rows
+        if row.strategy == "serial" and native(row)
+    }
     study.change(
         lambda row: native(row) and row.workers == 2 and row.strategy == "allreduce",
         train_s=lambda row: times[row.repetition] / 2,
     )
 
 
-@case("superlinear", "warning", "efficiency is up to 3.20 without an interval (allreduce, 2 workers)")
+@case(
+    "superlinear",
+    "warning",
+    "efficiency is up to 3.20 without an interval (allreduce, 2 workers)",
+)
 def a_single_run_is_more_than_ideal(study):
-    (base,) = [row.train_s for row in study.rows if row.strategy == "serial" and native(row) and row.repetition == 0]
-    study.change(lambda row: native(row) and row.repetition > 0, status="failed", error="lost")
+    (base,) = [
+        row.train_s
+        for row in study.rows
+        if row.strategy == "serial" and native(row) and row.repetition == 0
+    ]
     study.change(
-        lambda row: native(row) and row.workers == 2 and row.strategy == "allreduce", train_s=lambda row: base / 3.2
+        lambda row: native(row) and row.repetition > 0, status="failed", error="lost"
+    )
+    study.change(
+        lambda row: native(row) and row.workers == 2 and row.strategy == "allreduce",
+        train_s=lambda row: base / 3.2,
     )
 
 
-@case("mixed-configurations", "error", "batch_policy is per_worker (60 runs), global (10 runs)")
+@case(
+    "mixed-configurations",
+    "error",
+    "batch_policy is per_worker (60 runs), global (10 runs)",
+)
 def two_batch_policies(study):
     study.change(lambda row: row.workers == 4 and native(row), batch_policy="global")
 
 
 @case("mixed-configurations", "error", "lr is 0.1 (65 runs), 0.5 (5 runs)")
 def two_learning_rates(study):
-    study.change(lambda row: row.workers == 4 and native(row) and row.strategy == "allreduce", lr=0.5)
+    study.change(
+        lambda row: row.workers == 4 and native(row) and row.strategy == "allreduce",
+        lr=0.5,
+    )
 
 
 @case("mixed-configurations", "error", "dataset_sha256 is")
@@ -141,12 +205,22 @@ def the_data_changed_on_the_way(study):
     study.change(lambda row: row.repetition == 4, dataset_sha256="b")
 
 
-@case("mixed-executions", "warning", "no one execution covers all worker counts of allreduce: a curve")
+@case(
+    "mixed-executions",
+    "warning",
+    "no one execution covers all worker counts of allreduce: a curve",
+)
 def the_lower_half_is_native_and_the_upper_virtual(study):
-    study.drop(lambda row: row.strategy == "allreduce" and native(row) == (row.workers == 4))
+    study.drop(
+        lambda row: row.strategy == "allreduce" and native(row) == (row.workers == 4)
+    )
 
 
-@case("mixed-executions", "note", "times of 2 kinds: native at 1, 2, 4 workers, virtual at 1, 2, 4 workers")
+@case(
+    "mixed-executions",
+    "note",
+    "times of 2 kinds: native at 1, 2, 4 workers, virtual at 1, 2, 4 workers",
+)
 def both_executions_at_all_counts(study):
     pass
 
@@ -156,24 +230,41 @@ def a_shard_is_smaller_than_the_batch(study):
     study.change(lambda row: row.workers == 4, batch_per_worker=5, batch_global=20)
 
 
-@case("unequal-steps", "warning", "epoch_average takes 50 at 2 workers where the baselines take 113")
+@case(
+    "unequal-steps",
+    "warning",
+    "epoch_average takes 50 at 2 workers where the baselines take 113",
+)
 def averaging_takes_fewer_steps(study):
-    study.change(lambda row: row.strategy == "epoch_average" and row.workers == 2, steps_per_epoch=50)
+    study.change(
+        lambda row: row.strategy == "epoch_average" and row.workers == 2,
+        steps_per_epoch=50,
+    )
 
 
 @case("falling-steps", "note", "steps per epoch fall from 113 at 1 worker to 28 at 4")
 def strong_scaling_at_a_fixed_batch_per_worker(study):
-    study.change(scaling="strong", n_train=900, steps_per_epoch=lambda row: 113 // row.workers)
+    study.change(
+        scaling="strong", n_train=900, steps_per_epoch=lambda row: 113 // row.workers
+    )
 
 
-@case("few-steps", "warning", "as few as 4 steps between synchronisations: at most 75 %")
+@case(
+    "few-steps", "warning", "as few as 4 steps between synchronisations: at most 75 %"
+)
 def four_steps_an_epoch(study):
-    study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6)
+    study.change(
+        lambda row: row.strategy == "epoch_average", optimizer_steps=24, syncs=6
+    )
 
 
-@case("few-steps", "warning", "as few as 0.8 steps between synchronisations: at most 0 %")
+@case(
+    "few-steps", "warning", "as few as 0.8 steps between synchronisations: at most 0 %"
+)
 def one_step_an_epoch_and_a_last_average(study):
-    study.change(lambda row: row.strategy == "epoch_average", optimizer_steps=4, syncs=5)
+    study.change(
+        lambda row: row.strategy == "epoch_average", optimizer_steps=4, syncs=5
+    )
 
 
 @case("few-runs", "warning", "7 native cells of one run")
@@ -183,14 +274,21 @@ def one_repetition(study):
 
 @case("spread", "warning", "vary by more than 10 %")
 def times_vary(study):
-    study.change(lambda row: native(row) and row.workers == 2, train_s=lambda row: row.train_s * 1.2**row.repetition)
+    study.change(
+        lambda row: native(row) and row.workers == 2,
+        train_s=lambda row: row.train_s * 1.2**row.repetition,
+    )
 
 
 def averaging_natively_on_two(row):
     return row.strategy == "epoch_average" and row.workers == 2 and native(row)
 
 
-@case("odd-runs", "warning", "in 1 of 7 native cells the mean time lies outside the median's interval")
+@case(
+    "odd-runs",
+    "warning",
+    "in 1 of 7 native cells the mean time lies outside the median's interval",
+)
 def one_run_in_twelve_took_fifty_times_as_long(study):
     study.repeat(averaging_natively_on_two, [1 + n / 1000 for n in range(11)] + [50.0])
 
@@ -213,9 +311,15 @@ def the_machine_grew_slower(study):
 )
 def a_run_of_the_last_count_was_made_again_at_an_unknown_time(study):
     def last(row):
-        return native(row) and row.strategy == "epoch_average" and (row.workers, row.repetition) == (4, 2)
+        return (
+            native(row)
+            and row.strategy == "epoch_average"
+            and (row.workers, row.repetition) == (4, 2)
+        )
 
-    study.drop(lambda row: native(row) and row.strategy == "serial" and row.repetition == 2)
+    study.drop(
+        lambda row: native(row) and row.strategy == "serial" and row.repetition == 2
+    )
     study.change(last, attempt=2)
 
 
@@ -229,7 +333,11 @@ def no_native_runs(study):
     study.drop(native)
 
 
-@case("unsettled", "note", "whether time is saved against allreduce is open in 1 of 2 native comparisons")
+@case(
+    "unsettled",
+    "note",
+    "whether time is saved against allreduce is open in 1 of 2 native comparisons",
+)
 def averaging_takes_as_long_as_allreduce(study):
     times = {
         row.repetition: row.train_s
@@ -237,7 +345,8 @@ def averaging_takes_as_long_as_allreduce(study):
         if row.strategy == "allreduce" and row.workers == 2 and native(row)
     }
     study.change(
-        averaging_natively_on_two, train_s=lambda row: times[row.repetition] * (1 + (-1) ** row.repetition / 50)
+        averaging_natively_on_two,
+        train_s=lambda row: times[row.repetition] * (1 + (-1) ** row.repetition / 50),
     )
 
 
@@ -253,10 +362,16 @@ def modelled_times(study):
 
 @case("metric", "error", "15 runs of 70 without a metric")
 def one_strategy_without_a_metric(study):
-    study.change(lambda row: row.strategy == "epoch_average" and native(row), final_metric=None)
+    study.change(
+        lambda row: row.strategy == "epoch_average" and native(row), final_metric=None
+    )
 
 
-@case("metric-cost", "warning", "accuracy is worse than that of allreduce by more than 0.01, by up to 0.1")
+@case(
+    "metric-cost",
+    "warning",
+    "accuracy is worse than that of allreduce by more than 0.01, by up to 0.1",
+)
 def averaging_learns_less(study):
     study.change(
         lambda row: row.strategy == "epoch_average" and row.workers == 4,
@@ -271,10 +386,17 @@ def no_target(study):
 
 @case("time-to-target", "note", "15 runs of 70 never reached 0.9")
 def the_target_is_not_reached(study):
-    study.change(lambda row: row.strategy == "epoch_average" and native(row), time_to_target_s=None)
+    study.change(
+        lambda row: row.strategy == "epoch_average" and native(row),
+        time_to_target_s=None,
+    )
 
 
-@case("small-test-set", "note", "accuracies are over 50 test samples: a standard error of 2.3 percentage points")
+@case(
+    "small-test-set",
+    "note",
+    "accuracies are over 50 test samples: a standard error of 2.3 percentage points",
+)
 def fifty_test_samples(study):
     study.change(n_test=50)
 
@@ -283,7 +405,11 @@ def averaging_at_four(row):
     return row.strategy == "epoch_average" and native(row) and row.workers == 4
 
 
-@case("at-chance", "warning", "5 runs of 70 end at chance level, with accuracy 0.101 where one answer to everything")
+@case(
+    "at-chance",
+    "warning",
+    "5 runs of 70 end at chance level, with accuracy 0.101 where one answer to everything",
+)
 def nothing_was_learned(study):
     study.change(chance_metric=0.1)
     study.change(averaging_at_four, final_metric=0.101, best_metric=0.12)
@@ -299,7 +425,11 @@ def what_was_learned_is_lost(study):
     study.change(averaging_at_four, final_metric=0.4, best_metric=0.9)
 
 
-@case("at-chance", "warning", "with r2 -0.050 where one answer to everything reaches 0.000")
+@case(
+    "at-chance",
+    "warning",
+    "with r2 -0.050 where one answer to everything reaches 0.000",
+)
 def a_regression_worse_than_the_mean(study):
     study.change(metric_name="r2", chance_metric=0.0)
     study.change(averaging_at_four, final_metric=-0.05, best_metric=0.01)
@@ -325,17 +455,26 @@ def no_warm_up(study):
     study.change(native, warmup_steps=0)
 
 
-@case("warm-up", "warning", "the first epoch is slower than the later ones by +50 % (median) in 35 of 35 runs")
+@case(
+    "warm-up",
+    "warning",
+    "the first epoch is slower than the later ones by +50 % (median) in 35 of 35 runs",
+)
 def too_short_a_warm_up(study):
     study.epochs = {
         run: [
-            row.model_copy(update={"epoch_s_max": row.epoch_s_max * 1.5}) if row.epoch == 0 else row for row in epochs
+            row.model_copy(update={"epoch_s_max": row.epoch_s_max * 1.5})
+            if row.epoch == 0
+            else row
+            for row in epochs
         ]
         for run, epochs in study.epochs.items()
     }
 
 
-@case("oversubscribed", "warning", "2 cells with more workers than the machine can feed")
+@case(
+    "oversubscribed", "warning", "2 cells with more workers than the machine can feed"
+)
 def more_workers_than_cores(study):
     study.change(lambda row: native(row) and row.workers == 4, oversubscribed=True)
 
@@ -351,22 +490,42 @@ def a_pace_was_not_kept(study):
     of_a_missed_pace(study)
 
 
-@case("disturbed", "warning", "2 cells disturbed in all runs, as other programs took more than 25 % of the cores")
+@case(
+    "disturbed",
+    "warning",
+    "2 cells disturbed in all runs, as other programs took more than 25 % of the cores",
+)
 def others_took_the_cores(study):
-    study.change(others_load=lambda row: 0.3 if native(row) and row.workers == 2 else 0.02)
+    study.change(
+        others_load=lambda row: 0.3 if native(row) and row.workers == 2 else 0.02
+    )
 
 
-@case("busy-machine", "warning", "10 % or more of the cores in 2 of 7 measured cells: 20 % (median), up to 20 %")
+@case(
+    "busy-machine",
+    "warning",
+    "10 % or more of the cores in 2 of 7 measured cells: 20 % (median), up to 20 %",
+)
 def others_used_the_machine(study):
-    study.change(others_load=lambda row: 0.2 if native(row) and row.workers == 2 else 0.02)
+    study.change(
+        others_load=lambda row: 0.2 if native(row) and row.workers == 2 else 0.02
+    )
 
 
-@case("busy-machine", "warning", "7 of 7 virtual cells when they were calibrated: 12 % (median)")
+@case(
+    "busy-machine",
+    "warning",
+    "7 of 7 virtual cells when they were calibrated: 12 % (median)",
+)
 def others_used_the_machine_while_it_was_calibrated(study):
     study.change(others_load=lambda row: 0.02 if native(row) else 0.12)
 
 
-@case("mixed-commits", "error", "runs of 2 commits: 0000000000 (63 runs), 1111111111 (7 runs)")
+@case(
+    "mixed-commits",
+    "error",
+    "runs of 2 commits: 0000000000 (63 runs), 1111111111 (7 runs)",
+)
 def half_way_the_code_changed(study):
     study.change(lambda row: native(row) and row.repetition == 4, git_commit="1" * 40)
 
@@ -381,10 +540,16 @@ def uncommitted_changes(study):
     study.change(git_dirty=True)
 
 
-@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)")
+@case(
+    "mixed-machines",
+    "error",
+    "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)",
+)
 def two_machines(study):
     study.change(lambda row: row.repetition == 4, host_hash="f00d")
-    study.provenance.append(described("f00d", cpu={"model": "Model 2", "usable_cores": 8}))
+    study.provenance.append(
+        described("f00d", cpu={"model": "Model 2", "usable_cores": 8})
+    )
 
 
 @case("mixed-machines", "warning", "measured on 2 machines of one kind")
@@ -393,12 +558,26 @@ def two_equal_nodes(study):
     study.provenance.append(described("f00d"))
 
 
-@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)")
+@case(
+    "mixed-machines",
+    "error",
+    "measured on 2 machines: cafe (Model 1, 4 cores), f00d (Model 2, 8 cores)",
+)
 def one_job_on_nodes_of_two_kinds(study):
-    on_nodes(study, {"cafe": described(), "f00d": described("f00d", cpu={"model": "Model 2", "usable_cores": 8})})
+    on_nodes(
+        study,
+        {
+            "cafe": described(),
+            "f00d": described("f00d", cpu={"model": "Model 2", "usable_cores": 8}),
+        },
+    )
 
 
-@case("mixed-machines", "error", "measured on 2 machines: cafe (Model 1, 4 cores), f00d (not described)")
+@case(
+    "mixed-machines",
+    "error",
+    "measured on 2 machines: cafe (Model 1, 4 cores), f00d (not described)",
+)
 def a_row_names_a_machine_that_its_file_does_not(study):
     study.change(native, provenance=name_of(study.provenance[0]))
     study.change(lambda row: native(row) and row.repetition == 4, host_hash="f00d")
@@ -407,13 +586,17 @@ def a_row_names_a_machine_that_its_file_does_not(study):
 @case("mixed-packages", "error", "2 sets of packages: torch 2.13.0 / 2.12.0")
 def another_torch(study):
     study.change(lambda row: row.repetition == 4, packages_hash="f00d")
-    study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.12.0"}})
+    study.provenance.append(
+        described(packages="f00d") | {"packages": {"torch": "2.12.0"}}
+    )
 
 
 @case("mixed-packages", "warning", "2 sets of packages: rich absent / 15.0")
 def another_package_beside(study):
     study.change(lambda row: row.repetition == 4, packages_hash="f00d")
-    study.provenance.append(described(packages="f00d") | {"packages": {"torch": "2.13.0", "rich": "15.0"}})
+    study.provenance.append(
+        described(packages="f00d") | {"packages": {"torch": "2.13.0", "rich": "15.0"}}
+    )
 
 
 @case("mixed-packages", "warning", "provenance/ does not say which differ")
@@ -429,7 +612,9 @@ def provenance_was_deleted(study):
 @case("no-provenance", "warning", "describes the machine and packages of 10 runs")
 def the_file_that_some_rows_name_was_deleted(study):
     """Another file of the same host and packages does not describe their nodes."""
-    study.change(lambda row: native(row) and row.workers == 4, provenance="0123456789ab")
+    study.change(
+        lambda row: native(row) and row.workers == 4, provenance="0123456789ab"
+    )
 
 
 @case("no-provenance", "warning", "study.yaml is missing")
@@ -437,12 +622,20 @@ def the_study_was_deleted(study):
     study.study = {}
 
 
-@case("no-provenance", "warning", "no calibration.json that can be read: nothing says what 35 virtual runs cost")
+@case(
+    "no-provenance",
+    "warning",
+    "no calibration.json that can be read: nothing says what 35 virtual runs cost",
+)
 def the_calibration_was_deleted(study):
     study.calibration = None
 
 
-@case("no-provenance", "warning", "no calibration.json that can be read: nothing says what 35 virtual runs cost")
+@case(
+    "no-provenance",
+    "warning",
+    "no calibration.json that can be read: nothing says what 35 virtual runs cost",
+)
 def the_calibration_is_empty(study):
     study.calibration = {}
 
@@ -454,12 +647,28 @@ def the_clock_rate_follows_the_load(study):
 
 @case("frequency-scaling", "warning", "the processors' governor is ondemand")
 def the_clock_rate_of_another_node_follows_the_load(study):
-    on_nodes(study, {"f00d": described("f00d", cpu={"model": "Model 1", "usable_cores": 4, "governor": "ondemand"})})
+    on_nodes(
+        study,
+        {
+            "f00d": described(
+                "f00d",
+                cpu={"model": "Model 1", "usable_cores": 4, "governor": "ondemand"},
+            )
+        },
+    )
 
 
-@case("failed-runs", "warning", "2 runs of other cells in no statistic (1 diverged, 1 timeout)")
+@case(
+    "failed-runs",
+    "warning",
+    "2 runs of other cells in no statistic (1 diverged, 1 timeout)",
+)
 def two_runs_failed(study):
-    cell = [row.run_id for row in study.rows if row.strategy == "epoch_average" and row.workers == 4 and native(row)]
+    cell = [
+        row.run_id
+        for row in study.rows
+        if row.strategy == "epoch_average" and row.workers == 4 and native(row)
+    ]
     study.change(lambda row: row.run_id == cell[0], status="diverged", train_s=None)
     study.change(lambda row: row.run_id == cell[1], status="timeout", train_s=None)
 
@@ -467,26 +676,40 @@ def two_runs_failed(study):
 @case("failed-runs", "error", "no run of 1 cell was completed (5 diverged)")
 def a_cell_failed(study):
     study.change(
-        lambda row: row.strategy == "epoch_average" and row.workers == 4 and native(row),
+        lambda row: (
+            row.strategy == "epoch_average" and row.workers == 4 and native(row)
+        ),
         status="diverged",
         train_s=None,
     )
 
 
-@case("failed-runs", "error", "(5 diverged): the curves go on without them; 1 run of other cells in no statistic")
+@case(
+    "failed-runs",
+    "error",
+    "(5 diverged): the curves go on without them; 1 run of other cells in no statistic",
+)
 def a_cell_failed_and_one_run_of_another(study):
     a_cell_failed(study)
-    study.change(lambda row: row.run_id == study.rows[0].run_id, status="timeout", train_s=None)
+    study.change(
+        lambda row: row.run_id == study.rows[0].run_id, status="timeout", train_s=None
+    )
 
 
-@case("retried-runs", "warning", "1 run completed at a later attempt (1 diverged before)")
+@case(
+    "retried-runs", "warning", "1 run completed at a later attempt (1 diverged before)"
+)
 def a_diverged_run_was_tried_again(study):
     tried = study.rows[3].model_copy(update={"status": "diverged", "train_s": None})
     study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
     study.rows.insert(3, tried)
 
 
-@case("retried-runs", "warning", "1 run completed at a later attempt (without a row of what came before)")
+@case(
+    "retried-runs",
+    "warning",
+    "1 run completed at a later attempt (without a row of what came before)",
+)
 def the_row_of_a_failed_attempt_was_deleted(study):
     study.rows[3] = study.rows[3].model_copy(update={"attempt": 2})
 
@@ -509,20 +732,38 @@ def epochs_of_two_runs_were_cut_off(study):
         study.epochs[row.run_id] = study.epochs[row.run_id][:-1]
 
 
-@case("still-wide", "note", "intervals of 1 of 14 points are wider than the 10 % of the time that was asked for")
+@case(
+    "still-wide",
+    "note",
+    "intervals of 1 of 14 points are wider than the 10 % of the time that was asked for",
+)
 def one_point_is_still_wide_at_the_most(study):
     study.study["until"] = {"ci_width": 0.1, "at_least": 3, "at_most": 5}
     study.change(
-        lambda row: native(row) and row.strategy == "epoch_average" and row.workers == 4,
+        lambda row: (
+            native(row) and row.strategy == "epoch_average" and row.workers == 4
+        ),
         train_s=lambda row: row.train_s * (1 + 0.05 * row.repetition),
     )
 
 
-@pytest.mark.parametrize(("rule", "severity", "said", "doctor"), CASES, ids=[case[3].__name__ for case in CASES])
+@pytest.mark.parametrize(
+    ("rule", "severity", "said", "doctor"),
+    CASES,
+    ids=[case[3].__name__ for case in CASES],
+)
 def test_rule_finds_its_violation(sound, tmp_path, rule, severity, said, doctor):
     doctor(sound)
-    own = [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == rule]
-    matching = [finding for finding in own if finding.severity == severity and said in finding.what]
+    own = [
+        finding
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.rule == rule
+    ]
+    matching = [
+        finding
+        for finding in own
+        if finding.severity == severity and said in finding.what
+    ]
     assert len(matching) == 1, own
     assert matching[0].where
     assert matching[0].fix
@@ -559,51 +800,95 @@ def test_baseline_within_noise_is_not_weak(sound, tmp_path):
 
 def test_variant_beside_plain_allreduce_is_not_weak(sound, tmp_path):
     def slower(row, strategy, factor, options="{}"):
-        new = {"strategy": strategy, "strategy_options": options, "train_s": row.train_s * factor}
-        return row.model_copy(update={**new, "run_id": f"{strategy}-{factor}-{row.run_id}"})
+        new = {
+            "strategy": strategy,
+            "strategy_options": options,
+            "train_s": row.train_s * factor,
+        }
+        return row.model_copy(
+            update={**new, "run_id": f"{strategy}-{factor}-{row.run_id}"}
+        )
 
     plain = [row for row in sound.rows if row.strategy == "allreduce"]
     sound.rows += [slower(row, "ddp", 1.2) for row in plain]
-    sound.rows += [slower(row, "allreduce", 2.0, '{"compression": "powersgd"}') for row in plain]
+    sound.rows += [
+        slower(row, "allreduce", 2.0, '{"compression": "powersgd"}') for row in plain
+    ]
     assert "weak-baseline" in check(sound.write(tmp_path)).passed
     sound.drop(lambda row: row.strategy == "allreduce" and row.strategy_options == "{}")
-    found = [finding for finding in check(sound.write(tmp_path / "alone")).findings if finding.rule == "weak-baseline"]
+    found = [
+        finding
+        for finding in check(sound.write(tmp_path / "alone")).findings
+        if finding.rule == "weak-baseline"
+    ]
     assert found
 
 
-@pytest.mark.parametrize(("other", "advice"), [("diverged", "lower the learning rate"), ("timeout", "retry")])
+@pytest.mark.parametrize(
+    ("other", "advice"), [("diverged", "lower the learning rate"), ("timeout", "retry")]
+)
 def test_diverged_runs_are_not_retried(sound, tmp_path, other, advice):
-    cell = [row.run_id for row in sound.rows if row.strategy == "epoch_average" and row.workers == 4 and native(row)]
+    cell = [
+        row.run_id
+        for row in sound.rows
+        if row.strategy == "epoch_average" and row.workers == 4 and native(row)
+    ]
     sound.change(lambda row: row.run_id == cell[0], status="diverged", train_s=None)
     sound.change(lambda row: row.run_id == cell[1], status=other, train_s=None)
-    (found,) = [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "failed-runs"]
+    (found,) = [
+        finding
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.rule == "failed-runs"
+    ]
     assert advice in found.fix
 
 
 def test_single_disturbed_run_is_not_a_busy_machine(sound, tmp_path):
     sound.change(others_load=lambda row: 0.4 if row.repetition == 0 else 0.0)
-    assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "busy-machine"]
+    assert not [
+        finding
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.rule == "busy-machine"
+    ]
 
 
 def test_equal_nodes_of_one_job_are_accepted(sound, tmp_path):
     on_nodes(sound, {host: described(host) for host in ("cafe", "f00d")})
-    assert not [finding for finding in check(sound.write(tmp_path)).findings if finding.rule == "mixed-machines"]
+    assert not [
+        finding
+        for finding in check(sound.write(tmp_path)).findings
+        if finding.rule == "mixed-machines"
+    ]
 
 
 def fix_of(folder, rule):
-    (found,) = [one for one in check(folder).findings if one.rule == rule and one.severity == "warning"]
+    (found,) = [
+        one
+        for one in check(folder).findings
+        if one.rule == rule and one.severity == "warning"
+    ]
     return found.fix
 
 
 def test_base_that_missed_its_pace_is_not_used(sound, tmp_path):
     of_a_missed_pace(sound)
-    said = [one.what for one in check(sound.write(tmp_path)).findings if one.rule == "speedup-base"]
+    said = [
+        one.what
+        for one in check(sound.write(tmp_path)).findings
+        if one.rule == "speedup-base"
+    ]
     assert not [what for what in said if what.startswith("paced")]
-    assert [what for what in said if what.startswith("virtual speedups are over serial")]
+    assert [
+        what for what in said if what.startswith("virtual speedups are over serial")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("study", "option"), [({}, "--repetitions 7"), ({"until": {"ci_width": 0.05}}, "--set until.at_least=7")]
+    ("study", "option"),
+    [
+        ({}, "--repetitions 7"),
+        ({"until": {"ci_width": 0.05}}, "--set until.at_least=7"),
+    ],
 )
 def test_fix_names_the_option_of_the_study(sound, tmp_path, study, option):
     """`repetitions` and `until` are refused together."""
@@ -613,8 +898,14 @@ def test_fix_names_the_option_of_the_study(sound, tmp_path, study, option):
 
 
 def test_fix_names_a_target_that_every_run_of_the_base_reached(sound, tmp_path):
-    sound.change(target_metric=None, time_to_target_s=None, final_metric=lambda row: 0.418 + 0.01 * row.repetition)
-    assert "(--set target_metric=0.41 --new)" in fix_of(sound.write(tmp_path), "time-to-target")
+    sound.change(
+        target_metric=None,
+        time_to_target_s=None,
+        final_metric=lambda row: 0.418 + 0.01 * row.repetition,
+    )
+    assert "(--set target_metric=0.41 --new)" in fix_of(
+        sound.write(tmp_path), "time-to-target"
+    )
 
 
 def test_every_rule_has_a_case():

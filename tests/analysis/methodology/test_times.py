@@ -16,9 +16,19 @@ def rules(results):
     return {finding.rule: finding for finding in findings(results)}
 
 
-def repeated(seconds, strategy="allreduce", workers=2, execution="native", place=0, **changes):
+def repeated(
+    seconds, strategy="allreduce", workers=2, execution="native", place=0, **changes
+):
     return [
-        run(strategy, workers, t, execution, repetition=r, run_order=10 * r + place, **changes)
+        run(
+            strategy,
+            workers,
+            t,
+            execution,
+            repetition=r,
+            run_order=10 * r + place,
+            **changes,
+        )
         for r, t in enumerate(seconds)
     ]
 
@@ -34,7 +44,15 @@ def test_steady_study_with_enough_runs_has_no_findings(study):
 
 
 def test_one_and_few_runs_are_warnings(study):
-    found = findings(study(rows=[*repeated([1.0]), *repeated(steady(3), workers=4), *repeated(steady(5), workers=8)]))
+    found = findings(
+        study(
+            rows=[
+                *repeated([1.0]),
+                *repeated(steady(3), workers=4),
+                *repeated(steady(5), workers=8),
+            ]
+        )
+    )
     assert [(one.severity, one.where) for one in found if one.rule == "few-runs"] == [
         ("warning", "allreduce at 2 workers (native mpi)"),
         ("warning", "allreduce at 4 workers (native mpi)"),
@@ -44,7 +62,10 @@ def test_one_and_few_runs_are_warnings(study):
 
 
 def test_virtual_repetitions_are_not_judged_like_runs(study):
-    rows = [*repeated([1.0, 2.0, 9.0], execution="virtual"), *repeated([1.0] * 3, "epoch_average", execution="virtual")]
+    rows = [
+        *repeated([1.0, 2.0, 9.0], execution="virtual"),
+        *repeated([1.0] * 3, "epoch_average", execution="virtual"),
+    ]
     found = findings(study(rows=rows))
     assert {one.rule for one in found} <= {"virtual-error", "unsettled", "few-runs"}
     (few,) = [one for one in found if one.rule == "few-runs"]
@@ -53,25 +74,40 @@ def test_virtual_repetitions_are_not_judged_like_runs(study):
 
 
 def test_spread_names_the_widest_cell(study):
-    rows = [*repeated([1.0, 1.2, 1.4, 1.1, 1.3]), *repeated([1.0, 2.0, 3.0, 1.5, 2.5], workers=4)]
+    rows = [
+        *repeated([1.0, 1.2, 1.4, 1.1, 1.3]),
+        *repeated([1.0, 2.0, 3.0, 1.5, 2.5], workers=4),
+    ]
     found = rules(study(rows=rows))["spread"]
     assert found.severity == "warning"
     assert found.where == "allreduce at 2, 4 workers (native mpi)"
-    assert re.match(r".*2 of 2 native cells .* 10 %.*\(allreduce at 4 workers", found.what)
-    (alone,) = [one for one in findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3]))) if one.rule == "spread"]
+    assert re.match(
+        r".*2 of 2 native cells .* 10 %.*\(allreduce at 4 workers", found.what
+    )
+    (alone,) = [
+        one
+        for one in findings(study(rows=repeated([1.0, 1.2, 1.4, 1.1, 1.3])))
+        if one.rule == "spread"
+    ]
     assert re.match(r"the times of 1 of 1 native cell .* 10 %", alone.what)
     assert "spread" not in rules(study(rows=repeated(steady(5))))
 
 
 def test_odd_run_that_moves_the_mean_is_found(study):
     seconds = [1.0, 1.001, 1.002, 1.003, 1.004, 1.005, 1.006, 1.2]
-    assert rules(study(rows=repeated(seconds)))["odd-runs"].where == "allreduce at 2 workers (native mpi)"
+    assert (
+        rules(study(rows=repeated(seconds)))["odd-runs"].where
+        == "allreduce at 2 workers (native mpi)"
+    )
     assert "odd-runs" not in rules(study(rows=repeated(seconds[:-1])))
 
 
 def test_two_groups_in_a_cell_are_found(study):
     rows = repeated([1.0, 1.3, 1.001, 1.301, 1.002, 1.302, 1.003, 1.303])
-    assert rules(study(rows=rows))["two-groups"].where == "allreduce at 2 workers (native mpi)"
+    assert (
+        rules(study(rows=rows))["two-groups"].where
+        == "allreduce at 2 workers (native mpi)"
+    )
     assert "two-groups" not in rules(study(rows=repeated(steady(8, 0.1))))
 
 
@@ -80,11 +116,16 @@ def test_drift_is_found_with_its_size(study):
     for place, workers in enumerate((1, 2, 4, 8)):
         noise = steady(4, 0.001, seed=workers)
         rows += repeated(
-            [t * math.exp(0.01 * (10 * r + place)) for r, t in enumerate(noise)], workers=workers, place=place
+            [t * math.exp(0.01 * (10 * r + place)) for r, t in enumerate(noise)],
+            workers=workers,
+            place=place,
         )
     found = rules(study(rows=rows))["drift"]
     assert "+39 %" in found.what  # exp(0.01 x 33)
-    still = [row.model_copy(update={"train_s": 1.0 + 0.001 * (n % 3)}) for n, row in enumerate(rows)]
+    still = [
+        row.model_copy(update={"train_s": 1.0 + 0.001 * (n % 3)})
+        for n, row in enumerate(rows)
+    ]
     assert "drift" not in rules(study(rows=still))
 
 
@@ -92,27 +133,50 @@ def checked(factor):
     rows = []
     for workers in (1, 2, 4, 8):
         rows += repeated(steady(5, 0.001), workers=workers)
-        rows += repeated([factor * t for t in steady(5, 0.001)], workers=workers, execution="virtual")
+        rows += repeated(
+            [factor * t for t in steady(5, 0.001)], workers=workers, execution="virtual"
+        )
     return rows
 
 
 def test_unchecked_or_wrong_simulation_is_found(study):
-    assert rules(study(rows=repeated(steady(5), execution="virtual")))["virtual-error"].severity == "note"
-    other = [row.model_copy(update={"cluster": "juwels"}) for row in repeated(steady(5), execution="virtual")]
-    assert rules(study(rows=other))["virtual-error"].fix.startswith("quote them as virtual times")
+    assert (
+        rules(study(rows=repeated(steady(5), execution="virtual")))[
+            "virtual-error"
+        ].severity
+        == "note"
+    )
+    other = [
+        row.model_copy(update={"cluster": "juwels"})
+        for row in repeated(steady(5), execution="virtual")
+    ]
+    assert rules(study(rows=other))["virtual-error"].fix.startswith(
+        "quote them as virtual times"
+    )
     far = rules(study(rows=checked(1.4)))["virtual-error"]
     assert far.severity == "warning"
     assert "by 40 %" in far.what
     assert "virtual-error" not in rules(study(rows=checked(1.05)))
     assert "virtual-error" not in rules(study(rows=checked(1.14)))
     assert "by 16 %" in rules(study(rows=checked(1.16)))["virtual-error"].what
-    assert "a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
+    assert (
+        "a factor of 3.1 (" in rules(study(rows=checked(1 / 3.1)))["virtual-error"].what
+    )
 
 
 def test_unsettled_is_a_difference_within_its_interval(study):
-    rows = [*repeated([1.10, 0.98, 1.07, 0.99, 1.06]), *repeated([1.0] * 5, "epoch_average", place=1)]
-    assert rules(study(rows=rows))["unsettled"].where == "epoch_average at 2 workers (native mpi)"
-    rows = [*repeated([1.5, 1.51, 1.49, 1.5, 1.52]), *repeated([1.0] * 5, "epoch_average", place=1)]
+    rows = [
+        *repeated([1.10, 0.98, 1.07, 0.99, 1.06]),
+        *repeated([1.0] * 5, "epoch_average", place=1),
+    ]
+    assert (
+        rules(study(rows=rows))["unsettled"].where
+        == "epoch_average at 2 workers (native mpi)"
+    )
+    rows = [
+        *repeated([1.5, 1.51, 1.49, 1.5, 1.52]),
+        *repeated([1.0] * 5, "epoch_average", place=1),
+    ]
     assert "unsettled" not in rules(study(rows=rows))
 
 

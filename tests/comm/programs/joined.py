@@ -21,7 +21,14 @@ for _ in range(2):
     with engine.connect(Place(WORLD, WallClock(), one_node=True)) as comm:
         mean = torch.full((5,), float(comm.rank), device=device)
         comm.allreduce_(mean, "mean")
-        runs.append({"engine": comm.engine, "rank": comm.rank, "size": comm.size, "mean": mean.tolist()})
+        runs.append(
+            {
+                "engine": comm.engine,
+                "rank": comm.rank,
+                "size": comm.size,
+                "mean": mean.tolist(),
+            }
+        )
 told = WORLD.gather(runs)
 if told is not None:
     print(json.dumps(told), flush=True)

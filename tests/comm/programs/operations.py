@@ -45,7 +45,12 @@ def check_operations(engine, comm, clock):
     def mine(dtype=torch.float64):
         return torch.from_numpy(values(rank)).to(dtype)
 
-    reduced = {"sum": every.sum(0), "mean": every.mean(0), "max": every.max(0), "min": every.min(0)}
+    reduced = {
+        "sum": every.sum(0),
+        "mean": every.mean(0),
+        "max": every.max(0),
+        "min": every.min(0),
+    }
     weights = np.arange(1, size + 1, dtype=float)
 
     # allreduce: operations, weights, dtypes, the wire
@@ -59,15 +64,28 @@ def check_operations(engine, comm, clock):
         request.wait()
         assert request.done()
         expect(f"iallreduce {op}", tensor, wanted)
-    comm.share_bytes = 800  # 1001 numbers then go in pieces of 100 for each rank, the last one shorter
+    comm.share_bytes = (
+        800  # 1001 numbers then go in pieces of 100 for each rank, the last one shorter
+    )
     tensor = mine()
     comm.allreduce_(tensor, "mean")
     expect("mean in pieces", tensor, reduced["mean"])
     weighted_mean = (weights[:, None] * every).sum(0) / weights.sum()
-    for weight, wanted in ((None, reduced["mean"]), (float(weights[rank]), weighted_mean)):
-        several = [mine()[:3].clone(), mine(), 2 * mine()]  # the first one whole, the others in pieces
+    for weight, wanted in (
+        (None, reduced["mean"]),
+        (float(weights[rank]), weighted_mean),
+    ):
+        several = [
+            mine()[:3].clone(),
+            mine(),
+            2 * mine(),
+        ]  # the first one whole, the others in pieces
         comm.mean_(several, weight)
-        expect("mean of several", torch.cat(several), np.concatenate([wanted[:3], wanted, 2 * wanted]))
+        expect(
+            "mean of several",
+            torch.cat(several),
+            np.concatenate([wanted[:3], wanted, 2 * wanted]),
+        )
     del comm.share_bytes
     tensor = mine()
     comm.allreduce_(tensor, "mean", weight=float(weights[rank]))
@@ -77,7 +95,10 @@ def check_operations(engine, comm, clock):
         if engine == "horovod" and wire == "bfloat16":
             continue
         equal = torch.full((5,), 1e-6, dtype=torch.float64)
-        for average in (comm.allreduce_, lambda *args, **named: comm.iallreduce_(*args, **named).wait()):
+        for average in (
+            comm.allreduce_,
+            lambda *args, **named: comm.iallreduce_(*args, **named).wait(),
+        ):
             tensor = equal.clone()
             average(tensor, "mean", weight=float(exact[rank]), wire=wire)
             expect(f"weighted mean by {wire}", tensor, equal.numpy(), tolerance * 1e-6)
@@ -87,7 +108,10 @@ def check_operations(engine, comm, clock):
     tensor = mine(torch.float32)
     comm.allreduce_(tensor, "mean")
     expect("float32", tensor, reduced["mean"], 1e-6)
-    for dtype, tolerance in ((torch.float16, 3e-3), (torch.bfloat16, 2e-2)):  # a few units of the last place
+    for dtype, tolerance in (
+        (torch.float16, 3e-3),
+        (torch.bfloat16, 2e-2),
+    ):  # a few units of the last place
         if engine == "horovod" and dtype is torch.bfloat16:
             for attempt in (comm.allreduce_, comm.iallreduce_):
                 try:
@@ -142,13 +166,22 @@ def check_operations(engine, comm, clock):
         expect("linear reduce", tensor, in_order if rank == master else values(rank), 0)
         tensor = mine()
         comm.reduce_(tensor, master, "mean", linear=True)
-        expect("linear mean", tensor, in_order / size if rank == master else values(rank), 0)
+        expect(
+            "linear mean",
+            tensor,
+            in_order / size if rank == master else values(rank),
+            0,
+        )
         comm.broadcast_(tensor, master, linear=True)
         expect("linear broadcast", tensor, in_order / size, 0)
 
     of_size = every[:, : 1000 // size * size]  # equal parts
     part = slice(rank * (1000 // size), (rank + 1) * (1000 // size))
-    for op, wanted in {"sum": of_size.sum(0), "mean": of_size.mean(0), "max": of_size.max(0)}.items():
+    for op, wanted in {
+        "sum": of_size.sum(0),
+        "mean": of_size.mean(0),
+        "max": of_size.max(0),
+    }.items():
         own = torch.empty(1000 // size, dtype=torch.float64)
         comm.reduce_scatter_(own, torch.from_numpy(of_size[rank].copy()), op)
         expect(f"reduce-scatter {op}", own, wanted[part])
@@ -157,16 +190,33 @@ def check_operations(engine, comm, clock):
     gathered = comm.allgather(mine())
     assert len(gathered) == size
     expect("allgather", torch.stack(gathered), every)
-    expect("allgather scalar", torch.stack(comm.allgather(torch.tensor(float(rank)))), np.arange(size))
-    expect("allgather combined", comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)), every.sum(0))
-    flying = [comm.iallgather_combined(times * mine(), lambda each: torch.stack(each).sum(0)) for times in (1, 2)]
+    expect(
+        "allgather scalar",
+        torch.stack(comm.allgather(torch.tensor(float(rank)))),
+        np.arange(size),
+    )
+    expect(
+        "allgather combined",
+        comm.allgather_combined(mine(), lambda each: torch.stack(each).sum(0)),
+        every.sum(0),
+    )
+    flying = [
+        comm.iallgather_combined(times * mine(), lambda each: torch.stack(each).sum(0))
+        for times in (1, 2)
+    ]
     expect("second allgather in flight", flying[1].result(), 2 * every.sum(0))
     expect("first allgather in flight", flying[0].result(), every.sum(0))
-    expect("once", torch.tensor(comm.cached(lambda: float(rank))), rank)  # nothing travels: each computes its own
-    give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]  # rank 0 gives itself nothing
+    expect(
+        "once", torch.tensor(comm.cached(lambda: float(rank))), rank
+    )  # nothing travels: each computes its own
+    give = [
+        torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)
+    ]  # rank 0 gives itself nothing
     got = comm.alltoallv(give)
     for source, tensor in enumerate(got):
-        expect("alltoallv", tensor, np.full((source + 2 * rank, 3), 10.0 * source + rank))
+        expect(
+            "alltoallv", tensor, np.full((source + 2 * rank, 3), 10.0 * source + rank)
+        )
     labels = comm.alltoallv([torch.full((to,), rank) for to in range(size)])
     for source, tensor in enumerate(labels):
         assert tensor.dtype == torch.int64
@@ -198,14 +248,20 @@ def check_operations(engine, comm, clock):
         if size & (size - 1) == 0:
             tensor = torch.tensor([float(rank + 1)])
             comm.merge_(tensor, lambda a, b: a.mul_(10).add_(b))
-            expect("merge", tensor, [{1: 1, 2: 12, 4: 154}[size]])  # ((1, 2), (3, 4)): 10 * 12 + 34
+            expect(
+                "merge", tensor, [{1: 1, 2: 12, 4: 154}[size]]
+            )  # ((1, 2), (3, 4)): 10 * 12 + 34
     except EngineError as error:
         lacks.append(str(error))
 
     # nothing so far was counted, for the clock did not run
     assert (comm.collectives, comm.bytes_sent) == (0, 0)
     assert not any(
-        (*comm.event_log.collectives.values(), *comm.event_log.sent.values(), *comm.event_log.received.values())
+        (
+            *comm.event_log.collectives.values(),
+            *comm.event_log.sent.values(),
+            *comm.event_log.received.values(),
+        )
     )
     clock.start()
     comm.allreduce_(torch.ones(10))
@@ -217,14 +273,20 @@ def check_operations(engine, comm, clock):
     comm.allgather(torch.ones(2))
     comm.iallgather_combined(torch.ones(3), lambda each: each[0]).result()
     assert comm.collectives == comm.calls == 6, (comm.collectives, comm.calls)
-    assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8 + 12, comm.bytes_sent
+    assert comm.bytes_sent == 40 + 20 + (20 if rank == 0 else 0) + 40 + 8 + 12, (
+        comm.bytes_sent
+    )
     before = comm.bytes_sent
     comm.reduce_(torch.ones(10), 0, linear=True)  # each to the root
     comm.broadcast_(torch.ones(10), 0, linear=True)  # the root to each
     clock.did(Task.OTHER)
     assert comm.collectives == 8, comm.collectives
-    assert comm.calls == (8 if engine == "horovod" else 6), comm.calls  # the others send messages
-    assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), comm.bytes_sent
+    assert comm.calls == (8 if engine == "horovod" else 6), (
+        comm.calls
+    )  # the others send messages
+    assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), (
+        comm.bytes_sent
+    )
     met = np.frombuffer(comm.event_log.collectives[()]).reshape(-1, 3)
     assert len(met) == 8, met
     assert (np.diff(met, axis=1) >= 0).all()  # came, stood still, left
@@ -252,16 +314,30 @@ def check_operations(engine, comm, clock):
 
     weighted = {"weight": float(rank + 1), "wire": "float16"}
     assert calls_of(lambda: comm.allreduce_(torch.ones(10), "mean", **weighted)) == 1
-    assert calls_of(lambda: comm.iallreduce_(torch.ones(10), "mean", **weighted).wait()) == 1
+    assert (
+        calls_of(lambda: comm.iallreduce_(torch.ones(10), "mean", **weighted).wait())
+        == 1
+    )
     comm.share_bytes = 800
     pieces = 2 if engine == "gloo" else -(-1001 // (100 * size))
     assert calls_of(lambda: comm.allreduce_(mine(), "mean")) == pieces
-    assert calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == pieces  # the first takes the weight along
-    assert calls_of(lambda: comm.mean_([torch.ones(3), mine(), mine()], 1.0)) == 1 + 2 * pieces
-    large = torch.full(((1 << 20) // 2 // size + 1,), rank + 1.0)  # one more than MPI gathers at once
-    assert calls_of(lambda: comm.allreduce_(large, wire="float16")) == (2 if engine == "mpi" else 1)
+    assert (
+        calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == pieces
+    )  # the first takes the weight along
+    assert (
+        calls_of(lambda: comm.mean_([torch.ones(3), mine(), mine()], 1.0))
+        == 1 + 2 * pieces
+    )
+    large = torch.full(
+        ((1 << 20) // 2 // size + 1,), rank + 1.0
+    )  # one more than MPI gathers at once
+    assert calls_of(lambda: comm.allreduce_(large, wire="float16")) == (
+        2 if engine == "mpi" else 1
+    )
     expect("many halves", large, np.full(len(large), size * (size + 1) / 2), 0)
-    assert calls_of(lambda: comm.alltoallv([mine()] * size)) == (1 if engine == "horovod" else 2)
+    assert calls_of(lambda: comm.alltoallv([mine()] * size)) == (
+        1 if engine == "horovod" else 2
+    )
     comm.count(8)
     assert comm.calls is None  # by something else, which did not tell
 

@@ -22,7 +22,8 @@ comm = MpiCommunicator(WORLD, clock)
 rank, size = comm.rank, comm.size
 found = {}
 
-# Every worker adds its rank + 1 to each element ten times: whatever the order, nothing may be lost.
+# Every worker adds its rank + 1 to each element ten times: whatever the order, nothing
+# may be lost.
 ROUNDS = 10
 state = OneSidedState(comm, torch.full((1000,), 0.5, dtype=torch.float64))
 clock.start()
@@ -106,7 +107,10 @@ workers_comm = MpiCommunicator(workers_mpi, clock)
 
 
 def means(server):
-    return [server.request(torch.full((4,), float(rank + step)))[0].item() for step in range(3)]
+    return [
+        server.request(torch.full((4,), float(rank + step)))[0].item()
+        for step in range(3)
+    ]
 
 
 def tickets(server):
@@ -121,7 +125,9 @@ def tickets(server):
 answers = WORLD.gather(with_server(Together(size - 1), means))
 if rank == 0:
     middle = (size - 2) / 2
-    assert all(each == [middle, middle + 1, middle + 2] for each in answers[:-1]), answers
+    assert all(each == [middle, middle + 1, middle + 2] for each in answers[:-1]), (
+        answers
+    )
     found["handled"] = answers[-1]
 WORLD.Barrier()
 answers = WORLD.gather(with_server(Ticket(), tickets))
@@ -129,7 +135,8 @@ if rank == 0:
     found["tickets"] = answers[:-1]
 
 
-# A worker that receives its reply late: the others are served, and the server still calls beat.
+# A worker that receives its reply late: the others are served, and the server still
+# calls beat.
 def beats_until_taken(server):
     if rank:
         workers_mpi.recv(source=0)
@@ -137,12 +144,17 @@ def beats_until_taken(server):
             server.request(torch.empty(0))
         workers_mpi.send("served", 0)
         return None
-    WORLD.Send(torch.empty(0).numpy(), size - 1, tag=3)  # asks, and does not look for the answer
+    WORLD.Send(
+        torch.empty(0).numpy(), size - 1, tag=3
+    )  # asks, and does not look for the answer
     deadline = time.monotonic() + 20
     found["served_meanwhile"] = 0
     for other in range(1, size - 1):
         workers_mpi.send("asked", other)
-        while not (served := workers_mpi.iprobe(source=other)) and time.monotonic() < deadline:
+        while (
+            not (served := workers_mpi.iprobe(source=other))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         found["served_meanwhile"] += served
     started = heard = 0
@@ -173,7 +185,9 @@ if rank == size - 1:
     except RunError as error:
         WORLD.send(str(error), 0, tag=9)
     for worker in range(size - 1):
-        WORLD.Send(torch.zeros(1).numpy(), worker, tag=4)  # what the rule would not send
+        WORLD.Send(
+            torch.zeros(1).numpy(), worker, tag=4
+        )  # what the rule would not send
 else:
     RankServer(workers_comm, WORLD, Deaf()).request(torch.zeros(1))
 if rank == 0:

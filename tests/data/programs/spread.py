@@ -25,7 +25,9 @@ ARRAYS = [
     np.array([f"row {i}" for i in range(ROWS)]),
     np.arange(2 * ROWS).reshape(ROWS, 2) % 3 == 0,
     np.zeros((ROWS, 0)),
-    np.array([(i, i / 3) for i in range(ROWS)], dtype=[("number", "i8"), ("third", "f4")]),
+    np.array(
+        [(i, i / 3) for i in range(ROWS)], dtype=[("number", "i8"), ("third", "f4")]
+    ),
     np.arange(4 * ROWS, dtype="f4").reshape(4, ROWS).T,  # columns lie together
 ]
 counts = {}
@@ -61,7 +63,10 @@ def refused(said, act, kind=DataError):
 
 
 def operations(array, layout):
-    whole, spread = DsTensor(array.copy(), layout), DsTensor.from_array(array.copy(), layout, comm=COMM)
+    whole, spread = (
+        DsTensor(array.copy(), layout),
+        DsTensor.from_array(array.copy(), layout, comm=COMM),
+    )
     same(spread, whole)
     assert not np.shares_memory(spread.array, array)
     for how in SHUFFLES:
@@ -73,9 +78,18 @@ def operations(array, layout):
     for other in ((2, 2), [0, 9, ROWS - 9, 0, 0]):
         same(spread.rechunk(other), whole.rechunk(other))
     other = DsTensor(array[5:].copy(), 4), DsTensor(array[5:].copy(), 4, comm=COMM)
-    same(DsTensor.concatenate([spread, other[1], spread]), DsTensor.concatenate([whole, other[0], whole]))
-    same(spread.map(lambda block: block[: len(block) // 2]), whole.map(lambda block: block[: len(block) // 2]))
-    same(spread.map(lambda block: np.stack([block, block], 1)), whole.map(lambda block: np.stack([block, block], 1)))
+    same(
+        DsTensor.concatenate([spread, other[1], spread]),
+        DsTensor.concatenate([whole, other[0], whole]),
+    )
+    same(
+        spread.map(lambda block: block[: len(block) // 2]),
+        whole.map(lambda block: block[: len(block) // 2]),
+    )
+    same(
+        spread.map(lambda block: np.stack([block, block], 1)),
+        whole.map(lambda block: np.stack([block, block], 1)),
+    )
     collected = spread.collect()
     assert collected.dtype == array.dtype
     assert collected.tobytes() == array.tobytes()
@@ -103,7 +117,9 @@ def files(folder):
             file.create_dataset("packed", data=array, chunks=(5, 3), compression="gzip")
     WORLD.Barrier()
     for layout in (None, HOLD):
-        blocks = min(SIZE, ROWS) if layout is None else layout  # by default one for each rank
+        blocks = (
+            min(SIZE, ROWS) if layout is None else layout
+        )  # by default one for each rank
         whole = DsTensor(array, blocks)
         for made in (
             DsTensor.from_npy(folder / "x.npy", layout, comm=COMM),
@@ -113,9 +129,15 @@ def files(folder):
         ):
             same(made, whole)
             assert not isinstance(made.array, np.memmap)
-    mine = folder / ("x.npy" if RANK == 0 else "missing.npy")  # as where a node does not see the folder
-    refused("missing.npy: not a readable .npy", lambda: DsTensor.from_npy(mine, comm=COMM))
-    refused("no data set 'z'", lambda: DsTensor.from_hdf5(folder / "x.h5", "z", comm=COMM))
+    mine = folder / (
+        "x.npy" if RANK == 0 else "missing.npy"
+    )  # as where a node does not see the folder
+    refused(
+        "missing.npy: not a readable .npy", lambda: DsTensor.from_npy(mine, comm=COMM)
+    )
+    refused(
+        "no data set 'z'", lambda: DsTensor.from_hdf5(folder / "x.h5", "z", comm=COMM)
+    )
 
 
 def types_of_results():
@@ -130,7 +152,9 @@ def types_of_results():
         same(spread.map(function), whole.map(function))
     joined = [DsTensor(np.arange(4), 2), DsTensor(np.arange(3) / 2, 1)]
     same(
-        DsTensor.concatenate([DsTensor(each.array, each.n_blocks, comm=COMM) for each in joined]),
+        DsTensor.concatenate(
+            [DsTensor(each.array, each.n_blocks, comm=COMM) for each in joined]
+        ),
         DsTensor.concatenate(joined),
     )
 
@@ -143,18 +167,37 @@ def bad_input():
     refused("single number", lambda: DsTensor(np.array(1.0), 1, comm=COMM))
     refused("single number", lambda: tensor.map(lambda block: block.sum()))
     wide = DsTensor(np.arange(4), [1, 3], COMM)
-    refused("cannot join rows of shapes (1,) and (3,)", lambda: wide.map(lambda block: block[None]))
-    refused("Python objects (object) cannot travel", lambda: DsTensor(np.array([{}, {}]), 1, comm=COMM))
+    refused(
+        "cannot join rows of shapes (1,) and (3,)",
+        lambda: wide.map(lambda block: block[None]),
+    )
+    refused(
+        "Python objects (object) cannot travel",
+        lambda: DsTensor(np.array([{}, {}]), 1, comm=COMM),
+    )
     refused("out of bounds", lambda: tensor[ROWS], IndexError)
     refused("out of bounds", lambda: tensor.rows(np.array([0, ROWS])), IndexError)
-    refused("expected one comm", lambda: DsTensor.concatenate([tensor, DsTensor(np.arange(3))]))
-    refused("expected a communicator of scalebench", lambda: DsTensor(np.arange(3), comm=WORLD))
+    refused(
+        "expected one comm",
+        lambda: DsTensor.concatenate([tensor, DsTensor(np.arange(3))]),
+    )
+    refused(
+        "expected a communicator of scalebench",
+        lambda: DsTensor(np.arange(3), comm=WORLD),
+    )
     background = (RANK + 1) % SIZE
     refused("is on rank", lambda: tensor.block(background), IndexError)
     # one rank alone gives another input, or fails: all of them end, and say who
     last = SIZE - 1
-    refused("rank 0 has", lambda: DsTensor(np.arange(ROWS + (last == RANK)), 2, comm=COMM))
-    refused("rank 0 has", lambda: DsTensor(np.arange(ROWS, dtype="f4" if last == RANK else "i4"), 2, comm=COMM))
+    refused(
+        "rank 0 has", lambda: DsTensor(np.arange(ROWS + (last == RANK)), 2, comm=COMM)
+    )
+    refused(
+        "rank 0 has",
+        lambda: DsTensor(
+            np.arange(ROWS, dtype="f4" if last == RANK else "i4"), 2, comm=COMM
+        ),
+    )
     refused("rank 0 has", lambda: tensor.shuffle("global", RANK))
     refused("the ranks do not ask for the same", lambda: tensor.shuffle("global", None))
     refused("rank 0 has", lambda: tensor.rechunk(2 + (last == RANK)))

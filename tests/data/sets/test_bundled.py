@@ -32,7 +32,9 @@ def test_sizes(name, n_train, n_test, features, outputs):
 def test_digits_lie_between_0_and_1_with_a_stratified_test_part():
     made = build("digits")
     assert (made.x_train.min(), made.x_train.max()) == (0, 1)
-    shares = np.bincount(made.y_test) / np.bincount(np.concatenate([made.y_train, made.y_test]))
+    shares = np.bincount(made.y_test) / np.bincount(
+        np.concatenate([made.y_train, made.y_test])
+    )
     assert np.abs(shares - 0.2).max() < 0.01
 
 
@@ -62,7 +64,9 @@ def test_training_has_no_shifted_copy_of_a_test_image():
 @pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
 def test_features_are_standardised_by_the_training_part(name):
     made = build(name)
-    assert np.abs(made.x_train.mean(axis=0, dtype=float)).max() < 1e-6  # float32 rounding of a sum to zero
+    assert (
+        np.abs(made.x_train.mean(axis=0, dtype=float)).max() < 1e-6
+    )  # float32 rounding of a sum to zero
     assert np.abs(made.x_train.std(axis=0, dtype=float) - 1).max() < 1e-6
     assert np.abs(made.x_test.mean(axis=0, dtype=float)).max() > 1e-3
     if name == "diabetes":

@@ -24,17 +24,23 @@ def write_binary10(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*TRAIN10, "test_batch"]):
         labels = ((np.arange(ROWS) + number) % 10).astype(np.uint8)[:, None]
-        (folder / f"{name}.bin").write_bytes(np.hstack([labels, images(number)]).tobytes())
+        (folder / f"{name}.bin").write_bytes(
+            np.hstack([labels, images(number)]).tobytes()
+        )
 
 
 def write_python10(folder, dump):
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate([*TRAIN10, "test_batch"]):
-        (folder / name).write_bytes(dump(images(number), [(row + number) % 10 for row in range(ROWS)]))
+        (folder / name).write_bytes(
+            dump(images(number), [(row + number) % 10 for row in range(ROWS)])
+        )
 
 
 def python3_pickle(data, labels):
-    return pickle.dumps({"data": data, "labels": labels, "filenames": ["a.png"] * ROWS}, protocol=2)
+    return pickle.dumps(
+        {"data": data, "labels": labels, "filenames": ["a.png"] * ROWS}, protocol=2
+    )
 
 
 def python2_pickle(data, labels):
@@ -53,7 +59,9 @@ def python2_pickle(data, labels):
 
 
 def load(tmp_path, dataset="cifar10"):
-    training = Training.model_validate({"dataset": dataset, "data_dir": tmp_path / "data"})
+    training = Training.model_validate(
+        {"dataset": dataset, "data_dir": tmp_path / "data"}
+    )
     return open_dataset(prepare(training, 1, tmp_path / "cache"))
 
 
@@ -78,15 +86,23 @@ def test_python_version(tmp_path, dump):
     check_contents(load(tmp_path))
 
 
-@pytest.mark.parametrize(("labels", "outputs", "expected"), [("fine", 100, [7, 99]), ("coarse", 20, [3, 19])])
+@pytest.mark.parametrize(
+    ("labels", "outputs", "expected"), [("fine", 100, [7, 99]), ("coarse", 20, [3, 19])]
+)
 @pytest.mark.parametrize("version", ["binary", "python"])
 def test_cifar100_has_two_kinds_of_labels(tmp_path, version, labels, outputs, expected):
-    coarse, fine, pixels = np.array([[3], [19]], np.uint8), np.array([[7], [99]], np.uint8), images(0)[:2]
+    coarse, fine, pixels = (
+        np.array([[3], [19]], np.uint8),
+        np.array([[7], [99]], np.uint8),
+        images(0)[:2],
+    )
     folder = tmp_path / "data" / f"cifar-100-{version}"
     folder.mkdir(parents=True)
     for name in ("train", "test"):
         if version == "binary":
-            (folder / f"{name}.bin").write_bytes(np.hstack([coarse, fine, pixels]).tobytes())
+            (folder / f"{name}.bin").write_bytes(
+                np.hstack([coarse, fine, pixels]).tobytes()
+            )
         else:
             table = {"data": pixels, "coarse_labels": [3, 19], "fine_labels": [7, 99]}
             (folder / name).write_bytes(pickle.dumps(table, protocol=2))
@@ -116,10 +132,13 @@ def test_pickle_with_code_is_refused(tmp_path, harm):
     extra = {"system": Harmful(marker), "eval": Evaluates(), "nested": 0}[harm]
     write_python10(
         tmp_path / "data",
-        lambda _, labels: pickle.dumps({"data": data, "labels": labels, "extra": extra}, protocol=2),
+        lambda _, labels: pickle.dumps(
+            {"data": data, "labels": labels, "extra": extra}, protocol=2
+        ),
     )
     with pytest.raises(
-        DataError, match=r"data_batch_1: refused or corrupt pickle .*asks for (posix\.mkdir|__builtin__\.eval)"
+        DataError,
+        match=r"data_batch_1: refused or corrupt pickle .*asks for (posix\.mkdir|__builtin__\.eval)",
     ):
         load(tmp_path)
     assert not marker.exists()
@@ -132,9 +151,18 @@ def test_pickle_with_code_is_refused(tmp_path, harm):
         (b"\x80\x02}(", "refused or corrupt pickle"),
         (pickle.dumps([1]), "holds list, expected a dictionary"),
         (pickle.dumps({"data": 1}), "holds data; expected data and labels"),
-        (pickle.dumps({"data": images(0), "labels": [1]}), r"expected uint8 \(1, 3072\)"),
-        (pickle.dumps({"data": images(0) / 1.0, "labels": [1] * ROWS}), "data is float64"),
-        (pickle.dumps({"data": images(0), "labels": ["cat"] * ROWS}), "not whole numbers"),
+        (
+            pickle.dumps({"data": images(0), "labels": [1]}),
+            r"expected uint8 \(1, 3072\)",
+        ),
+        (
+            pickle.dumps({"data": images(0) / 1.0, "labels": [1] * ROWS}),
+            "data is float64",
+        ),
+        (
+            pickle.dumps({"data": images(0), "labels": ["cat"] * ROWS}),
+            "not whole numbers",
+        ),
     ],
 )
 def test_damaged_python_files(tmp_path, contents, message):
@@ -149,7 +177,9 @@ def test_damaged_binary_files(tmp_path):
     path = tmp_path / "data" / "data_batch_2.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
-    with pytest.raises(DataError, match=r"data_batch_2\.bin: 18428 bytes, expected a multiple of 3073"):
+    with pytest.raises(
+        DataError, match=r"data_batch_2\.bin: 18428 bytes, expected a multiple of 3073"
+    ):
         load(tmp_path)
     path.write_bytes(whole[:-3073])
     with pytest.raises(DataError, match=r"unequal length .*data_batch_2\.bin 5"):

@@ -17,11 +17,15 @@ def write(root):
         for name, colour in COLOURS.items():
             (root / part / name).mkdir(parents=True)
             for number in range(count):
-                Image.new("RGB", (32, 32), colour).save(root / part / name / f"{number}.png")
+                Image.new("RGB", (32, 32), colour).save(
+                    root / part / name / f"{number}.png"
+                )
 
 
 def load(tmp_path, **options):
-    training = Training.model_validate({"dataset": {"cinic10": options}, "data_dir": tmp_path / "data"})
+    training = Training.model_validate(
+        {"dataset": {"cinic10": options}, "data_dir": tmp_path / "data"}
+    )
     return open_dataset(prepare(training, 1, tmp_path / "cache"))
 
 
@@ -29,7 +33,10 @@ def load(tmp_path, **options):
 def test_folders_of_images(tmp_path, folder):
     write(tmp_path / "data" / folder)
     dataset = load(tmp_path)
-    assert (dataset.x_train.shape, dataset.x_test.shape) == ((10, 3, 32, 32), (2, 3, 32, 32))
+    assert (dataset.x_train.shape, dataset.x_test.shape) == (
+        (10, 3, 32, 32),
+        (2, 3, 32, 32),
+    )
     assert dataset.outputs == 2
     for image, label in zip(dataset.x_train, dataset.y_train, strict=True):
         assert image[label].min() == 1  # birds are red, cats are green
@@ -78,7 +85,10 @@ def damage_part(root):
         (damage_size, r"1\.png: 20x30 pixels, .* has 32x32; give the option resize"),
         (damage_file, r"1\.png: not a readable image"),
         (damage_class, r"class 'dog' is not in train, which has bird, cat"),
-        (damage_part, r"no images .*valid/CLASS/\*\.png .*https://doi\.org/10\.7488/ds/2448"),
+        (
+            damage_part,
+            r"no images .*valid/CLASS/\*\.png .*https://doi\.org/10\.7488/ds/2448",
+        ),
     ],
 )
 def test_damaged_folders(tmp_path, damage, message):

@@ -13,7 +13,10 @@ from scalebench.study.spec import Training
 
 
 def idx(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write(folder, spelling="{}-idx{}-ubyte", packed=False, side=28):
@@ -26,11 +29,15 @@ def write(folder, spelling="{}-idx{}-ubyte", packed=False, side=28):
         ):
             name = spelling.format(f"{stem}-{kind}", array.ndim)
             raw = idx(array)
-            (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(raw) if packed else raw)
+            (folder / (name + ".gz" * packed)).write_bytes(
+                gzip.compress(raw) if packed else raw
+            )
 
 
 def load(tmp_path):
-    training = Training.model_validate({"dataset": "mnist", "data_dir": tmp_path / "data"})
+    training = Training.model_validate(
+        {"dataset": "mnist", "data_dir": tmp_path / "data"}
+    )
     return open_dataset(prepare(training, 1, tmp_path / "cache"))
 
 
@@ -48,7 +55,9 @@ def test_published_files(tmp_path, folder, spelling, packed):
     assert dataset.x_train.shape == (30, 1, 28, 28)
     assert dataset.x_test.shape == (10, 1, 28, 28)
     first = np.random.default_rng(0).integers(0, 256, (30, 28, 28))[0]
-    assert np.array_equal(dataset.x_train[0, 0], (first / np.float32(255)).astype(np.float32))
+    assert np.array_equal(
+        dataset.x_train[0, 0], (first / np.float32(255)).astype(np.float32)
+    )
     assert dataset.y_train.tolist() == [row % 10 for row in range(30)]
 
 
@@ -75,19 +84,45 @@ def test_no_folder(tmp_path):
     with pytest.raises(DataError, match=r"give --data-dir .* train-images-idx3-ubyte"):
         prepare(Training.model_validate({"dataset": "mnist"}), 1, tmp_path)
     with pytest.raises(DataError, match="no folder .*nowhere; give --data-dir"):  # noqa: RUF043
-        prepare(Training.model_validate({"dataset": "mnist", "data_dir": tmp_path / "nowhere"}), 1, tmp_path)
+        prepare(
+            Training.model_validate(
+                {"dataset": "mnist", "data_dir": tmp_path / "nowhere"}
+            ),
+            1,
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("train-images-idx3-ubyte", lambda raw: raw[:-1], r"expected 23536 for \(30, 28, 28\)"),
+        (
+            "train-images-idx3-ubyte",
+            lambda raw: raw[:-1],
+            r"expected 23536 for \(30, 28, 28\)",
+        ),
         ("train-images-idx3-ubyte", lambda raw: raw + b"\0", "expected 23536"),
-        ("train-labels-idx1-ubyte", lambda raw: b"<html>" + raw, "begins with 3c68746d, expected 00000801"),
-        ("t10k-images-idx3-ubyte", lambda raw: raw[:9], "9 bytes, shorter than its header of 16"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda raw: b"<html>" + raw,
+            "begins with 3c68746d, expected 00000801",
+        ),
+        (
+            "t10k-images-idx3-ubyte",
+            lambda raw: raw[:9],
+            "9 bytes, shorter than its header of 16",
+        ),
         ("t10k-labels-idx1-ubyte", lambda raw: b"", "begins with , expected 00000801"),
-        ("train-labels-idx1-ubyte", lambda raw: raw[:-1] + b"\x0b", "row 29 has label 11, expected 0 to 9"),
-        ("train-labels-idx1-ubyte", lambda raw: idx(np.zeros(29)), "30 samples but 29 targets"),
+        (
+            "train-labels-idx1-ubyte",
+            lambda raw: raw[:-1] + b"\x0b",
+            "row 29 has label 11, expected 0 to 9",
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            lambda raw: idx(np.zeros(29)),
+            "30 samples but 29 targets",
+        ),
     ],
 )
 def test_damaged_files(tmp_path, name, damage, message):
@@ -100,11 +135,18 @@ def test_damaged_files(tmp_path, name, damage, message):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda raw: raw[:-20], lambda raw: raw[:40] + b"junk" + raw[44:], lambda raw: b"no"]
+    "damage",
+    [
+        lambda raw: raw[:-20],
+        lambda raw: raw[:40] + b"junk" + raw[44:],
+        lambda raw: b"no",
+    ],
 )
 def test_damaged_gzip(tmp_path, damage):
     write(tmp_path / "data", packed=True)
     path = tmp_path / "data" / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: cannot be read .* get it again"):
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte.gz: cannot be read .* get it again"
+    ):
         load(tmp_path)

@@ -22,7 +22,9 @@ def test_row_does_not_depend_on_the_number_of_rows(kind):
     assert np.array_equal(large.x_train[:1111], small.x_train)
     assert np.array_equal(large.y_train[:1111], small.y_train)
     assert np.array_equal(large.x_test, small.x_test)
-    assert not np.array_equal(build(n_train=1111, **options, seed=1).x_train, small.x_train)
+    assert not np.array_equal(
+        build(n_train=1111, **options, seed=1).x_train, small.x_train
+    )
 
 
 def test_chunks_and_parts_are_not_repeated():

@@ -1,7 +1,8 @@
 """Starts `scalebench` commands at once: everything heavy is imported, and each command is a fork of this process.
 
-Reads one JSON list per line, the folder and the arguments; answers with the command's process number, then with the
-exit code. A command that gets SIGUSR2 writes its stack into stack.txt and continues.
+Reads one JSON list per line, the folder and the arguments; answers with the command's
+process number, then with the exit code. A command that gets SIGUSR2 writes its stack
+into stack.txt and continues.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def main() -> None:
     import scalebench.launch.study_run
     from scalebench.cli.main import main as scalebench
 
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left once a command that ends has put its handlers back
+    signal.signal(
+        signal.SIGUSR2, signal.SIG_IGN
+    )  # what is left once a command that ends has put its handlers back
     for line in sys.stdin:
         folder, *arguments = json.loads(line)
         stack = os.open(f"{folder}/stack.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -33,7 +36,9 @@ def main() -> None:
             os.setpgid(0, 0)
             os.chdir(folder)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # a shell's background jobs ignore it
             output = os.open("printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)

@@ -13,7 +13,10 @@ class Mortal(torch.nn.Module):
     def __init__(self, inputs, outputs, rank, at, once):
         super().__init__()
         self.layers = torch.nn.Sequential(
-            torch.nn.Linear(inputs, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, outputs)
+            torch.nn.Linear(inputs, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(8, outputs),
         )
         self.rank, self.at, self.once = rank, at, once
         self.calls = 0

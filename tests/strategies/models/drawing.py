@@ -10,7 +10,11 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, inputs, outputs):
         super().__init__()
-        self.first, self.block, self.unused = nn.Linear(inputs, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.first, self.block, self.unused = (
+            nn.Linear(inputs, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 2),
+        )
         self.dropout, self.last = nn.Dropout(0.2), nn.Linear(6, outputs)
 
     def forward(self, x):

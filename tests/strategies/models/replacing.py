@@ -20,4 +20,9 @@ class RunningMean(nn.Module):
 
 
 def build(input_shape, outputs, replaces):
-    return nn.Sequential(nn.Linear(input_shape[0], 5), RunningMean(5, replaces), nn.ReLU(), nn.Linear(5, outputs))
+    return nn.Sequential(
+        nn.Linear(input_shape[0], 5),
+        RunningMean(5, replaces),
+        nn.ReLU(),
+        nn.Linear(5, outputs),
+    )

@@ -26,7 +26,15 @@ class Mean(nn.Module):
 def build(input_shape, outputs, width=8, heads=4):
     planes, side, _ = input_shape
     blocks = [
-        nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, "gelu", batch_first=True, norm_first=first)
+        nn.TransformerEncoderLayer(
+            width, heads, 2 * width, 0.0, "gelu", batch_first=True, norm_first=first
+        )
         for first in (True, False)
     ]
-    return nn.Sequential(Patches(planes, side, width), *blocks, nn.LayerNorm(width), Mean(), nn.Linear(width, outputs))
+    return nn.Sequential(
+        Patches(planes, side, width),
+        *blocks,
+        nn.LayerNorm(width),
+        Mean(),
+        nn.Linear(width, outputs),
+    )

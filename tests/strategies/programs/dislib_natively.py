@@ -1,6 +1,7 @@
 """Every rank of a launch: run the listed runs one after the other; workers merge in the order of their ranks.
 
-The argument is a folder with `runs.json` ([{"run", "data"}]); rank 0 writes each run's final weights.
+The argument is a folder with `runs.json` ([{"run", "data"}]); rank 0 writes each run's
+final weights.
 """
 
 import json
@@ -58,21 +59,32 @@ def main(folder):
         clock = WallClock()
         rounds = run.epochs // strategy.every
         states = []
-        with named(run.engine).connect(Place(MPI.COMM_WORLD, clock, one_node=True)) as comm:
+        with named(run.engine).connect(
+            Place(MPI.COMM_WORLD, clock, one_node=True)
+        ) as comm:
 
             def shared(initial, host, comm=comm, rounds=rounds, states=states):
                 states.append(OneSidedState(comm, initial))
                 return InTurn(states[0], MPI.COMM_WORLD, rounds)
 
             plan = BatchPlan.of(run, run.workers, run.seed, dataset)
-            replica = Replica(run, dataset, plan, comm, clock, shared=shared, workers_per_node=4)
+            replica = Replica(
+                run, dataset, plan, comm, clock, shared=shared, workers_per_node=4
+            )
             report = train(replica, strategy)
             final = evaluate(replica, strategy, dataset).final
             for state in states:
                 state.close()
-        places = MPI.COMM_WORLD.gather(sorted(map(int, report.histograms.get("merge_position", {}))))
+        places = MPI.COMM_WORLD.gather(
+            sorted(map(int, report.histograms.get("merge_position", {})))
+        )
         if MPI.COMM_WORLD.rank == 0:
-            np.savez(folder / f"{run.run_id}.npz", initial=replica.initial.numpy(), final=final.numpy(), places=places)
+            np.savez(
+                folder / f"{run.run_id}.npz",
+                initial=replica.initial.numpy(),
+                final=final.numpy(),
+                places=places,
+            )
 
 
 main(Path(sys.argv[1]))

@@ -1,6 +1,7 @@
 """Every rank of a launch: run the listed runs one after the other; rank 0 writes final weights and counts.
 
-The argument is a folder with `runs.json` ([{"run", "workers_per_node", "reference", "apart"}]) and `data.npz`.
+The argument is a folder with `runs.json` ([{"run", "workers_per_node", "reference",
+"apart"}]) and `data.npz`.
 """
 
 import json
@@ -15,7 +16,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-sys.path.insert(0, str(Path(__file__).parents[3]))  # the checkout, for the tests' own modules
+sys.path.insert(
+    0, str(Path(__file__).parents[3])
+)  # the checkout, for the tests' own modules
 
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
@@ -32,7 +35,9 @@ from scalebench.training.replica import Replica
 from tests.strategies import daso_case
 
 WHOLE = replica_state.LARGE
-LARGE = 100  # bytes: parameters and momentum are more, and travel from where they lie; a buffer of five is less
+# bytes: parameters and momentum are more, and travel from where they lie; a buffer of
+# five is less
+LARGE = 100
 
 
 class Counted(MPI.Intracomm):
@@ -55,7 +60,16 @@ def counting(name, place):
     return call
 
 
-for name in ("Allreduce", "Iallreduce", "Allgather", "Iallgather", "Alltoall", "Alltoallv", "Bcast", "Reduce"):
+for name in (
+    "Allreduce",
+    "Iallreduce",
+    "Allgather",
+    "Iallgather",
+    "Alltoall",
+    "Alltoallv",
+    "Bcast",
+    "Reduce",
+):
     setattr(Counted, name, counting(name, 0))
 for name in ("Send", "Isend", "Recv"):
     setattr(Counted, name, counting(name, 1))
@@ -94,11 +108,18 @@ Ddp.setup = set_up_ddp
 def main(folder):
     torch.set_num_threads(1)
     with np.load(folder / "data.npz") as archive:
-        blobs = Dataset("blobs", "classification", 3, *(archive[key] for key in ("x", "y", "x_test", "y_test")))
+        blobs = Dataset(
+            "blobs",
+            "classification",
+            3,
+            *(archive[key] for key in ("x", "y", "x_test", "y_test")),
+        )
     for entry in json.loads((folder / "runs.json").read_text()):
         run = Run.model_validate(entry["run"])
         replica_state.LARGE = LARGE if entry["apart"] else WHOLE
-        mpi = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < run.workers else MPI.UNDEFINED)
+        mpi = MPI.COMM_WORLD.Split(
+            0 if MPI.COMM_WORLD.rank < run.workers else MPI.UNDEFINED
+        )
         if mpi != MPI.COMM_NULL:
             take_part(run, mpi, entry, blobs, folder)
         MPI.COMM_WORLD.Barrier()
@@ -108,13 +129,19 @@ def take_part(run, mpi, entry, dataset, folder):
     made = Replica
     if entry["reference"]:
         case = daso_case.reference(entry["reference"])
-        made, dataset = daso_case.reference_class(case), daso_case.stand_in(case["x"], case["y"])
+        made, dataset = (
+            daso_case.reference_class(case),
+            daso_case.stand_in(case["x"], case["y"]),
+        )
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     clock = WallClock()
     seed_generators(worker_seed(run.seed, mpi.rank))
     calls = [0, 0]
     mpi = Counted(mpi).over(clock, calls)
-    with named(run.engine).connect(Place(mpi, clock, one_node=True)) as comm, counting_in_torch(clock, calls):
+    with (
+        named(run.engine).connect(Place(mpi, clock, one_node=True)) as comm,
+        counting_in_torch(clock, calls),
+    ):
         mesh = strategy.traits.mesh(run.workers)
         plan = BatchPlan.of(run, run.workers, run.seed, dataset, mesh.parts)
         states = []
@@ -124,10 +151,21 @@ def take_part(run, mpi, entry, dataset, folder):
             return states[-1]
 
         per_node = entry["workers_per_node"]
-        replica = made(run, dataset, plan, comm, clock, shared=shared, workers_per_node=per_node, mesh=mesh)
+        replica = made(
+            run,
+            dataset,
+            plan,
+            comm,
+            clock,
+            shared=shared,
+            workers_per_node=per_node,
+            mesh=mesh,
+        )
         report = train(replica, strategy, warm=run.warmup_steps > 0)
         called = mpi.gather(tuple(calls))
-        buffers = [buffer.double().reshape(-1).numpy() for buffer in replica.model.buffers()]
+        buffers = [
+            buffer.double().reshape(-1).numpy() for buffer in replica.model.buffers()
+        ]
         of_all = mpi.gather(np.concatenate([np.empty(0), *buffers]))
         verdict = evaluate(replica, strategy, dataset)
         for state in states:
@@ -143,7 +181,9 @@ def take_part(run, mpi, entry, dataset, folder):
                 buffers=np.concatenate(of_all) if mesh.parts > 1 else np.stack(of_all),
                 called=np.array([collectives for collectives, _ in called]),
                 messages=np.array([messages for _, messages in called]),
-                recorded=np.array([-1 if calls is None else calls for calls in recorded]),
+                recorded=np.array(
+                    [-1 if calls is None else calls for calls in recorded]
+                ),
                 losses=np.array(losses),
                 skips=np.array(getattr(replica.state, "skips", [])),
                 metrics=[evaluation.metric for evaluation in verdict.evaluations],
@@ -152,6 +192,8 @@ def take_part(run, mpi, entry, dataset, folder):
 
 try:
     main(Path(sys.argv[1]))
-except BaseException:  # the other ranks wait for this one, inside a collective or MPI's end
+except (
+    BaseException
+):  # the other ranks wait for this one, inside a collective or MPI's end
     traceback.print_exc()
     MPI.COMM_WORLD.Abort(1)
