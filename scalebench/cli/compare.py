@@ -11,11 +11,10 @@ import rich_click as click
 from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import (
     PATH,
-    STRATEGY,
     completed_study,
     json_option,
     parsed_by,
-    strategy_labels,
+    strategies_option,
 )
 from scalebench.study.choices import Execution
 
@@ -32,13 +31,8 @@ _FAIL_ON = (
 @click.command()
 @click.argument("a", metavar="A", type=PATH)
 @click.argument("b", metavar="[B]", required=False, type=PATH)
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    callback=strategy_labels,
-    help="Compare this one only; repeatable. With A alone, twice: the reference first.",
+@strategies_option(
+    "Compare these only. With A alone, two: the reference first.", among_results=True
 )
 @click.option(
     "--execution",

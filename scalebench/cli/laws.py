@@ -13,12 +13,11 @@ import rich_click as click
 from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import (
     FILE,
-    STRATEGY,
     completed_study,
     json_option,
     parsed_by,
     results_argument,
-    strategy_labels,
+    strategies_option,
 )
 from scalebench.tables import Column, Table
 
@@ -28,14 +27,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @results_argument
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    callback=strategy_labels,
-    help="Only this one; repeatable.",
-)
+@strategies_option("Only these.", among_results=True)
 @click.option(
     "--efficiency",
     callback=parsed_by("parse_share"),

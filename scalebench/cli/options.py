@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KEY = "scalebench.verbosity"
 STRATEGY = "NAME[:OPTION=VALUE]..."  # metavar
+STRATEGIES = "NAME[:OPTION=VALUE]...,..."  # metavar of several
 
 
 class Number(click.FloatRange):
@@ -92,10 +93,18 @@ def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None
     return callback
 
 
-def strategy_labels(
+def _separated(
     context: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return strategies as the records name them: callback of options that choose among the ones that ran."""
+    from scalebench.study.load import separated
+
+    return tuple(separated(values))
+
+
+def _labels(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return strategies as the records name them."""
     from scalebench.study.load import written_component
     from scalebench.study.spec import Component
 
@@ -104,7 +113,19 @@ def strategy_labels(
             return value
         return str(Component.model_validate(written_component(value, "--strategy")))
 
-    return tuple(map(label_of, values))
+    return tuple(map(label_of, _separated(context, option, values)))
+
+
+def strategies_option(what: str, among_results: bool = False) -> Callable[[_F], _F]:
+    """Return the option for strategies, or with `among_results` for labels of those that ran."""
+    return click.option(
+        "--strategy",
+        "strategies",
+        multiple=True,
+        metavar=STRATEGIES,
+        callback=_labels if among_results else _separated,
+        help=what,
+    )
 
 
 def folder_option(flag: str, default: str, what: str) -> Callable[[_F], _F]:
@@ -190,25 +211,20 @@ table_options = all_of(
     ),
 )
 selection_options = all_of(
+    strategies_option(
+        "Show these only, with or without their options.", among_results=True
+    ),
     *(
         click.option(
             flag,
             name,
-            metavar=metavar,
+            metavar="NAME",
             multiple=True,
-            callback=callback,
             help=f"Show {what} only; repeatable.",
         )
-        for flag, name, metavar, callback, what in (
-            (
-                "--strategy",
-                "strategies",
-                STRATEGY,
-                strategy_labels,
-                "this strategy, with or without its options",
-            ),
-            ("--execution", "executions", "NAME", None, "this execution"),
-            ("--engine", "engines", "NAME", None, "this engine"),
+        for flag, name, what in (
+            ("--execution", "executions", "this execution"),
+            ("--engine", "engines", "this engine"),
         )
     ),
     click.option(

@@ -15,10 +15,10 @@ from scalebench.cli.formats import format_option, show_tables, write_rows
 from scalebench.cli.options import (
     NEW_FILE,
     NEW_PICTURE,
-    STRATEGY,
     all_of,
     completed_study,
     parsed_by,
+    strategies_option,
     verbosity_options,
 )
 from scalebench.cli.platform_options import (
@@ -95,13 +95,7 @@ _PANELS = {  # of `--help`
     help="1..64, 1..64:8 or 1,2,6.  [default: 1..1024; with --vary, one count: 64]",
 )
 @vary_option
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    help="Repeatable.  [default: allreduce, epoch_average]",
-)
+@strategies_option("Strategies; repeatable.  [default: allreduce, epoch_average]")
 @click.option(
     "--budget",
     type=POSITIVE,

@@ -12,11 +12,11 @@ from click.core import ParameterSource
 
 from scalebench.cli.options import (
     PATH,
-    STRATEGY,
     all_of,
     jobs_option,
     keep_going_option,
     launcher_option,
+    strategies_option,
     table_options,
     verbosity,
     verbosity_options,
@@ -103,12 +103,8 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
     )
 )
 @study_argument
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    help="Strategy, or your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable.",
+@strategies_option(
+    "Strategies, your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable."
 )
 @study_options(*STUDY_OPTIONS, hidden=_OLD_FLAGS)
 @click.option(

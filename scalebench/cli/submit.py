@@ -11,9 +11,9 @@ import rich_click as click
 from scalebench.cli.options import (
     FILE,
     PATH,
-    STRATEGY,
     launcher_option,
     parsed_by,
+    strategies_option,
     verbosity,
     verbosity_options,
 )
@@ -57,13 +57,7 @@ _KEYS = [
 
 @click.command()
 @study_argument
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    help="Strategy; repeatable.",
-)
+@strategies_option("Strategies; repeatable.")
 @study_options(*(key for key in STUDY_OPTIONS if key in _KEYS))
 @set_option
 @click.option(

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from scalebench.cli.formats import show_tables, write_rows
-from scalebench.cli.options import NEW_FILE, NEW_PICTURE, STRATEGY, verbosity_options
+from scalebench.cli.options import (
+    NEW_FILE,
+    NEW_PICTURE,
+    strategies_option,
+    verbosity_options,
+)
 from scalebench.cli.platform_options import (
     platform_options,
     predictor_of,
@@ -39,13 +44,7 @@ vary_option = click.option(
 
 @click.command("what-if", hidden=True)
 @platform_options
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar=STRATEGY,
-    help="Repeatable.  [default: allreduce]",
-)
+@strategies_option("Strategies; repeatable.  [default: allreduce]")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _PINS = {
     "cluster": "cluster_sha256",
     "strategies": "strategy_sha256",
 }
+_SEPARATOR = re.compile(r",(?![^(\[]*[)\]])")  # not inside NAME(A=1, B=2) or [1, 2]
 _BEFORE_OPTION = re.compile(r":(?=\s*[A-Za-z_]\w*\s*=)")
 _SHORTCUTS = (
     "dataset",
@@ -220,6 +221,14 @@ def _plain(component: dict[str, Any]) -> Any:
         if component["options"]
         else component["name"]
     )
+
+
+def separated(texts: Iterable[str]) -> list[str]:
+    """Return the items of texts such as `asp,ssp:slack=2`; a text with braces is one item."""
+    items: list[str] = []
+    for text in texts:
+        items += [text] if "{" in text else _SEPARATOR.split(text)
+    return [item.strip() for item in items]
 
 
 def written_component(value: Any, flag: str) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
-from scalebench.study.load import dump_study, load_study, study_schema
+from scalebench.study.load import dump_study, load_study, separated, study_schema
 from scalebench.study.spec import DEFAULT_TARGET, Study
 
 
@@ -113,6 +113,23 @@ def test_flag_accepts_a_component_with_options() -> None:
     assert "--strategy 'local_sgd: steps: 8', line 1" in refusal(
         None, {"strategies": ["local_sgd: steps: 8"]}
     )
+
+
+def test_strategies_are_separated_by_commas_outside_brackets() -> None:
+    texts = [
+        "serial, local_sgd:steps=64",
+        "pipeline:balance=[1,2]:stages=2",
+        "{name: slowmo, steps: 2}",
+        "pipeline(stages=2, schedule=gpipe),asp",
+    ]
+    assert separated(texts) == [
+        "serial",
+        "local_sgd:steps=64",
+        "pipeline:balance=[1,2]:stages=2",
+        "{name: slowmo, steps: 2}",
+        "pipeline(stages=2, schedule=gpipe)",
+        "asp",
+    ]
 
 
 @pytest.mark.parametrize("repetitions", [3, 7])
