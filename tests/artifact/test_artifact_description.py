@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scalebench.analysis import load
@@ -40,11 +40,12 @@ NASTY = (
 # Commands that escaped text may hold.
 COMMAND = re.compile(
     r"\\(?:text(?:backslash|asciicircum|asciitilde|less|greater|bar|quotedbl|asciigrave)|pounds|S|dots)\{\}"
-    r"|\\ensuremath\{\\(?:mu|times|pm)\}|\\textsuperscript\{2\}|\\[{}$&#%_]|\{\}"
+    r"|\\ensuremath\{\\(?:mu|times|dagger|pm|rightarrow|infty|Delta)\}|\\textsuperscript\{2\}|\\[{}$&#%_]|\{\}"
 )
 
 
 @given(st.text())
+@example("µ×†±→∞Δ²–—£§…“”‘’")
 def test_escaped_latex_holds_only_known_commands(text):
     rest = COMMAND.sub("", escape_latex(text))
     assert not set(rest) & set('\\{}$&#%_^~<>|"\n\x00'), rest
