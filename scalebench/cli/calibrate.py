@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -11,6 +11,9 @@ from scalebench.cli.options import NEW_FILE, verbosity_options
 from scalebench.cli.study_options import set_option, study_argument, study_options
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
+
+if TYPE_CHECKING:
+    from scalebench.calibration.calibration_file import Calibration
 
 _OF_A_STUDY = ("model", "dataset", "dtype")
 # of measuring; processes start and operations are timed in the rest of a minute
@@ -77,7 +80,6 @@ def calibrate(
     """
     from scalebench.calibration.charging import calibrate as measure
     from scalebench.cli.live_progress import watching
-    from scalebench.cluster.link_fit import fit_engine
     from scalebench.comm import engines
     from scalebench.launch.calibrating import request_of
     from scalebench.launch.planning import plan_study
@@ -114,20 +116,27 @@ def calibrate(
         found = measure(
             request_of(plan, plan.sweep.simulated), output, sizes, note=watcher.note
         )
+    _show_measured(found, output)
+    return 0
+
+
+def _show_measured(found: Calibration, output: Path) -> None:
+    """Print what `output` holds now: batch sizes, loads and engines, and the fits of links between nodes."""
+    from scalebench.cluster.link_fit import fit_engine
+
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
     measured = sorted(
         {entry.engine.partition("-")[0] for entry in found.engines.entries}
     )
-    sizes_text = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
-    steps = sizes_text if known else "no steps, which the study states"
+    sizes = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
+    steps = sizes if known else "no steps, which the study states"
     click.echo(
         f"{output}: {found.measured}; {steps}; {', '.join(measured) or 'no engine'}"
     )
     for engine in measured:
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")
-    return 0
 
 
 def _measure_kernels(path: Path, seconds: float) -> str:

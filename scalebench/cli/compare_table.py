@@ -155,6 +155,14 @@ def comparison_notes(found: Verdicts) -> list[str]:
     ):
         if cells:
             notes.append(f"{what}: {in_words(cells)}")
+    notes += _on_metrics(found)
+    notes.append(_counts_of_verdicts(found))
+    return notes
+
+
+def _on_metrics(found: Verdicts) -> list[str]:
+    """Return notes on metrics that vary by themselves, and on those that are undecided."""
+    notes = []
     racing = found.table[~found.table["metric_repeats"].astype(bool)]
     if len(racing) and not found.one_study:
         notes.append(
@@ -163,6 +171,10 @@ def comparison_notes(found: Verdicts) -> list[str]:
     unsure = found.table[found.table["metric_verdict"] == "undecided"]
     if 0 < len(unsure) < len(found.table):
         notes.append(f"metric undecided: {_place(unsure)}")
+    return notes
+
+
+def _counts_of_verdicts(found: Verdicts) -> str:
     counts = [
         f"{found.count(verdict)} {_PARTICIPLES[verdict]}"
         for verdict in VERDICTS
@@ -173,11 +185,10 @@ def comparison_notes(found: Verdicts) -> list[str]:
         for verdict in METRIC_VERDICTS
         if found.metrics(verdict)
     ]
-    notes.append(
+    return (
         f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
         f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
     )
-    return notes
 
 
 def _virtual(found: Verdicts) -> str:

@@ -167,18 +167,8 @@ class LazyGroup(Group):
             error.show()
             sys.exit(error.exit_code)
         except click.UsageError as error:
-            named = [
-                word
-                for word in (sys.argv[1:] if args is None else args)
-                if word in COMMANDS
-            ][:1]
-            path = (
-                error.ctx.command_path
-                if error.ctx
-                else " ".join(["scalebench", *named])
-            )
             _leave(
-                f"{error.format_message().rstrip('.')} (see '{path} --help')",
+                _usage_words(error, sys.argv[1:] if args is None else args),
                 error.exit_code,
             )
         except click.ClickException as error:
@@ -210,6 +200,13 @@ def _require_working_folder() -> None:
         raise UsageError(
             "the working folder was deleted; change to another one (cd) and try again"
         ) from None
+
+
+def _usage_words(error: click.UsageError, args: Sequence[str]) -> str:
+    """Return what is wrong with the command line, and whose help to see."""
+    named = [word for word in args if word in COMMANDS][:1]
+    path = error.ctx.command_path if error.ctx else " ".join(["scalebench", *named])
+    return f"{error.format_message().rstrip('.')} (see '{path} --help')"
 
 
 def _leave(message: str, code: int) -> NoReturn:

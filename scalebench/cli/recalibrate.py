@@ -19,6 +19,7 @@ from scalebench.records.folder import STUDY
 from scalebench.system.parent_watch import start_forkserver
 
 if TYPE_CHECKING:
+    from scalebench.launch.recalibration import Recalibrated
     from scalebench.study.spec import Study
 
 
@@ -93,12 +94,15 @@ def recalibrate(
             calibration=calibration,
             require_quiet=bool(require_quiet),
         )
+    click.echo(_outcome(found, folder))
+    return 0
+
+
+def _outcome(found: Recalibrated, folder: Path) -> str:
     again = f", {counted(found.trained, 'run')} trained again" if found.trained else ""
     earlier = f"; what was there before is in {found.earlier}/" if found.earlier else ""
-    click.echo(
-        f"{counted(found.replayed, 'virtual run')} charged anew without training{again}; results in {folder}/{earlier}"
-    )
-    return 0
+    replayed = f"{counted(found.replayed, 'virtual run')} charged anew without training"
+    return f"{replayed}{again}; results in {folder}/{earlier}"
 
 
 def _jitter_sets(before: Study, jitter: str | None, sigma: float | None) -> list[str]:

@@ -191,6 +191,7 @@ def run(
     refuse_early_signal()
     _note_old_flags()
     is_another = bool(new or sets or until) or _chosen("output", *flags)
+    continued = None if is_another else study
     make = partial(
         run_plan,
         jobs=jobs,
@@ -199,47 +200,49 @@ def run(
         against=against,
         full=full,
     )
-    _refuse_others_beside(
-        elastic, retry, shard, is_submitted=study is not None and not is_another
-    )
-    if shard is not None and study is not None:
-        return make(*_shard(study.parent if study.name == STUDY else study, shard))
-    study = study / STUDY if study is not None and study.is_dir() else study
-    if study is not None and not is_another:
-        study, output, flags["name"] = _where_it_lies(study, output)
+    _refuse_others_beside(elastic, retry, shard, continued)
+    if shard is not None and continued is not None:
+        return make(*_shard(continued, shard))
+    if continued is not None:
+        study, output, flags["name"] = _where_it_lies(continued, output)
     settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
     wanted = _study(study, flags, settings, output if new else None)
     if retry and not _has_failures(output / wanted.name):
         click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
-    if not dry_run and wanted.execution not in ("native", "paced"):
-        start_forkserver()  # imports torch while this process does
-    from scalebench.launch.planning import plan_study
-
-    plan = plan_study(wanted)
+    plan = _plan(wanted, runs=not dry_run)
     if elastic:
         from scalebench.cli.run_elastic import run_elastic_plan
 
         return run_elastic_plan(
             plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run
         )
-    if not dry_run:
-        return make(plan, output)
-    from scalebench.cli.dry_run import show_plan
+    if dry_run:
+        from scalebench.cli.dry_run import show_plan
 
-    show_plan(plan, output, jobs)
-    return 0
+        show_plan(plan, output, jobs)
+        return 0
+    return make(plan, output)
+
+
+def _plan(wanted: Study, *, runs: bool) -> StudyPlan:
+    """Return the plan of the study, whose virtual runs, if it `runs` them, need torch in another process soon."""
+    if runs and wanted.execution not in ("native", "paced"):
+        start_forkserver()  # imports torch while this process does
+    from scalebench.launch.planning import plan_study
+
+    return plan_study(wanted)
 
 
 def _refuse_others_beside(
-    elastic: bool, retry: bool, shard: int | None, *, is_submitted: bool
+    elastic: bool, retry: bool, shard: int | None, continued: Path | None
 ) -> None:
-    """Refuse options that have no meaning together."""
+    """Refuse options that have no meaning together; `continued` is the study that no other option changes."""
     if elastic and (retry or shard is not None):
         raise UsageError(
             "--elastic: expected neither --retry (the same command makes failed runs again) nor --shard"
         )
-    if shard is not None and not is_submitted:
+    if shard is not None and continued is None:
         raise UsageError(
             "--shard: expected the folder of a submitted study, and no option that changes the study"
         )
@@ -251,6 +254,7 @@ def _study(
     """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
     from scalebench.study.load import load_study
 
+    file = file / STUDY if file is not None and file.is_dir() else file
     study = load_study(
         file, {**flags, "strategies": list(flags["strategies"]) or None}, sets
     )
@@ -270,12 +274,12 @@ def _note_old_flags() -> None:
             )
 
 
-def _shard(folder: Path, number: int) -> tuple[StudyPlan, Path]:
-    """Return the plan of a shard of the study in `folder`, and the folder of its results."""
+def _shard(study: Path, number: int) -> tuple[StudyPlan, Path]:
+    """Return the plan of a shard of `study`, a folder or the study.yaml in it, and the folder of its results."""
     from scalebench.batch.shards import folder_of
     from scalebench.batch.submission import plan_of_shard
 
-    folder = enter_first_folder(folder)
+    folder = enter_first_folder(study.parent if study.name == STUDY else study)
     return plan_of_shard(folder, number), folder_of(folder, number).parent
 
 
@@ -305,6 +309,7 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
     A folder of another name, as of a copy, gives its name to the study: its runs are
     the same.
     """
+    study = study / STUDY if study.is_dir() else study
     folder = (
         study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
     )

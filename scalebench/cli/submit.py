@@ -28,8 +28,10 @@ from scalebench.formatting import counted
 
 if TYPE_CHECKING:
     from scalebench.batch.job import Scheduler
+    from scalebench.batch.shards import Shard
     from scalebench.batch.site import Site
     from scalebench.batch.submission import Submission
+    from scalebench.launch.hosts import Allocation
     from scalebench.study.spec import Study
 
 _KEYS = [
@@ -152,7 +154,6 @@ def submit(
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
     from scalebench.batch.submission import read_submission
-    from scalebench.records.folder import is_submitted
     from scalebench.study.load import load_study
 
     asked = {
@@ -164,15 +165,7 @@ def submit(
             "--limit bounds the tasks of an array that run at the same time; add --array"
         )
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
-    is_known = study is not None and study.is_dir() and is_submitted(study)
-    if shards and not is_known:
-        raise UsageError(
-            "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
-        )
-    if study is not None and study.is_dir() and not is_known:
-        raise UsageError(
-            f"{study} holds no submitted study; expected a study file, or the folder of one"
-        )
+    is_known = _is_submitted(study, shards)
     site, found = site_for(
         study.parent if study is not None and not is_known else Path(), site_file
     )
@@ -196,6 +189,27 @@ def submit(
     _submit_study(
         wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects
     )
+
+
+def _is_submitted(study: Path | None, shards: tuple[int, ...]) -> bool:
+    """Return True if `study` is the folder of a submitted study, False if it is a study file or the default one.
+
+    Raises:
+        UsageError: it is another folder, or has no shards of which to submit some.
+    """
+    from scalebench.records.folder import is_submitted
+
+    is_folder = study is not None and study.is_dir()
+    is_known = study is not None and is_folder and is_submitted(study)
+    if shards and not is_known:
+        raise UsageError(
+            "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
+        )
+    if is_folder and not is_known:
+        raise UsageError(
+            f"{study} holds no submitted study; expected a study file, or the folder of one"
+        )
+    return is_known
 
 
 def again(
@@ -257,7 +271,7 @@ def _submit_what_is_left(
     submitter = Submitter(folder, scheduler, site, submission)
     jobs = submitter.jobs(chosen)
     if dry_run:
-        _show(submitter, [job for _, job in jobs], collects)
+        _show(submitter, jobs, collects)
         return
     submitter.submit(jobs, collects=collects, say=click.echo, under_way=waited_for)
 
@@ -279,13 +293,7 @@ def _submit_study(
         only_virtual,
     )
     from scalebench.batch.shards import divide
-    from scalebench.batch.submission import (
-        Submission,
-        Submitter,
-        begin,
-        made_by,
-        submitting,
-    )
+    from scalebench.batch.submission import Submitter, begin, submitting
     from scalebench.formatting import Detail
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
@@ -305,36 +313,23 @@ def _submit_study(
         by_repetition=asked["array"],
         limit_s=limit_s,
     )
-    host = allocation.hosts[0]
-    submission = Submission(
-        scheduler=scheduler.name,
-        nodes=len(allocation.hosts),
-        slots=host.slots,
-        cores=host.cores,
-        gpus=host.gpus,
-        study_sha256="",
-        made_by=made_by(),
-        shards=shards,
-    )
+    submission = _submission_of(shards, scheduler, allocation)
     for note in [*only_virtual(plan.study, allocation), *plan.notes]:
         if not isinstance(note, Detail) or verbosity() > 0:
             click.echo(f"note: {note}", err=True)
     folder = output / plan.study.name
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
+    numbers = [shard.number for shard in shards]
     if dry_run:
         submitter = Submitter(folder, scheduler, site, submission)
-        _show(
-            submitter,
-            [job for _, job in submitter.jobs(_numbers(submission), **division)],
-            collects,
-        )
+        _show(submitter, submitter.jobs(numbers, **division), collects)
         return
     with submitting(folder, click.echo):
         submission = begin(folder, plan, submission)
         if not submission.jobs:
             submitter = Submitter(folder, scheduler, site, submission)
             submitter.submit(
-                submitter.jobs(_numbers(submission), **division),
+                submitter.jobs(numbers, **division),
                 collects=collects,
                 say=click.echo,
             )
@@ -345,12 +340,27 @@ def _submit_study(
     again(folder, scheduler, site, collects=collects)
 
 
-def _numbers(submission: Submission) -> list[int]:
-    return [shard.number for shard in submission.shards]
+def _submission_of(
+    shards: list[Shard], scheduler: Scheduler, allocation: Allocation
+) -> Submission:
+    """Return the submission of `shards` before it has a folder, whose study it is bound to then."""
+    from scalebench.batch.submission import Submission, made_by
+
+    host = allocation.hosts[0]
+    return Submission(
+        scheduler=scheduler.name,
+        nodes=len(allocation.hosts),
+        slots=host.slots,
+        cores=host.cores,
+        gpus=host.gpus,
+        study_sha256="",
+        made_by=made_by(),
+        shards=shards,
+    )
 
 
 def _show(submitter: Any, jobs: Any, collects: bool) -> None:
     """Print the scripts of `jobs`, each under its name."""
-    for job in [*jobs, *[submitter.collection()] * collects]:
+    for job in [*(job for _, job in jobs), *[submitter.collection()] * collects]:
         path, text = submitter.script(job)
         click.echo(f"# {path}\n{text}")

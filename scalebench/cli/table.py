@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,13 +97,6 @@ def table(
     scalebench table results/mine --columns time,metric --workers 8,64
     """
     from scalebench.analysis import cells, load
-    from scalebench.tables.printed import (
-        COLUMN_PT,
-        Print,
-        fitting,
-        names_stand_apart,
-        widths_pt,
-    )
 
     study = load(completed_study(results))
     for note in study.notes:
@@ -117,20 +110,7 @@ def table(
     )
     longer = ""
     if not names and style in _PRINTED:
-        short, longer = _short_names(found)
-        known, found = found, fitting(short, _MOST_TELLING)
-        if left := [
-            head for head in Print.of(known).heads if head not in Print.of(found).heads
-        ]:
-            room = (
-                "a column"
-                if sum(widths_pt(found, apart=names_stand_apart(found))) <= COLUMN_PT
-                else "the width"
-            )
-            click.echo(
-                f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})",
-                err=True,
-            )
+        found, longer = _fitted(found)
     title, _, notes = f"{_caption(study, shown, found)}{longer}".partition(". ")
     text = render(
         replace(found, title=title, notes=[notes]), style, label=study.folder.name
@@ -170,16 +150,7 @@ def table_of(
     from scalebench.tables.table import text
 
     known = quantities(shown["metric_name"].dropna().unique())
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"--columns: unknown column {name!r}; {nearest(name, list(known))}"
-            )
-        baseline = name.partition("vs-")[2]
-        if baseline and baseline not in set(study.completed["strategy"].unique()):
-            raise UsageError(
-                f"--columns: {name} needs a completed run of {baseline}, and the study has none"
-            )
+    _require_columns(names, known, set(study.completed["strategy"].unique()))
     rows = with_ratios(study, shown, names or _DEFAULT)
     several = {
         "execution": rows["execution"].nunique() > 1,
@@ -211,6 +182,48 @@ def table_of(
     ]
     cells = [[row[place] for place in kept] for row in found.rows]
     return replace(found, columns=[found.columns[place] for place in kept], rows=cells)
+
+
+def _require_columns(
+    names: Sequence[str], known: Collection[str], strategies: Collection[str]
+) -> None:
+    """Raise UsageError on a name that is not `known`, or a ratio to a strategy that is not among `strategies`."""
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--columns: unknown column {name!r}; {nearest(name, list(known))}"
+            )
+        baseline = name.partition("vs-")[2]
+        if baseline and baseline not in strategies:
+            raise UsageError(
+                f"--columns: {name} needs a completed run of {baseline}, and the study has none"
+            )
+
+
+def _fitted(table: Table) -> tuple[Table, str]:
+    """Return `table` as it fits a page, and a sentence with the long names; say which columns are left out."""
+    from scalebench.tables.printed import (
+        COLUMN_PT,
+        Print,
+        fitting,
+        names_stand_apart,
+        widths_pt,
+    )
+
+    short, longer = _short_names(table)
+    found = fitting(short, _MOST_TELLING)
+    shown = Print.of(found).heads
+    if left := [head for head in Print.of(table).heads if head not in shown]:
+        room = (
+            "a column"
+            if sum(widths_pt(found, apart=names_stand_apart(found))) <= COLUMN_PT
+            else "the width"
+        )
+        click.echo(
+            f"left out, to fit {room} of a page: {', '.join(left)} (--columns {_ALL})",
+            err=True,
+        )
+    return found, longer
 
 
 def _flag(name: str, row: Mapping[Hashable, Any]) -> str:
