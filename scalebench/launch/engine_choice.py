@@ -147,18 +147,31 @@ def native_points(
         if engine.on_gpus:
             return name, [workers for workers in counts if workers <= allocation.gpus]
         return name, allocation.most(study.threads_per_worker, counts)
-    is_known = not allocation.is_here or not in_job()
+    if engine.on_gpus:
+        _check_gpus(component.name, name, max(counts), allocation)
+    return name, list(counts)
+
+
+def _check_gpus(strategy: str, engine: str, most: int, allocation: Allocation) -> None:
+    """Check that the allocation has a GPU for each of `most` workers, where its GPUs are known.
+
+    In a job of a scheduler this node may have fewer than the launcher gets.
+
+    Raises:
+        EngineError: it has fewer.
+    """
+    if allocation.is_here and in_job():
+        return
     held, where = (
         (hardware.gpus(), "here")
         if allocation.is_here
         else (allocation.gpus, "in that allocation")
     )
-    if engine.on_gpus and is_known and max(counts) > held:
+    if most > held:
         raise EngineError(
-            f"strategy {component.name}: engine {name} takes a GPU for each worker, and {where} "
-            f"{'is' if held == 1 else 'are'} {held} for {max(counts)}; use --workers 1..{held}, or --engine gloo"
+            f"strategy {strategy}: engine {engine} takes a GPU for each worker, and {where} "
+            f"{'is' if held == 1 else 'are'} {held} for {most}; use --workers 1..{held}, or --engine gloo"
         )
-    return name, list(counts)
 
 
 def _check_backend(study: Study, most: int, allocation: Allocation) -> None:

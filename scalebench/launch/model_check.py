@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from scalebench.system.hardware import usable_memory_mib
 if TYPE_CHECKING:
     from torch import nn
 
+    from scalebench.models.parts import Layer
     from scalebench.models.trial import Trial
 
 _WARM_UP, _WARM_UP_S = (
@@ -45,9 +47,6 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     """
     import torch
 
-    from scalebench.launch.traffic import schedules_of
-    from scalebench.models.parts import facts_of, require_cut
-    from scalebench.pricing.table_cut import cut_of
     from scalebench.training.initial_weights import load_weights
 
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
@@ -73,14 +72,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
-    divided = any(cuts_model(run) for run in plan.sweep.runs)
-    cut, layers, layer_work = cut_of(study.model), None, None
-    if divided and cut is not None:
-        layer_work = cut.work
-    elif divided:
-        layers = require_cut(model, str(study.model), dataset.input_shape)
-        sample = torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)
-        layer_work = [each.work for each in facts_of(layers, sample)]
+    layers, layer_work = _layers_to_divide(plan, model)
     strategy_warnings(
         study,
         plan.sweep.runs,
@@ -93,20 +85,47 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     )
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)
-    meta = model.to("meta")
+    nbytes = parameters * dtype.itemsize
+    replica_bytes = partial(_replica_bytes, plan, model.to("meta"), nbytes)
+    return notes + memory_notes(plan, nbytes, replica_bytes)
 
-    def replica_bytes(run: Run) -> int:
-        try:
-            schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), meta)
-        except (
-            Exception,
-            SystemExit,
-        ):  # its program fails, or reads numbers out of tensors: its run will say so
-            return 3 * parameters * int(dtype.itemsize)
-        most: int = max(schedule.memory_bytes for schedule in schedules)
-        return most
 
-    return notes + memory_notes(plan, parameters * dtype.itemsize, replica_bytes)
+def _layers_to_divide(
+    plan: StudyPlan, model: nn.Module
+) -> tuple[Sequence[Layer] | None, Sequence[float] | None]:
+    """Return the layers that strategies of the study divide, and the work of each; None where none divides the model.
+
+    A layer table has no modules, but the work.
+    """
+    import torch
+
+    from scalebench.models.parts import facts_of, require_cut
+    from scalebench.pricing.table_cut import cut_of
+
+    study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
+    if not any(cuts_model(run) for run in plan.sweep.runs):
+        return None, None
+    if (cut := cut_of(study.model)) is not None:
+        return None, cut.work
+    layers = require_cut(model, str(study.model), dataset.input_shape)
+    dtype = getattr(torch, study.dtype)
+    sample = torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)
+    return layers, [each.work for each in facts_of(layers, sample)]
+
+
+def _replica_bytes(
+    plan: StudyPlan, model: nn.Module, parameter_bytes: int, run: Run
+) -> int:
+    """Return the memory of the fullest worker of `run`, recorded with `model` on the device meta."""
+    from scalebench.launch.traffic import schedules_of
+
+    try:
+        schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), model)
+    except (Exception, SystemExit):
+        # its program fails, or reads numbers out of tensors: its run will say so
+        return 3 * parameter_bytes
+    most: int = max(schedule.memory_bytes for schedule in schedules)
+    return most
 
 
 def fits_unseen(plan: StudyPlan) -> bool:

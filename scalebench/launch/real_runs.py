@@ -297,7 +297,6 @@ class _Launch:
     ) -> Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
-        patience_s = self._owner.patience_s
         watched: Run | None = None
         while process.poll() is None:
             self._hear(events)
@@ -314,54 +313,8 @@ class _Launch:
             if self._is_deleted():
                 return self._deleted()
             pulse.feel()
-            elapsed = time.monotonic() - self._since
-            if not self.left and self._more is None:
-                if elapsed > _ENDING_LIMIT_S:
-                    why = pulse.not_ended(chosen().name, process.pid)
-                    ending = f"the processes had not ended {elapsed:.0f} s after their last run: {why}"
-                    self._owner.log(f"{ending}; they are killed")
-                    return Death("failed", ending)
-                time.sleep(_POLL_S)
-                continue
-            processes = (
-                run.workers + server_ranks(run) if run is not None else self._ranks
-            )
-            limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
-            if (waited_s := pulse.connecting_s(processes)) > limit_s:
-                error = (
-                    f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; "
-                    f"{what_to_check(pulse.hosts)}"
-                )
-                return Death("failed", error, run.run_id if run is not None else "")
-            silent_s = (
-                min(elapsed, pulse.hush_s(patience_s))
-                if self.achieved and not waited_s
-                else 0.0
-            )
-            if silent_s > patience_s:
-                known = (
-                    (mesh_of(run), server_ranks(run))
-                    if run is not None
-                    else (Mesh(self._ranks), 0)
-                )
-                who = pulse.silent(*known)
-                if is_stopped(process.pid):  # ranks ask it where the others are
-                    who = f"{chosen().name} is stopped; {who}"
-                error = f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}"
-                return Death("failed", error, run.run_id if run is not None else "")
-            if run is not None and elapsed > run.time_limit_s:
-                stopped = pulse.stopped(run.workers, server_ranks(run))
-                return Death(
-                    "timeout",
-                    f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}",
-                    run.run_id,
-                )
-            if run is None and self.left and elapsed > self._startup_limit_s:
-                stopped = pulse.stopped(self._ranks)
-                return Death(
-                    "failed",
-                    f"no run began within {self._startup_limit_s:g} s; {stopped}",
-                )
+            if (overdue := self._overdue(process.pid, pulse)) is not None:
+                return overdue
             time.sleep(_POLL_S)
         # A scheduler tells the ranks too, or them alone: whatever they died of then, no
         # run is to blame.
@@ -372,6 +325,60 @@ class _Launch:
         return cause_of_death(
             self._folder, process.returncode, pulse.hosts, chosen().name, mesh
         )
+
+    def _overdue(self, launcher: int, pulse: Pulse) -> Death | None:
+        """Return why the ranks have to be ended, as a limit has passed; None if they may go on."""
+        run, elapsed = self._under_way, time.monotonic() - self._since
+        if not self.left and self._more is None:
+            if elapsed <= _ENDING_LIMIT_S:
+                return None
+            why = pulse.not_ended(chosen().name, launcher)
+            ending = f"the processes had not ended {elapsed:.0f} s after their last run: {why}"
+            self._owner.log(f"{ending}; they are killed")
+            return Death("failed", ending)
+        if (silence := self._silence(launcher, pulse, elapsed)) is not None:
+            return Death("failed", silence, run.run_id if run is not None else "")
+        if run is not None and elapsed > run.time_limit_s:
+            stopped = pulse.stopped(run.workers, server_ranks(run))
+            return Death(
+                "timeout",
+                f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}",
+                run.run_id,
+            )
+        if run is None and self.left and elapsed > self._startup_limit_s:
+            stopped = pulse.stopped(self._ranks)
+            return Death(
+                "failed",
+                f"no run began within {self._startup_limit_s:g} s; {stopped}",
+            )
+        return None
+
+    def _silence(self, launcher: int, pulse: Pulse, elapsed: float) -> str | None:
+        """Return which ranks have been connecting, or without a sign of life, beyond the patience; None if none has.
+
+        Ranks that share a core connect more slowly, so that the patience with them is
+        longer.
+        """
+        run, patience_s = self._under_way, self._owner.patience_s
+        servers = server_ranks(run) if run is not None else 0
+        processes = run.workers + servers if run is not None else self._ranks
+        limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
+        if (waited_s := pulse.connecting_s(processes)) > limit_s:
+            return (
+                f"{pulse.unconnected(processes)} {waited_s:.0f} s while connecting; "
+                f"{what_to_check(pulse.hosts)}"
+            )
+        if not self.achieved or waited_s:
+            return None
+        silent_s = min(elapsed, pulse.hush_s(patience_s))
+        if silent_s <= patience_s:
+            return None
+        who = pulse.silent(
+            mesh_of(run) if run is not None else Mesh(self._ranks), servers
+        )
+        if is_stopped(launcher):  # ranks ask it where the others are
+            who = f"{chosen().name} is stopped; {who}"
+        return f"no worker showed a sign of life for {silent_s:.0f} s (patience): {who}"
 
     def _is_deleted(self) -> bool:
         return not all(

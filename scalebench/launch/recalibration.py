@@ -114,11 +114,7 @@ def recalibrate(
             f"{folder} holds no completed virtual run of this study; `scalebench run` makes them"
         )
     runs = [run for run, _ in pairs]
-    options = {
-        "require_quiet": require_quiet or plan.study.require_quiet,
-        "calibration": calibration or plan.study.calibration,
-    }
-    charged = replace(plan, study=plan.study.model_copy(update=options))
+    charged = _charged_by(plan, calibration, require_quiet=require_quiet)
     with (
         folder_lock(folder),
         Interruption() as interruption,
@@ -139,20 +135,36 @@ def recalibrate(
             machine, plan.prepared.folders, folder / "weights", traces=traces
         )
         outcomes = _outcomes(runs, simulator, jobs, reporter, interruption)
-        earlier = None
+        earlier = _keep_earlier(folder) if before is not None else None
         if before is not None:
-            earlier = _keep_earlier(folder)
             drop_simulated(folder)
         replace_study(folder, plan.study)
-        if before is not None or (Path(scratch) / CALIBRATION).exists():
-            (folder / CALIBRATION).unlink(missing_ok=True)
-        if (Path(scratch) / CALIBRATION).exists():
-            shutil.move(Path(scratch) / CALIBRATION, folder / CALIBRATION)
+        _replace_calibration(folder, Path(scratch), lapses=before is not None)
         _write(plan, folder, reporter, interruption, runs, outcomes)
     replayed = sum(
         outcome.eval_s == 0.0 for outcome in outcomes.values()
     )  # nothing was evaluated
     return Recalibrated(replayed, len(runs) - replayed, earlier)
+
+
+def _charged_by(
+    plan: StudyPlan, calibration: Path | None, *, require_quiet: bool
+) -> StudyPlan:
+    """Return `plan` with options of the command in place of those that its study does not state."""
+    options = {
+        "require_quiet": require_quiet or plan.study.require_quiet,
+        "calibration": calibration or plan.study.calibration,
+    }
+    return replace(plan, study=plan.study.model_copy(update=options))
+
+
+def _replace_calibration(folder: Path, scratch: Path, *, lapses: bool) -> None:
+    """Move a new calibration in `scratch` to `folder`, whose own is also removed if it `lapses`."""
+    measured = scratch / CALIBRATION
+    if lapses or measured.exists():
+        (folder / CALIBRATION).unlink(missing_ok=True)
+    if measured.exists():
+        shutil.move(measured, folder / CALIBRATION)
 
 
 def _outcomes(

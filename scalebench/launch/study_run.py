@@ -129,18 +129,13 @@ def run_study(
                 fail_fast=fail_fast,
                 only_failed=only_failed,
             )
-            set_aside = [
-                f"what a command that was killed left half-written is now in {p}"
-                for p in store.set_aside
-            ]
-            if names := store.without_epochs:
-                set_aside.append(f"{lost_epochs(names)}: they are run again")
             background = (
                 _background_notes(busy)
                 if plan.measures and study_run.queue.left()
                 else []
             )
-            for note in [*set_aside, *background, *plan.notes]:  # the gravest first
+            # the gravest first
+            for note in [*_notes_of_a_kill(store), *background, *plan.notes]:
                 reporter.note(note)
             if not only_failed:
                 study_run.keep_plan()
@@ -151,6 +146,17 @@ def run_study(
             study_run.tally.interrupted = interruption.signum
             study_run.tally.remaining = len(study_run.queue.left())
             return study_run.tally
+
+
+def _notes_of_a_kill(store: Store) -> list[str]:
+    """Return notes on what `store` set aside or has lost, as a command that wrote it was killed."""
+    notes = [
+        f"what a command that was killed left half-written is now in {path}"
+        for path in store.set_aside
+    ]
+    if names := store.without_epochs:
+        notes.append(f"{lost_epochs(names)}: they are run again")
+    return notes
 
 
 @dataclass(frozen=True)

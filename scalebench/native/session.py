@@ -188,6 +188,18 @@ class Session:
             return None
         self._save_weights(initial, verdict)
         facts = self._facts(dataset, plan, parameters, shares)
+        return self._outcome(strategy, shares, told, offsets, eval_s, facts)
+
+    def _outcome(
+        self,
+        strategy: Strategy,
+        shares: Sequence[_Share],
+        told: list[Any],
+        offsets: Sequence[ClockOffset] | None,
+        eval_s: float,
+        facts: RunFacts,
+    ) -> Outcome:
+        """Join the `shares` of all workers, and the waiting times that follow from all of them."""
         waited = None
         if strategy.traits.split_is_measured and self.nodes == 1:
             waited = waits(
