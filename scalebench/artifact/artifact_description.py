@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
@@ -195,17 +195,7 @@ def describe(
     order = {figure: place for place, figure in enumerate(_ORDER)}
     with_files = [figure for figure in drawn if figure.files]
     figures = sorted(with_files, key=lambda one: order.get(one.name, len(order)))
-    summaries = dict(describe_figures())
-    claims = paper.contributions or [
-        Contribution(
-            text=f"{summaries[figure.name][:1].upper()}{summaries[figure.name][1:]}.",
-            figures=[figure.name],
-        )
-        for figure in figures
-    ]
-    numbered = tuple(
-        (f"C{number}", claim) for number, claim in enumerate(claims, start=1)
-    )
+    numbered = _numbered_claims(paper, [figure.name for figure in figures])
     provenance = recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
@@ -232,12 +222,7 @@ def describe(
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
         packages=tuple(_packages(pins)),
-        # without a build's own label: `==2.13.0` accepts 2.13.0+cpu, which no index has
-        pins=tuple(
-            (one, version.partition("+")[0])
-            for one, version in sorted(pins.items())
-            if one != "scalebench"
-        ),
+        pins=_pins(pins),
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
         data=dict(study_facts(results))["data"],
@@ -253,6 +238,30 @@ def describe(
         first_run=started[0] if started else "",
         last_run=started[-1] if started else "",
     )
+
+
+def _pins(packages: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the packages for a file of requirements, without scalebench, which the artifact brings itself."""
+    # without a build's own label: `==2.13.0` accepts 2.13.0+cpu, which no index has
+    return tuple(
+        (name, version.partition("+")[0])
+        for name, version in sorted(packages.items())
+        if name != "scalebench"
+    )
+
+
+def _numbered_claims(
+    paper: PaperFile, figures: Sequence[str]
+) -> tuple[tuple[str, Contribution], ...]:
+    """Return the contributions as C1, C2, ...: those that the paper states, else one for each of the `figures`."""
+    summaries = dict(describe_figures())
+    claims = paper.contributions or [
+        Contribution(
+            text=f"{summaries[name][:1].upper()}{summaries[name][1:]}.", figures=[name]
+        )
+        for name in figures
+    ]
+    return tuple((f"C{number}", claim) for number, claim in enumerate(claims, start=1))
 
 
 def _element(
@@ -453,37 +462,9 @@ def crate(folder: Path, description: Description) -> str:
         )
     entities += [entity for author in authors for entity in author]
     if doi:
-        registry = "https://registry.identifiers.org/registry/doi"
-        value = f"doi:{d.paper.doi}"
-        entities.append(
-            _entity(
-                doi,
-                "PropertyValue",
-                name="DOI",
-                propertyID=registry,
-                value=value,
-                url=doi,
-            )
-        )
+        entities.append(_doi(doi, f"doi:{d.paper.doi}"))
     entities += [
-        _entity(
-            "#scalebench",
-            "SoftwareApplication",
-            name="scalebench",
-            version=d.version,
-            url=next(
-                (_link(name) for name in names if name.startswith("software/")), ""
-            ),
-            description="Benchmarks how much time synchronising less often saves in distributed training",
-            license=_link(_SPDX + "Apache-2.0"),
-        ),
-        _entity(
-            "#bash",
-            "ComputerLanguage",
-            name="Bash",
-            version="4 or later",
-            url="https://www.gnu.org/software/bash/",
-        ),
+        *_software(d, names),
         _action("#run", f"Run the study {d.study}", "scalebench run", inputs, records)
         | ({"startTime": d.first_run, "endTime": d.last_run} if d.last_run else {})
         | agents,
@@ -502,6 +483,37 @@ def crate(folder: Path, description: Description) -> str:
     ]
     whole = {"@context": "https://w3id.org/ro/crate/1.2/context", "@graph": graph}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _doi(url: str, value: str) -> dict[str, Any]:
+    registry = "https://registry.identifiers.org/registry/doi"
+    return _entity(
+        url, "PropertyValue", name="DOI", propertyID=registry, value=value, url=url
+    )
+
+
+def _software(d: Description, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entities of scalebench, whose wheel may be among the `names` of files, and of the shell."""
+    return [
+        _entity(
+            "#scalebench",
+            "SoftwareApplication",
+            name="scalebench",
+            version=d.version,
+            url=next(
+                (_link(name) for name in names if name.startswith("software/")), ""
+            ),
+            description="Benchmarks how much time synchronising less often saves in distributed training",
+            license=_link(_SPDX + "Apache-2.0"),
+        ),
+        _entity(
+            "#bash",
+            "ComputerLanguage",
+            name="Bash",
+            version="4 or later",
+            url="https://www.gnu.org/software/bash/",
+        ),
+    ]
 
 
 def _root(d: Description, names: Sequence[str], doi: str) -> dict[str, Any]:

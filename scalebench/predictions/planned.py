@@ -201,6 +201,12 @@ class Planned:
         ]
         platform = planner.predictor.platform
         title = f"modelled ({platform.device.source}): a step on {planner.devices:,} workers of {platform.cluster.name}"
+        return Table.of(title, columns, found.steps, self._layout_notes())
+
+    def _layout_notes(self) -> list[str]:
+        """Return the meaning of the columns, where times of layers are from, and which layouts are left out."""
+        planner, found = self.planner, self.found
+        platform = planner.predictor.platform
         notes = [
             "the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"
         ]
@@ -219,7 +225,7 @@ class Planned:
             )
         if planner.uncut:
             notes.append(f"layouts that divide the model are left out: {planner.uncut}")
-        return Table.of(title, columns, found.steps, notes)
+        return notes
 
     def _stages(self) -> Iterator[Table]:
         """Yield the stages of the fastest layout that has several."""

@@ -91,20 +91,6 @@ class Predicted:
         """Return the table of the points."""
         predictor, grid, to_target = self.predictor, self.grid, self.to_target
 
-        def of_epoch(value: Callable[[Point], float]) -> Callable[[_Row], Measured]:
-            return lambda each: Measured(value(each[0]) / each[0].epochs)
-
-        def is_outside(each: _Row) -> str:
-            point, aim = each
-            return "*" * bool(point.outside or (aim and aim.beyond))
-
-        def is_too_large(each: _Row) -> str:
-            return "!" * bool(each[0].lacking)
-
-        def to_the_target(each: _Row) -> Measured:
-            point, aim = each
-            return Measured(aim.epochs.value * point.epoch_s if aim else math.nan)
-
         has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
         columns: list[Column[_Row]] = [
             Column("strategy", lambda each: str(each[0].strategy), shared=True),
@@ -112,7 +98,7 @@ class Predicted:
                 "workers",
                 lambda each: Measured(each[0].workers),
                 COUNT,
-                mark=is_outside,
+                mark=_mark_outside,
             ),
             Column("step", lambda each: Measured(each[0].step_s), TIME_ALONE),
             Column(
@@ -123,20 +109,20 @@ class Predicted:
                 lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s),
                 decision.SPAN,
             ),
-            *([Column("to target", to_the_target, TIME_ALONE)] if to_target else []),
+            *([Column("to target", _to_the_target, TIME_ALONE)] if to_target else []),
             Column("speedup", lambda each: Measured(each[0].speedup), NUMBER, spare=4),
             Column("efficiency", lambda each: Measured(each[0].efficiency), SHARE),
             Column(
-                "exposed", of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1
+                "exposed", _of_epoch(lambda point: point.exposed_s), TIME_ALONE, spare=1
             ),
             Column(
-                "hidden", of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6
+                "hidden", _of_epoch(lambda point: point.hidden_s), TIME_ALONE, spare=6
             ),
             Column(
-                "waiting", of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7
+                "waiting", _of_epoch(lambda point: point.wait_s), TIME_ALONE, spare=7
             ),
             *(
-                [Column("bubble", of_epoch(_bubble), TIME_ALONE, spare=7)]
+                [Column("bubble", _of_epoch(_bubble), TIME_ALONE, spare=7)]
                 if has_stages
                 else []
             ),
@@ -148,11 +134,17 @@ class Predicted:
                 lambda each: Measured(each[0].memory.total),
                 MEMORY,
                 spare=3,
-                mark=is_too_large,
+                mark=_mark_too_large,
             ),
             Column("bound by", lambda each: each[0].binds, left=True),
         ]
         title = f"modelled ({predictor.platform.device.source}): {predictor.training}"
+        rows = [(point, to_target.get(n)) for n, point in enumerate(grid.points)]
+        return Table.of(title, columns, rows, self._notes())
+
+    def _notes(self) -> list[str]:
+        """Return where points lie outside what the inputs are known to hold for, and the source of layers' times."""
+        predictor, grid, to_target = self.predictor, self.grid, self.to_target
         beyond = dict.fromkeys(text for point in grid.points for text in point.outside)
         beyond |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
         notes = (
@@ -167,12 +159,7 @@ class Predicted:
             notes.append(
                 f"times of layers: {predictor.platform.device.of_layers(predictor.workload.layers)}"
             )
-        return Table.of(
-            title,
-            columns,
-            [(point, to_target.get(n)) for n, point in enumerate(grid.points)],
-            notes,
-        )
+        return notes
 
     def sentences(self, budget: float | None, price: float | None) -> Iterator[str]:
         """Yield what binds each strategy, what would change that, where they cross, and what is not predicted."""
@@ -239,6 +226,25 @@ def engine_asked_for(predictor: Predictor, strategy: Component) -> list[str]:
         if engine == "auto"
         else [f"  Engine: {engine} ({predictor.engine_source(strategy)})."]
     )
+
+
+def _of_epoch(value: Callable[[Point], float]) -> Callable[[_Row], Measured]:
+    """Return a cell with the part of an epoch in `value` of the whole training."""
+    return lambda each: Measured(value(each[0]) / each[0].epochs)
+
+
+def _mark_outside(each: _Row) -> str:
+    point, aim = each
+    return "*" * bool(point.outside or (aim and aim.beyond))
+
+
+def _mark_too_large(each: _Row) -> str:
+    return "!" * bool(each[0].lacking)
+
+
+def _to_the_target(each: _Row) -> Measured:
+    point, aim = each
+    return Measured(aim.epochs.value * point.epoch_s if aim else math.nan)
 
 
 def _bubble(point: Point) -> float:

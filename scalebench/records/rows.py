@@ -67,24 +67,10 @@ def rows_of(
         "final_train_loss": _mean_loss(
             [worker.epochs[-1] for worker in workers if worker.epochs]
         ),
-        "final_metric": evaluations[-1].metric if evaluations else None,
-        "final_train_metric": evaluations[-1].train_metric if evaluations else None,
-        "best_metric": max(
-            (evaluation.metric for evaluation in evaluations), default=None
-        ),
-        "peak_rss_mib": max(
-            (w.peak_rss_mib for w in workers if w.peak_rss_mib is not None),
-            default=None,
-        ),
-        "peak_device_mib": max(
-            (w.peak_device_mib for w in workers if w.peak_device_mib is not None),
-            default=None,
-        ),
-        "cost_core_hours": _hours(train_s, run.workers * run.threads_per_worker),
-        "cost_gpu_hours": _hours(train_s, facts.gpus),
         "started_utc": started_utc,
     }
-    parts = _parts(workers, train_s) | _reached(run, evaluations)
+    parts = _parts(workers, train_s) | _metrics(run, evaluations)
+    parts |= _resources(run, facts, workers, train_s)
     if run.execution not in SIMULATED:
         parts |= _of_each_worker(workers)
     if strategy.traits.mesh(run.workers).pipeline > 1:
@@ -253,11 +239,34 @@ def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
     return dict(sorted(total.items())) or None
 
 
-def _reached(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
-    if run.target_metric is None:
-        return {}
-    first = next((e for e in evaluations if e.metric >= run.target_metric), None)
+def _resources(
+    run: Run, facts: RunFacts, workers: list[WorkerReport], train_s: float | None
+) -> dict[str, float | None]:
+    """Return the most memory that a worker used, and the time that cores and GPUs were held."""
+    host = [worker.peak_rss_mib for worker in workers]
+    device = [worker.peak_device_mib for worker in workers]
     return {
+        "peak_rss_mib": max((mib for mib in host if mib is not None), default=None),
+        "peak_device_mib": max(
+            (mib for mib in device if mib is not None), default=None
+        ),
+        "cost_core_hours": _hours(train_s, run.workers * run.threads_per_worker),
+        "cost_gpu_hours": _hours(train_s, facts.gpus),
+    }
+
+
+def _metrics(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
+    """Return the metrics at the end and the best one, and when the target was reached where the run has one."""
+    last = evaluations[-1] if evaluations else None
+    metrics = {
+        "final_metric": last.metric if last else None,
+        "final_train_metric": last.train_metric if last else None,
+        "best_metric": max((each.metric for each in evaluations), default=None),
+    }
+    if run.target_metric is None:
+        return metrics
+    first = next((e for e in evaluations if e.metric >= run.target_metric), None)
+    return metrics | {
         "time_to_target_s": first.elapsed_s if first else None,
         "epochs_to_target": first.epoch + 1 if first else None,
     }

@@ -18,6 +18,43 @@ from scalebench.tables.table import COUNT, METRIC_ALONE, TIME_ALONE, fields, tex
 
 Row = dict[Hashable, Any]
 _LISTS = ("rank", "epoch", "lost_s", "pause_s")
+_COLUMNS: list[Column[Row]] = [
+    Column("strategy", text("label"), left=True),
+    Column("engine", text("engine"), left=True),
+    Column(
+        "workers",
+        text("counts"),
+        meaning="at the start, and at the end where some were lost",
+    ),
+    Column(
+        "interruptions",
+        fields("interruptions"),
+        COUNT,
+        "times that a worker died and the run went on",
+    ),
+    Column(
+        "died",
+        text("ranks"),
+        meaning="ranks that died, by their number at the start",
+        left=True,
+    ),
+    Column(
+        "epochs begun again",
+        text("epochs_again"),
+        meaning="counted from 1",
+        left=True,
+    ),
+    Column("lost", text("lost"), meaning="training since the last committed epoch"),
+    Column("pause", text("pauses"), meaning="from the death until training went on"),
+    Column(
+        "total time",
+        fields("total_s"),
+        TIME_ALONE,
+        "with what was lost and the pauses",
+    ),
+    Column("metric", fields("final_metric"), METRIC_ALONE, "at the end"),
+    Column("what became of it", text("end"), left=True),
+]
 
 
 def elastic_table(folder: Path) -> Table:
@@ -35,47 +72,7 @@ def elastic_table(folder: Path) -> Table:
         ]
     return Table.of(
         "Elastic runs",
-        [
-            Column("strategy", text("label"), left=True),
-            Column("engine", text("engine"), left=True),
-            Column(
-                "workers",
-                text("counts"),
-                meaning="at the start, and at the end where some were lost",
-            ),
-            Column(
-                "interruptions",
-                fields("interruptions"),
-                COUNT,
-                "times that a worker died and the run went on",
-            ),
-            Column(
-                "died",
-                text("ranks"),
-                meaning="ranks that died, by their number at the start",
-                left=True,
-            ),
-            Column(
-                "epochs begun again",
-                text("epochs_again"),
-                meaning="counted from 1",
-                left=True,
-            ),
-            Column(
-                "lost", text("lost"), meaning="training since the last committed epoch"
-            ),
-            Column(
-                "pause", text("pauses"), meaning="from the death until training went on"
-            ),
-            Column(
-                "total time",
-                fields("total_s"),
-                TIME_ALONE,
-                "with what was lost and the pauses",
-            ),
-            Column("metric", fields("final_metric"), METRIC_ALONE, "at the end"),
-            Column("what became of it", text("end"), left=True),
-        ],
+        _COLUMNS,
         rows,
         [
             "Their times hold interruptions, so that they are in no figure, law or ratio."

@@ -13,7 +13,7 @@ import math
 import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -309,20 +309,6 @@ def as_latex(table: Table, label: str = "") -> str:
     kept = [place for place in range(len(header)) if not (apart and place in shared)]
     kind = "table" if sum(widths_pt(table, apart=apart)) <= COLUMN_PT else "table*"
     stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
-    body: list[str] = []
-    before: list[str] | None = None
-    for row in rows:
-        group = [row[place] for place in shared]
-        first = group != before
-        if first and before:
-            body.append(r"    \addlinespace")
-        if first and apart:
-            body.append(
-                rf"    \multicolumn{{{len(kept)}}}{{@{{}}l}}{{{', '.join(group)}}} \\"
-            )
-        cells = [row[place] if first or place not in shared else "" for place in kept]
-        body.append(f"    {' & '.join(cells)} \\\\")
-        before = group
     alignment = "".join(
         "l" if _is_text(table.columns[place]) else "r" for place in kept
     )
@@ -346,7 +332,7 @@ def as_latex(table: Table, label: str = "") -> str:
             r"    \toprule",
             f"    {' & '.join(header[place] for place in kept)} \\\\",
             r"    \midrule",
-            *body,
+            *_latex_rows(rows, shared, kept, apart=apart),
             r"    \bottomrule",
             r"  \end{tabular}",
             *(
@@ -360,6 +346,27 @@ def as_latex(table: Table, label: str = "") -> str:
             "",
         ]
     )
+
+
+def _latex_rows(
+    rows: Sequence[Sequence[str]],
+    shared: Sequence[int],
+    kept: Sequence[int],
+    *,
+    apart: bool,
+) -> Iterator[str]:
+    """Yield the rows, whose columns `shared` stand once for all equal rows: `apart` above them, or in the first."""
+    before: list[str] | None = None
+    for row in rows:
+        group = [row[place] for place in shared]
+        first = group != before
+        if first and before:
+            yield r"    \addlinespace"
+        if first and apart:
+            yield rf"    \multicolumn{{{len(kept)}}}{{@{{}}l}}{{{', '.join(group)}}} \\"
+        cells = [row[place] if first or place not in shared else "" for place in kept]
+        yield f"    {' & '.join(cells)} \\\\"
+        before = group
 
 
 FORMATS: dict[str, Callable[[Table, str], str]] = {
