@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib import rcParams
@@ -18,11 +17,12 @@ from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.marks import (
+    Cell,
     counts_by_execution,
     draw_bars,
     executions_of_bars,
 )
-from scalebench.figures.drawing.panel import Segment, hatch_of
+from scalebench.figures.drawing.panel import Panel, Segment, hatch_of
 from scalebench.figures.drawing.series_style import (
     ENGINE_ALONE,
     ENGINE_ALONE_PATTERN,
@@ -60,7 +60,7 @@ class Breakdown(Figure):
             int(canvas.style.height >= 1) + int(canvas.style.height > 1)
         ]
         named = _NAMES_IN * (len(counts) > 1)
-        top, small = _top(table, canvas.style, height), canvas.style.small
+        top = _top(table, canvas.style, height)
         (panels,) = canvas.grids(
             (
                 len(names),
@@ -75,46 +75,20 @@ class Breakdown(Figure):
                 own["workers"].nunique() == 1
             )  # serial: one bar, without room for other counts
             shown = counts_by_execution(own) if single else counts
-            for at, cell in draw_bars(
+            bars = draw_bars(
                 panel, own, shown, _segments, "share of training time", like=counts
-            ):
-                time = panel.ax.text(
-                    at,
-                    103,
-                    _time_of(cell),
-                    rotation=90,
-                    ha="center",
-                    va="bottom",
-                    fontsize=small,
-                )
-                time.set_in_layout(False)
-                panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
+            )
+            _write_times(panel, bars)
             panel.ax.set_ylim(0, top)
             panel.ax.set_yticks([0, 50, 100])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of time (%)")
-        entries: list[Entry] = []
         drawn = {
             segment.part: segment
             for cell in table.to_dict("records")
             for segment in _segments(cell)
         }
-        for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
-            color = drawn[part].color
-            measured = drawn[part].measured
-            hatch = hatch_of(drawn[part], canvas.style)
-            edge = "white" if measured and canvas.style.patterns else color
-            entries.append(
-                (
-                    Patch(
-                        facecolor=color if measured else "white",
-                        edgecolor=edge,
-                        hatch=hatch,
-                    ),
-                    part,
-                )
-            )
-        canvas.legend(entries)
+        canvas.legend(_parts(drawn, canvas.style))
         canvas.legend([*executions_of_bars(table), *_signs(table)])
         canvas.describe(
             results,
@@ -131,6 +105,36 @@ class Breakdown(Figure):
             bars=False,
             signs=(OVERSUBSCRIBED, DISTURBED),
         )
+
+
+def _write_times(panel: Panel, bars: Sequence[tuple[float, Cell]]) -> None:
+    """Write the training time above each bar."""
+    for at, cell in bars:
+        time = panel.ax.text(
+            at,
+            103,
+            _time_of(cell),
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=panel.style.small,
+        )
+        time.set_in_layout(False)
+        panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
+
+
+def _parts(drawn: Mapping[str, Segment], style: Style) -> list[Entry]:
+    """Return the entries of the drawn parts of bars, in one order in all figures."""
+    entries: list[Entry] = []
+    for part in [name for name in (*_PARTS, _UNMEASURED) if name in drawn]:
+        segment = drawn[part]
+        patch = Patch(
+            facecolor=segment.color if segment.measured else "white",
+            edgecolor="white" if segment.measured and style.patterns else segment.color,
+            hatch=hatch_of(segment, style),
+        )
+        entries.append((patch, part))
+    return entries
 
 
 def _signs(table: pd.DataFrame) -> list[Entry]:
@@ -157,7 +161,7 @@ def _as_marker(sign: str) -> Path:
     )
 
 
-def _segments(cell: dict[Hashable, Any]) -> list[Segment]:
+def _segments(cell: Cell) -> list[Segment]:
     """Return the parts of one bar, in per cent; parts without time are left out."""
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
@@ -189,5 +193,5 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
     return 100 / (1 - room / (72 * height * style.height - 6.2 * style.size))
 
 
-def _time_of(cell: dict[Hashable, Any]) -> str:
+def _time_of(cell: Cell) -> str:
     return seconds(cell["train_s"]) + marks(cell)

@@ -193,30 +193,7 @@ def draw_task_graph(
             workers = 1 + max(max(node.workers) for node in nodes)
             ((panel,),) = canvas.grids((1, 1, 0.62 + _LANE_IN * workers))
             panel.title(title)
-            ax = panel.ax
-            places = {node.name: node for node in nodes}
-            for node in nodes:
-                for name in node.after:
-                    _draw_edge(ax, places[name], node)
-            for node in nodes:
-                low = min(node.workers) - _HALF
-                high = max(node.workers) + _HALF
-                box = FancyBboxPatch(
-                    (node.depth - _HALF, low),
-                    2 * _HALF,
-                    high - low,
-                    boxstyle="round,pad=0.02",
-                    linewidth=0,
-                )
-                box.set_facecolor(_COLORS[node.kind])
-                box.set_zorder(2)
-                ax.add_patch(box)
-            ax.set_xlim(-0.6, 0.6 + max(node.depth for node in nodes))
-            ax.set_ylim(workers - 0.4, -0.6)
-            ax.set_yticks(range(workers), [f"worker {rank}" for rank in range(workers)])
-            ax.set_xlabel("tasks since training began")
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.grid(visible=False)
+            _draw_graph(panel.ax, nodes, workers)
             shown = {node.kind for node in nodes}
             canvas.legend(
                 [
@@ -238,6 +215,33 @@ def draw_task_graph(
         with open_own(files[-1], "w") as file:
             file.write("\n".join(["task,kind,epoch,workers,after", *rows]) + "\n")
     return files
+
+
+def _draw_graph(ax: Axes, nodes: Sequence[TaskNode], workers: int) -> None:
+    """Draw the tasks as boxes, over the lines between them, a row for each worker."""
+    places = {node.name: node for node in nodes}
+    for node in nodes:
+        for name in node.after:
+            _draw_edge(ax, places[name], node)
+    for node in nodes:
+        low = min(node.workers) - _HALF
+        high = max(node.workers) + _HALF
+        box = FancyBboxPatch(
+            (node.depth - _HALF, low),
+            2 * _HALF,
+            high - low,
+            boxstyle="round,pad=0.02",
+            linewidth=0,
+        )
+        box.set_facecolor(_COLORS[node.kind])
+        box.set_zorder(2)
+        ax.add_patch(box)
+    ax.set_xlim(-0.6, 0.6 + max(node.depth for node in nodes))
+    ax.set_ylim(workers - 0.4, -0.6)
+    ax.set_yticks(range(workers), [f"worker {rank}" for rank in range(workers)])
+    ax.set_xlabel("tasks since training began")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(visible=False)
 
 
 def _draw_edge(ax: Axes, before: TaskNode, node: TaskNode) -> None:
