@@ -16,7 +16,7 @@ from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
-from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import (
     MOST_SERIES,
     NEUTRAL,
@@ -27,6 +27,16 @@ from scalebench.figures.drawing.series_style import (
 )
 from scalebench.study.cell import EXECUTIONS
 
+_METRIC = {
+    cost: Curve(
+        "metric",
+        over=cost,
+        band=("metric_low", "metric_high"),
+        shift=False,
+        connect=False,
+    )
+    for cost in COSTS.values()
+}
 _PANELS = ("time", "core-hours", "memory")
 _LABELS = {
     "time": "training time (s)",
@@ -97,7 +107,7 @@ class AccuracyCost(Figure):
             )
             _draw_fronts(panel, fronts, COSTS[name])
             others = fronts[~fronts["series"].isin(group)]
-            panel.context(others, "metric", x=COSTS[name], connect=False)
+            panel.context(others, _METRIC[COSTS[name]])
             _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
             panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
             panel.seconds_axis("x", _LABELS[name])
@@ -110,30 +120,34 @@ class AccuracyCost(Figure):
         front = Line2D([], [], color=_FRONT, drawstyle="steps-post")
         fronts_drawn = any(_FRONT_WORDS in panel.explained for panel in canvas.shown)
         canvas.legends(look, table, *[(front, _FRONT_WORDS)] * fronts_drawn, line=False)
-        modelled = (
-            canvas.selection.of(results.completed)["execution"].eq("modelled").any()
-        )
-        canvas.describe(
-            results,
-            table,
-            "One point for each strategy and worker count: the metric of the final consensus model on held-out data"
-            f"{with_interval(over_seeds(table))}.",
-            "The front joins the points of an execution and engine that no other beats in both.",
-            "Modelled runs, which train nothing, have no metric and are left out."
-            if modelled
-            else "",
-            "Oversubscribed and disturbed points are on no front."
-            if not is_representative(table).all()
-            else "",
-            "Memory is the largest of a worker's process, or on its device."
-            if "memory" in names
-            else "",
-            method=(
-                "Times are geometric means, core-hours these times the cores. The front is that of the whole study: "
-                "points that no other beats in metric or cost without being worse in the other; it disregards "
-                "intervals.",
-            ),
-        )
+        _describe(canvas, results, table, names)
+
+
+def _describe(
+    canvas: Canvas, results: Results, table: pd.DataFrame, names: Sequence[str]
+) -> None:
+    modelled = canvas.selection.of(results.completed)["execution"].eq("modelled").any()
+    canvas.describe(
+        results,
+        table,
+        "One point for each strategy and worker count: the metric of the final consensus model on held-out data"
+        f"{with_interval(over_seeds(table))}.",
+        "The front joins the points of an execution and engine that no other beats in both.",
+        "Modelled runs, which train nothing, have no metric and are left out."
+        if modelled
+        else "",
+        "Oversubscribed and disturbed points are on no front."
+        if not is_representative(table).all()
+        else "",
+        "Memory is the largest of a worker's process, or on its device."
+        if "memory" in names
+        else "",
+        method=(
+            "Times are geometric means, core-hours these times the cores. The front is that of the whole study: "
+            "points that no other beats in metric or cost without being worse in the other; it disregards "
+            "intervals.",
+        ),
+    )
 
 
 def _draw_cells(
@@ -144,16 +158,7 @@ def _draw_cells(
         ("low_s", "high_s") if cost == "train_s" else (f"{cost}_low", f"{cost}_high")
     )
     known = own[own[cost].notna()]
-    panel.curve(
-        known,
-        "metric",
-        look,
-        x=cost,
-        low="metric_low",
-        high="metric_high",
-        shift=False,
-        connect=False,
-    )
+    panel.curve(known, _METRIC[cost], look)
     ends = zip(known[low], known[high], known["metric"], strict=True)
     sideways = [((left, y), (right, y)) for left, right, y in ends]
     points = list(known[[cost, "metric"]].itertuples(index=False, name=None))

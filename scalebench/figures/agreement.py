@@ -19,7 +19,7 @@ from scalebench.figures.drawing.caption import (
     describe_marks,
     describe_study,
 )
-from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import (
     Look,
     looks,
@@ -28,6 +28,8 @@ from scalebench.figures.drawing.series_style import (
 )
 
 GOAL = 0.15
+_TIMES = Curve("virtual_s", over="native_s", shift=False, connect=False)
+_RATIO = Curve("ratio", band=("ratio_low", "ratio_high"), connect=False)
 
 
 @FIGURES.add
@@ -88,7 +90,7 @@ class Agreement(Figure):
 
 def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> None:
     panel.title("virtual against native time")
-    panel.curve(table, "virtual_s", look, x="native_s", shift=False, connect=False)
+    panel.curve(table, _TIMES, look)
     ends = [
         float(table[["native_s", "virtual_s"]].min().min()) / 1.3,
         float(table[["native_s", "virtual_s"]].max().max()) * 1.3,
@@ -109,7 +111,7 @@ def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> Non
 
 def _draw_ratios(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> None:
     panel.title("virtual / native")
-    panel.curve(table, "ratio", look, low="ratio_low", high="ratio_high", connect=False)
+    panel.curve(table, _RATIO, look)
     panel.workers_axis(table["workers"])
     panel.level(1.0, "equal", table["workers"])
     panel.ax.axhspan(1 - GOAL, 1 + GOAL, color="#EEEEEE", zorder=0)

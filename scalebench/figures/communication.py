@@ -7,7 +7,7 @@ from scalebench.analysis.grouping import communication_shares
 from scalebench.analysis.intervals import CONFIDENCE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.panel import share_y
+from scalebench.figures.drawing.panel import Curve, share_y
 from scalebench.figures.drawing.series_style import group_name
 
 _PANELS = {
@@ -62,9 +62,8 @@ class Communication(Figure):
                 else _PANELS[name]
             )
             own = table[table["series"].isin(group)]
-            panel.curve(
-                own, name, look, low=f"{name}_low", high=f"{name}_high", scale=100
-            )
+            share = Curve(name, band=(f"{name}_low", f"{name}_high"), scale=100)
+            panel.curve(own, share, look)
             panel.workers_axis(table["workers"])
             if panel.leftmost:
                 panel.ax.set_ylabel("share of training time (%)")

@@ -13,16 +13,26 @@ from scalebench.analysis import Results
 from scalebench.analysis.intervals import CONFIDENCE, metric_interval
 from scalebench.analysis.loading import object_index
 from scalebench.figures.base import FIGURES, Figure
-from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.caption import with_interval
-from scalebench.figures.drawing.panel import Panel, share_y
-from scalebench.figures.drawing.series_style import group_name
+from scalebench.figures.drawing.panel import Curve, Panel, share_y
+from scalebench.figures.drawing.series_style import Look, group_name
 from scalebench.formatting import counted, is_interval
 from scalebench.study.cell import PLACE
 
 _COLUMNS = 4
 _APART_PT = 0.8  # equal lines are seen side by side
-_X = {"epochs": "epochs", "time": "elapsed_s"}
+_METRIC = {
+    panel: Curve(
+        "metric",
+        over=over,
+        band=("low", "high"),
+        shift=False,
+        sparse=True,
+        apart_pt=_APART_PT,
+    )
+    for panel, over in (("epochs", "epochs"), ("time", "elapsed_s"))
+}
 _KEY = [*PLACE, "strategy"]
 
 
@@ -67,32 +77,14 @@ class Convergence(Figure):
         )
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
             own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
-            shown = own[own["series"].isin(group)]
-            x = _X[axis]
             words = counted(count, "worker")
             title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
             panel.title(title, f"{words}, against {axis}")
-            panel.context(own[~own["series"].isin(group)], "metric", x=x)
-            panel.curve(
-                shown,
-                "metric",
-                look,
-                x=x,
-                low="low",
-                high="high",
-                shift=False,
-                sparse=True,
-                apart_pt=_APART_PT,
-            )
+            _draw_course(panel, own, group, axis, look)
             panel.metric_axis(metric)
             if not panel.leftmost:
                 panel.ax.set_ylabel("")
                 panel.ax.tick_params(labelleft=False)
-            if axis == "epochs":
-                panel.ax.set_xlabel("epochs")
-                panel.ax.xaxis.set_major_locator(
-                    MaxNLocator(5, integer=True, steps=[1, 2, 5, 10])
-                )
         share_y(panels)
         _share_times(
             [
@@ -101,32 +93,53 @@ class Convergence(Figure):
                 if axis == "time"
             ]
         )
-        targets = list(results.completed["target_metric"].dropna().unique())
-        for panel in panels:
-            for target in targets:
-                panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
-        line = Line2D([], [], color="#888888", linestyle=":")
-        canvas.legends(
-            look,
-            table,
-            *([(line, f"target: {targets[0]:g}")] if len(targets) == 1 else []),
+        canvas.legends(look, table, *_draw_targets(panels, results))
+        _describe(canvas, results, table)
+
+
+def _draw_course(
+    panel: Panel,
+    own: pd.DataFrame,
+    group: Sequence[str],
+    axis: str,
+    look: dict[str, Look],
+) -> None:
+    """Draw the metric of the series in `group` along an axis, over all others in grey."""
+    panel.curves(own, group, _METRIC[axis], look)
+    if axis == "epochs":
+        panel.ax.set_xlabel("epochs")
+        panel.ax.xaxis.set_major_locator(
+            MaxNLocator(5, integer=True, steps=[1, 2, 5, 10])
         )
-        interval = with_interval(table["interval"]).replace(
-            "seeds", "seeds (drawn at the last epoch)"
-        )
-        canvas.describe(
-            results,
-            table,
-            f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
-            "Serial (one worker) is drawn in every panel."
-            if (table["strategy"] == "serial").any()
-            else "",
-            method=(
-                "Time is training time without evaluation, its arithmetic mean (tables: geometric). Equal lines are "
-                "set a little apart upwards, so that both are seen.",
-            ),
-            bars=False,
-        )
+
+
+def _draw_targets(panels: Sequence[Panel], results: Results) -> list[Entry]:
+    """Draw the targets over the width of each panel; return their entry in the legend, that of a single one."""
+    targets = list(results.completed["target_metric"].dropna().unique())
+    for panel in panels:
+        for target in targets:
+            panel.reference(panel.ax.get_xlim(), [target, target], "target metric")
+    line = Line2D([], [], color="#888888", linestyle=":")
+    return [(line, f"target: {targets[0]:g}")] if len(targets) == 1 else []
+
+
+def _describe(canvas: Canvas, results: Results, table: pd.DataFrame) -> None:
+    interval = with_interval(table["interval"]).replace(
+        "seeds", "seeds (drawn at the last epoch)"
+    )
+    canvas.describe(
+        results,
+        table,
+        f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
+        "Serial (one worker) is drawn in every panel."
+        if (table["strategy"] == "serial").any()
+        else "",
+        method=(
+            "Time is training time without evaluation, its arithmetic mean (tables: geometric). Equal lines are "
+            "set a little apart upwards, so that both are seen.",
+        ),
+        bars=False,
+    )
 
 
 def _share_times(panels: Sequence[Panel]) -> None:

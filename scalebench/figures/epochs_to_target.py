@@ -22,10 +22,11 @@ from scalebench.figures.drawing.marks import (
     never,
     target_in_words,
 )
-from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.formatting import digits
 
+_EPOCHS = Curve("epochs_to_target", over="batch_global", connect=False, shift=False)
 _COLUMNS = 3
 _CURVE_POINTS = 60
 _CRITICAL: dict[str, Any] = {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.2}
@@ -55,15 +56,7 @@ class EpochsToTarget(Figure):
         table = table.assign(
             n=table["n_reached"], oversubscribed=False, disturbed=False
         )  # a busy machine takes no more
-        names = {
-            key: str(own["series"].iloc[0])
-            for key, own in table.groupby(["execution", "engine", "label"])
-        }
-        keyed = [
-            ((law.execution, law.engine, law.label), law)
-            for law in critical_batches(results)
-        ]
-        found = [(names[key], law) for key, law in keyed if key in names]
+        found = _laws_by_series(table, results)
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())
         columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
@@ -77,19 +70,10 @@ class EpochsToTarget(Figure):
             if panel.leftmost:
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
-        critical = any(
-            law.least <= law.law.critical_batch <= law.most for _, law in found
-        )
-        marks: list[Entry] = [
-            (Line2D([], [], color=NEUTRAL), "fitted law, with 95 % interval")
-        ] * bool(found)
-        marks += [
-            (Line2D([], [], **_CRITICAL), "critical batch: twice the epochs of batch 0")
-        ] * bool(critical)
         canvas.legends(
             look, table, *legend_of_unreached(canvas.shown, epochs), line=False
         )
-        canvas.legend(marks)
+        canvas.legend(_legend_of_laws([law for _, law in found]))
         laws = sorted(
             found, key=lambda item: (series.index(item[0]), item[1].execution)
         )
@@ -114,6 +98,33 @@ class EpochsToTarget(Figure):
         )
 
 
+def _laws_by_series(
+    table: pd.DataFrame, results: Results
+) -> list[tuple[str, SeriesLaw]]:
+    """Return the fitted laws of the series in `table`, each with the name of its series."""
+    names = {
+        key: str(own["series"].iloc[0])
+        for key, own in table.groupby(["execution", "engine", "label"])
+    }
+    keyed = [
+        ((law.execution, law.engine, law.label), law)
+        for law in critical_batches(results)
+    ]
+    return [(names[key], law) for key, law in keyed if key in names]
+
+
+def _legend_of_laws(laws: list[SeriesLaw]) -> list[Entry]:
+    critical = any(law.least <= law.law.critical_batch <= law.most for law in laws)
+    marks: list[Entry] = []
+    if laws:
+        line = Line2D([], [], color=NEUTRAL)
+        marks.append((line, "fitted law, with 95 % interval"))
+    if critical:
+        line = Line2D([], [], **_CRITICAL)
+        marks.append((line, "critical batch: twice the epochs of batch 0"))
+    return marks
+
+
 def _draw(
     panel: Panel,
     name: str,
@@ -128,56 +139,49 @@ def _draw(
             own["epochs_to_target"] < math.inf
         )
     )
-    panel.curve(
-        shown, "epochs_to_target", look, x="batch_global", connect=False, shift=False
-    )
+    panel.curve(shown, _EPOCHS, look)
     mark_unreached(
         panel,
         shown,
-        "epochs_to_target",
+        _EPOCHS,
         look,
         epochs=epochs,
         above=1.1 * epochs,
-        x="batch_global",
     )
     for fitted in laws:
-        batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
-        line = {**look[name].line(fitted.execution), "marker": "", "linestyle": "-"}
-        epochs_at = fitted.law.epochs(batches)
-        panel.ax.plot(batches, epochs_at.value, zorder=2, **line)
-        panel.ax.fill_between(
-            batches,
-            epochs_at.low,
-            epochs_at.high,
-            color=look[name].color,
-            alpha=0.12,
-            linewidth=0,
-            zorder=1,
-        )
-        critical, least, most = fitted.law.critical[:3]
-        key: dict[Hashable, object] = {
-            "series": name,
-            "execution": fitted.execution,
-            "engine": fitted.engine,
-        }
-        panel.keep(
-            [
-                {
-                    **key,
-                    "quantity": "critical batch",
-                    "y": critical,
-                    "low": least,
-                    "high": most,
-                }
-            ]
-        )
-        if fitted.least <= critical <= fitted.most:
-            panel.ax.axvline(critical, zorder=1, **_CRITICAL)
-        panel.keep(
-            [{**key, "quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero}]
-        )
+        _draw_law(panel, name, fitted, look[name])
     panel.ax.set_ylim(0, 1.2 * epochs)
     panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _draw_law(panel: Panel, name: str, fitted: SeriesLaw, look: Look) -> None:
+    """Draw a law with its interval over the batches it was fitted to, and the critical batch if it is among them."""
+    batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
+    line = {**look.line(fitted.execution), "marker": "", "linestyle": "-"}
+    epochs_at = fitted.law.epochs(batches)
+    panel.ax.plot(batches, epochs_at.value, zorder=2, **line)
+    panel.ax.fill_between(
+        batches,
+        epochs_at.low,
+        epochs_at.high,
+        color=look.color,
+        alpha=0.12,
+        linewidth=0,
+        zorder=1,
+    )
+    critical, least, most = fitted.law.critical[:3]
+    if fitted.least <= critical <= fitted.most:
+        panel.ax.axvline(critical, zorder=1, **_CRITICAL)
+    rows: list[dict[Hashable, object]] = [
+        {"quantity": "critical batch", "y": critical, "low": least, "high": most},
+        {"quantity": "epochs at batch 0", "y": fitted.law.epochs_at_zero},
+    ]
+    panel.keep(
+        rows,
+        series=name,
+        execution=fitted.execution,
+        engine=fitted.engine,
+    )
 
 
 def _in_words(name: str, fitted: SeriesLaw) -> str:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFor
 
 from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look, cross, looks
 from scalebench.figures.plotting import FORMATS, drawing, picture
 from scalebench.system.atomic_write import open_own
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 OUTSIDE = "outside what the inputs hold for, or too large"
 
-_APART_PT = 1.6  # between equal lines
+# Batches and intervals are powers of two, which are the same for many points.
+_OF_POINTS = {
+    "speedup": Curve("speedup", shift=False),
+    "efficiency": Curve("efficiency", scale=100, shift=False),
+    "batch": Curve("batch", shift=False, apart_pt=1.6),
+    "interval": Curve("interval", shift=False, apart_pt=1.6),
+}
 
 _HATCH = "xx"
 _BESIDE = 0.006  # of an axis, between the bars of two strategies
@@ -89,54 +95,25 @@ def fill_prediction(
 ) -> None:
     """Draw the panels of `draw_prediction` on `canvas`."""
     each = f"of {'all workers' if of_all else 'a worker'}"
-    table = pd.DataFrame(
-        {
-            "execution": "modelled",
-            "engine": "virtual",
-            "series": [str(point.strategy) for point in grid.points],
-            "workers": [point.workers for point in grid.points],
-            "oversubscribed": [
-                point.marked for point in grid.points
-            ],  # crossed, like those
-            "speedup": [point.speedup for point in grid.points],
-            "efficiency": [point.efficiency for point in grid.points],
-            "batch": [float("nan") if one.batch is None else one.batch for one in held],
-            "interval": [
-                float("nan") if one.interval is None else one.interval for one in held
-            ],
-        }
-    )
+    table = _points(grid, held)
     look = looks(list(table["series"]))
     kept = f"{100 * held[0].efficiency:.0f} % efficiency"
-    panels = {
+    words = {
         "speedup": ("speedup", "speedup"),
         "efficiency": ("efficiency", "efficiency (%)"),
         "batch": (f"batch for {kept}", f"batch {each}"),
         "interval": (f"interval for {kept}", "interval"),
     }
-    shown = [name for name in panels if table[name].notna().any()]
+    shown = [name for name in words if table[name].notna().any()]
     columns = canvas.fits(2)
     [grids] = canvas.grids((len(shown), columns, 2.6))
     for panel, name in zip(grids, shown, strict=True):
-        title, label = panels[name]
+        title, label = words[name]
         panel.title(title)
-        own = (
-            table.assign(oversubscribed=[one.outside for one in held])
-            if name == "batch"
-            else table
-        )
-        equal = name in (
-            "batch",
-            "interval",
-        )  # powers of two, which are the same for many points
-        panel.curve(
-            own,
-            name,
-            look,
-            scale=100 if name == "efficiency" else 1,
-            shift=False,
-            apart_pt=_APART_PT * equal,
-        )
+        own = table
+        if name == "batch":
+            own = table.assign(oversubscribed=[one.outside for one in held])
+        panel.curve(own, _OF_POINTS[name], look)
         if name == "speedup":
             ends = [min(table["workers"]), max(table["workers"])]
             panel.reference(ends, ends, "ideal")
@@ -146,21 +123,14 @@ def fill_prediction(
         elif name == "speedup":
             panel.seconds_axis(label=label)
         else:
-            powers = [
-                2**power for power in range(1 + int(math.log2(table[name].max())))
-            ]
-            panel.ax.set_yscale("log", base=2)
-            panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
-            panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
+            _powers_axis(panel, table[name].max(), label)
         panel.workers_axis(table["workers"])
     crossed = [
         point.marked or one.outside
         for point, one in zip(grid.points, held, strict=True)
     ]
-    dotted = (
-        Line2D([], [], color="#888888", linestyle=":"),
-        f"ideal speedup, and {kept}",
-    )
+    line = Line2D([], [], color="#888888", linestyle=":")
+    dotted = (line, f"ideal speedup, and {kept}")
     canvas.legends(look, table.assign(oversubscribed=crossed), dotted, crossed=OUTSIDE)
     canvas.say(
         f"{what}. Speedup and efficiency are against one serial worker at the same batch.",
@@ -168,6 +138,35 @@ def fill_prediction(
         f"has {kept}, the other one unchanged; a point that is missing has none.",
         "Equal lines in the panels of batch and interval are set a little apart.",
     )
+
+
+def _points(grid: Grid, held: Sequence[Held]) -> pd.DataFrame:
+    """Return the points of a grid as a table of curves, with the batch and interval that hold an efficiency."""
+    unknown = float("nan")
+    return pd.DataFrame(
+        {
+            "execution": "modelled",
+            "engine": "virtual",
+            "series": [str(point.strategy) for point in grid.points],
+            "workers": [point.workers for point in grid.points],
+            # Crossed, like those.
+            "oversubscribed": [point.marked for point in grid.points],
+            "speedup": [point.speedup for point in grid.points],
+            "efficiency": [point.efficiency for point in grid.points],
+            "batch": [unknown if one.batch is None else one.batch for one in held],
+            "interval": [
+                unknown if one.interval is None else one.interval for one in held
+            ],
+        }
+    )
+
+
+def _powers_axis(panel: Panel, most: float, label: str) -> None:
+    """Set a log2 y axis with ticks at the powers of two up to `most`."""
+    powers = [2**power for power in range(1 + int(math.log2(most)))]
+    panel.ax.set_yscale("log", base=2)
+    panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
+    panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
 
 
 def draw_what_if(path: Path, planes: Mapping[str, Plane], what: str) -> None:
@@ -194,31 +193,14 @@ def draw_what_if(path: Path, planes: Mapping[str, Plane], what: str) -> None:
             (1, 1, 3.6) if lines else (len(planes), canvas.fits(2), 3.6)
         )
         if lines:
-            [panel] = panels
-            for place, (name, plane) in enumerate(
-                (name, planes[name]) for name in look
-            ):
-                beside = (
-                    _BESIDE * (place - (len(planes) - 1) / 2) * (plane.low is not None)
-                )
-                _draw_line(
-                    panel, plane, look[name] if len(planes) > 1 else None, beside
-                )
-            panel.seconds_axis(label="training time (s)")
-            _label(panel, "x", first.axes[0].title, first.axes[0].values)
+            _draw_lines(panels[0], planes, look)
             canvas.legend(
                 [(look[name].sample(), name) for name in look]
                 if len(planes) > 1
                 else []
             )
         else:
-            everything = np.concatenate(
-                [plane.train_s.ravel() for plane in planes.values()]
-            )
-            scale = LogNorm(everything.min(), everything.max())
-            for panel, (name, plane) in zip(panels, planes.items(), strict=True):
-                panel.title(name)
-                _draw_map(panel, plane, scale)
+            _draw_maps(panels, planes)
         if any(plane.marked.any() for plane in planes.values()):
             mark = (
                 Line2D([], [], **cross())
@@ -233,6 +215,28 @@ def draw_what_if(path: Path, planes: Mapping[str, Plane], what: str) -> None:
             else ""
         )
         canvas.say(f"Modelled: {what}.", bars)
+
+
+def _draw_lines(
+    panel: Panel, planes: Mapping[str, Plane], look: Mapping[str, Look]
+) -> None:
+    """Draw the times of all strategies along one axis, their bars side by side."""
+    (first, *_) = planes.values()
+    for place, name in enumerate(look):
+        plane = planes[name]
+        beside = _BESIDE * (place - (len(planes) - 1) / 2) * (plane.low is not None)
+        _draw_line(panel, plane, look[name] if len(planes) > 1 else None, beside)
+    panel.seconds_axis(label="training time (s)")
+    _label(panel, "x", first.axes[0].title, first.axes[0].values)
+
+
+def _draw_maps(panels: Sequence[Panel], planes: Mapping[str, Plane]) -> None:
+    """Draw the times of each strategy over two axes, in one scale of greys."""
+    everything = np.concatenate([plane.train_s.ravel() for plane in planes.values()])
+    scale = LogNorm(everything.min(), everything.max())
+    for panel, (name, plane) in zip(panels, planes.items(), strict=True):
+        panel.title(name)
+        _draw_map(panel, plane, scale)
 
 
 def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> None:
@@ -359,66 +363,26 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
     """Draw seconds of each prediction as multiples of linear scaling from its base row, and errors by distance."""
     [[against, apart]] = canvas.grids((2, 2, 3.6))
     errors = errors[errors["linear_s"].notna()]
-    slower = errors["seconds"] / errors["linear_s"]
-    predicted = errors["predicted_s"] / errors["linear_s"]
-    least = float(min(slower.min(), predicted.min()))
-    most = float(max(slower.max(), predicted.max()))
-    ends = [0.9 * least, 1.1 * most]
-    against.title("time, as a multiple of linear scaling")
-    against.ax.plot(
-        slower, np.ones(len(slower)), linestyle="", marker="_", color=_GREY, zorder=1
-    )
-    against.reference(ends, ends, "equal")
     sources = sorted(errors["source"].unique())
     names = _names(sources)
-    handles: list[Entry] = []
-    for number, source in enumerate(sources):
-        style: dict[str, Any] = {
+    styles: dict[str, dict[str, Any]] = {
+        source: {
             "color": _COLORS[number % len(_COLORS)],
             "marker": _MARKERS[number % len(_MARKERS)],
             "markersize": 3.6,
+            "linestyle": "",
         }
-        own = errors["source"] == source
-        against.ax.plot(slower[own], predicted[own], linestyle="", alpha=0.75, **style)
-        spread = errors.loc[own, "doublings"] + 0.08 * (number - (len(sources) - 1) / 2)
-        apart.ax.plot(
-            spread, errors.loc[own, "error"], linestyle="", alpha=0.75, **style
-        )
-        handles.append((Line2D([], [], linestyle="", **style), names[source]))
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for axis, which in (
-        (against.ax.xaxis, "measured"),
-        (against.ax.yaxis, "predicted"),
-    ):
-        axis.set_label_text(f"{which} / linear scaling")
-    against.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    inside = [
-        [tick for tick in ladder if ends[0] <= tick <= ends[1]] for ladder in _LADDERS
-    ]
-    ticks = next((own for own in inside if len(own) <= _MOST_TICKS), inside[-1])
-    for axis in (against.ax.xaxis, against.ax.yaxis):
-        axis.set_ticks(ticks, minor=False)
-        axis.set_major_formatter(plain)
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
-    apart.title("error by distance from the calibration")
-    shift = errors["doublings"] - 0.3
-    apart.ax.plot(
-        shift, errors["linear_error"], linestyle="", marker="_", color=_GREY, zorder=1
+        for number, source in enumerate(sources)
+    }
+    _draw_times(against, errors, styles)
+    _draw_distances(apart, errors, styles)
+    canvas.legend(
+        [
+            *((Line2D([], [], **style), names[of]) for of, style in styles.items()),
+            (Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling"),
+            (Line2D([], [], linestyle=":", color="#888888"), "equal"),
+        ]
     )
-    apart.ax.axhline(0, color="#444444", linewidth=0.8)
-    apart.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    apart.ax.set_xlim(
-        float(errors["doublings"].min()) - 0.6, float(errors["doublings"].max()) + 0.6
-    )
-    apart.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    apart.ax.set(
-        xlabel="doublings from the calibration", ylabel="predicted / measured - 1"
-    )
-    handles.append(
-        (Line2D([], [], linestyle="", marker="_", color=_GREY), "linear scaling")
-    )
-    handles.append((Line2D([], [], linestyle=":", color="#888888"), "equal"))
-    canvas.legend(handles)
     mape = errors["error"].abs().mean()
     linear = errors["linear_error"].abs().mean()
     held = errors["held"].mean()
@@ -432,6 +396,59 @@ def _draw(errors: pd.DataFrame, canvas: Canvas) -> None:
         f"calibration that has not seen them: mean error {mape:.1%}, of linear scaling from the same base row "
         f"{linear:.1%}{coverage}.",
         "Errors in (b) are those of the measured quantity, a throughput or a time.",
+    )
+
+
+def _draw_times(
+    panel: Panel, errors: pd.DataFrame, styles: Mapping[str, dict[str, Any]]
+) -> None:
+    """Draw predicted against measured seconds, both as multiples of linear scaling."""
+    panel.title("time, as a multiple of linear scaling")
+    slower = errors["seconds"] / errors["linear_s"]
+    predicted = errors["predicted_s"] / errors["linear_s"]
+    ones = np.ones(len(slower))
+    panel.ax.plot(slower, ones, linestyle="", marker="_", color=_GREY, zorder=1)
+    least = float(min(slower.min(), predicted.min()))
+    most = float(max(slower.max(), predicted.max()))
+    ends = [0.9 * least, 1.1 * most]
+    panel.reference(ends, ends, "equal")
+    for source, style in styles.items():
+        own = errors["source"] == source
+        panel.ax.plot(slower[own], predicted[own], alpha=0.75, **style)
+    panel.ax.set_xlabel("measured / linear scaling")
+    panel.ax.set_ylabel("predicted / linear scaling")
+    panel.ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    inside = [
+        [tick for tick in ladder if ends[0] <= tick <= ends[1]] for ladder in _LADDERS
+    ]
+    ticks = next((own for own in inside if len(own) <= _MOST_TICKS), inside[-1])
+    for axis in (panel.ax.xaxis, panel.ax.yaxis):
+        axis.set_ticks(ticks, minor=False)
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+
+
+def _draw_distances(
+    panel: Panel, errors: pd.DataFrame, styles: Mapping[str, dict[str, Any]]
+) -> None:
+    """Draw errors against the doublings from the base row, those of linear scaling beside them."""
+    panel.title("error by distance from the calibration")
+    for number, (source, style) in enumerate(styles.items()):
+        own = errors[errors["source"] == source]
+        spread = own["doublings"] + 0.08 * (number - (len(styles) - 1) / 2)
+        panel.ax.plot(spread, own["error"], alpha=0.75, **style)
+    shift = errors["doublings"] - 0.3
+    panel.ax.plot(
+        shift, errors["linear_error"], linestyle="", marker="_", color=_GREY, zorder=1
+    )
+    panel.ax.axhline(0, color="#444444", linewidth=0.8)
+    panel.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.ax.set_xlim(
+        float(errors["doublings"].min()) - 0.6, float(errors["doublings"].max()) + 0.6
+    )
+    panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.ax.set(
+        xlabel="doublings from the calibration", ylabel="predicted / measured - 1"
     )
 
 

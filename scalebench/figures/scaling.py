@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pandas as pd
@@ -11,15 +12,15 @@ from scalebench.analysis import Results, cells, ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
-from scalebench.figures.drawing.panel import Panel, metric_label
+from scalebench.figures.drawing.panel import Curve, Panel, metric_label
 from scalebench.figures.drawing.series_style import Look, group_name
 from scalebench.figures.selection import EXECUTION, with_added
 from scalebench.study.cell import CELL
 
-_QUANTITIES = {
-    "time": ("train_s", "low_s", "high_s"),
-    "efficiency": ("efficiency", "efficiency_low", "efficiency_high"),
-    "metric": ("metric", "metric_low", "metric_high"),
+_CURVES = {
+    "time": Curve("train_s", band=("low_s", "high_s")),
+    "efficiency": Curve("efficiency", band=("efficiency_low", "efficiency_high")),
+    "metric": Curve("metric", band=("metric_low", "metric_high")),
 }
 
 
@@ -29,7 +30,7 @@ class StrongScaling(Figure):
 
     name = "strong-scaling"
     summary = "training time (log-log, with the ideal line), efficiency and test metric against workers"
-    panels = tuple(_QUANTITIES)
+    panels = tuple(_CURVES)
     takes_added = True
     weak: ClassVar[bool] = False
 
@@ -47,7 +48,7 @@ class StrongScaling(Figure):
         names = [
             name
             for name in canvas.wanted(self.panels)
-            if table[_QUANTITIES[name][0]].notna().any()
+            if table[_CURVES[name].quantity].notna().any()
         ]
         if not names:
             raise EmptyFigureError(
@@ -55,7 +56,7 @@ class StrongScaling(Figure):
             )
         for panel, group, name in canvas.rows_of_groups(groups, names):
             inside = table["series"].isin(group)
-            panel.context(table[~inside], _QUANTITIES[name][0])
+            panel.context(table[~inside], _CURVES[name])
             self._draw_panel(
                 panel,
                 name,
@@ -106,17 +107,14 @@ class StrongScaling(Figure):
         look: dict[str, Look],
         group: str,
     ) -> None:
-        quantity, low, high = _QUANTITIES[name]
         metric = str(table["metric_name"].dropna().iloc[0]) if name == "metric" else ""
         title = {"time": "training time", "efficiency": "efficiency"}.get(
             name
         ) or metric_label(metric)
         panel.title(f"{title}: {group}" if group else title)
         shown = own.assign(interval=over_seeds(own)) if name == "metric" else own
-        falls = (
-            name == "time" and not self.weak
-        )  # a point set aside would stand on the line of a faster series
-        panel.curve(shown, quantity, look, low=low, high=high, shift=not falls)
+        falls = name == "time" and not self.weak
+        panel.curve(shown, replace(_CURVES[name], shift=not falls), look)
         if name == "metric":
             panel.metric_axis(metric)
         elif name == "efficiency":

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from scalebench.analysis import Results, cells
 from scalebench.analysis.laws import (
@@ -20,12 +21,16 @@ from scalebench.analysis.laws import (
     series_of,
 )
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.canvas import Canvas, Entry
+from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.figures.drawing.series_style import knee as knee_mark
 from scalebench.formatting import percent
+from scalebench.measured import Measured
 from scalebench.study.spec import SIMULATED
+
+_TIMES = Curve("train_s", band=("low_s", "high_s"), shift=False, connect=False)
+Counts = NDArray[np.float64]
 
 _COLUMNS = 3
 _BEYOND = 2.0  # x the largest measured count
@@ -73,7 +78,7 @@ class ScalingLaws(Figure):
             _draw(panel, one, own, look)
         laws = [one for one, _ in found]
         drawn = [panel.data() for panel in panels]
-        knees = (pd.concat(drawn)["quantity"] == "knee").any()
+        knees = bool((pd.concat(drawn)["quantity"] == "knee").any())
         beyond = any(
             data["x"].max() > one.series.counts[-1]
             for data, one in zip(drawn, laws, strict=True)
@@ -81,21 +86,8 @@ class ScalingLaws(Figure):
         names = sorted(
             {band_name(one.series) for one in laws if not no_band(one.series)}
         )
-        marks = {
-            "law": Line2D([], [], color=NEUTRAL),
-            "beyond the measured": Line2D([], [], color=NEUTRAL, linestyle="--")
-            if beyond
-            else None,
-            "95 % band": Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0)
-            if names
-            else None,
-            "knee": Line2D([], [], **knee_mark()) if knees else None,
-        }
-        canvas.legends(
-            look,
-            fitted,
-            *((mark, name) for name, mark in marks.items() if mark is not None),
-        )
+        marks = _legend_of_laws(beyond=beyond, bands=bool(names), knees=knees)
+        canvas.legends(look, fitted, *marks)
         alone = any(
             one.series.execution in SIMULATED and one.series.error is None
             for one in laws
@@ -120,6 +112,19 @@ class ScalingLaws(Figure):
         )
 
 
+def _legend_of_laws(*, beyond: bool, bands: bool, knees: bool) -> list[Entry]:
+    entries: list[Entry] = [(Line2D([], [], color=NEUTRAL), "law")]
+    if beyond:
+        dashed = Line2D([], [], color=NEUTRAL, linestyle="--")
+        entries.append((dashed, "beyond the measured"))
+    if bands:
+        band = Patch(facecolor=NEUTRAL, alpha=0.18, linewidth=0)
+        entries.append((band, "95 % band"))
+    if knees:
+        entries.append((Line2D([], [], **knee_mark()), "knee"))
+    return entries
+
+
 def _cells_of(one: Scaling, table: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a series; at any batch, unless the study has several with a law."""
     series = one.series
@@ -132,35 +137,67 @@ def _cells_of(one: Scaling, table: pd.DataFrame) -> pd.DataFrame:
 
 def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) -> None:
     """Draw the points of a series, its law with the band, and the knee."""
-    assert one.advice is not None
-    series, best, knee = one.series, one.best, one.advice.knee
     color = look[str(own["series"].iloc[0])].color
-    sure = not no_band(series)
-    last = float(series.counts[-1])
-    end = max(last, min(_BEYOND * last, one.advice.limit))
-    octaves = math.log2(end)
+    at = _drawn_counts(one)
+    panel.curve(own, _TIMES, look)
+    band = curve(one.candidates, one.series, at)
+    _draw_band(panel, one, at, band, color)
+    _draw_knee(panel, one, at)
+    _write_law(panel, one, falls=bool(band.value[-1] < band.value[0]))
+    sure = not no_band(one.series)
+    rows: list[dict[Hashable, object]] = [
+        {
+            "quantity": f"law: {one.best.fit.law.name}",
+            "x": x,
+            "y": y,
+            **({"low": a, "high": b} if sure else {}),
+        }
+        for x, y, a, b in zip(at, band.value, band.low, band.high, strict=True)
+    ]
+    panel.keep(
+        rows,
+        execution=one.series.execution,
+        engine=one.series.engine,
+        series=one.series.name,
+    )
+    panel.workers_axis([*own["workers"], _end(one)])
+    panel.seconds_axis()
+
+
+def _end(one: Scaling) -> float:
+    """Return the largest worker count at which a law is drawn: as far beyond the measured ones as advice reaches."""
+    assert one.advice is not None
+    last = float(one.series.counts[-1])
+    return max(last, min(_BEYOND * last, one.advice.limit))
+
+
+def _drawn_counts(one: Scaling) -> Counts:
+    """Return the worker counts along which a law is drawn."""
+    last = float(one.series.counts[-1])
+    octaves = math.log2(_end(one))
     grid = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
-    at = np.unique(
-        np.append(grid, last)
-    )  # with the last measured count, where the line becomes dashed
-    at = at[(at >= series.counts[0]) & ((at <= 1) | (at >= 2))]
-    panel.curve(
-        own, "train_s", look, low="low_s", high="high_s", shift=False, connect=False
-    )
-    band = curve(one.candidates, series, at)
-    inside = at <= last
-    outside = at >= last
-    panel.ax.plot(at[inside], band.value[inside], color=color, linewidth=1.3, zorder=2)
-    panel.ax.plot(
-        at[outside],
-        band.value[outside],
-        color=color,
-        linewidth=1.3,
-        linestyle="--",
-        zorder=2,
-    )
+    # With the last measured count, where the line becomes dashed.
+    at = np.unique(np.append(grid, last))
+    drawn: Counts = at[(at >= one.series.counts[0]) & ((at <= 1) | (at >= 2))]
+    return drawn
+
+
+def _draw_band(
+    panel: Panel, one: Scaling, at: Counts, band: Measured, color: str
+) -> None:
+    """Draw a law, dashed beyond the measured counts, and its band."""
+    last = float(one.series.counts[-1])
+    for part, style in ((at <= last, "-"), (at >= last, "--")):
+        panel.ax.plot(
+            at[part],
+            band.value[part],
+            color=color,
+            linewidth=1.3,
+            linestyle=style,
+            zorder=2,
+        )
     panel.ax.set_yscale("log")
-    if sure:
+    if not no_band(one.series):
         low, high = panel.ax.get_ylim()
         panel.ax.fill_between(
             at, band.low, band.high, color=color, alpha=0.18, linewidth=0, zorder=1
@@ -169,18 +206,29 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         lowest = max(low / 2, min(low, np.nanmin(band.low)))
         highest = min(high * 2, max(high, np.nanmax(band.high)))
         panel.ax.set_ylim(lowest, highest)
-    if not (knee.reaches_end or knee.is_guessed) and knee.workers <= at[-1]:
-        seconds = float(best.fit.seconds(at[:1] * 0 + knee.workers)[0])
-        panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
-        panel.keep(
-            [{"quantity": "knee", "x": knee.workers, "y": seconds}], series=series.name
-        )
+
+
+def _draw_knee(panel: Panel, one: Scaling, at: Counts) -> None:
+    """Mark the knee on the law where the data shows one."""
+    assert one.advice is not None
+    knee = one.advice.knee
+    if knee.reaches_end or knee.is_guessed or knee.workers > at[-1]:
+        return
+    seconds = float(one.best.fit.seconds(at[:1] * 0 + knee.workers)[0])
+    panel.ax.plot([knee.workers], [seconds], **knee_mark(), zorder=5)
+    panel.keep(
+        [{"quantity": "knee", "x": knee.workers, "y": seconds}], series=one.series.name
+    )
+
+
+def _write_law(panel: Panel, one: Scaling, *, falls: bool) -> None:
+    """Write the name, weight and error of the law into the corner that it leaves free, and make room there."""
+    best, series = one.best, one.series
     apart = "\n" if panel.width_in * 72 < _WORDS * panel.style.small else ", "
     words = (
         f"{best.fit.law.name}{apart}weight {100 * best.weight:.0f} %\n"
         f"error at {series.counts[-1]:.0f}: {percent(best.leave_out_error)}"
     )
-    falls = band.value[-1] < band.value[0]
     low, high = panel.ax.get_ylim()
     lines = words.count("\n") + 1
     room = (high / low) ** (_LINE * lines * panel.style.small / panel.style.height)
@@ -195,20 +243,3 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
         fontsize=panel.style.small,
         color="#444444",
     )
-    identity = {
-        "execution": series.execution,
-        "engine": series.engine,
-        "series": series.name,
-    }
-    rows: list[dict[Hashable, object]] = [
-        {
-            "quantity": f"law: {best.fit.law.name}",
-            "x": x,
-            "y": y,
-            **({"low": a, "high": b} if sure else {}),
-        }
-        for x, y, a, b in zip(at, band.value, band.low, band.high, strict=True)
-    ]
-    panel.keep(rows, **identity)
-    panel.workers_axis([*own["workers"], end])
-    panel.seconds_axis()

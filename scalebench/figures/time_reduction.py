@@ -145,10 +145,9 @@ def _draw(
     look: dict[str, Look],
 ) -> None:
     """Draw the reductions of the series of `group` against the baseline `name`, over those of all others."""
-    inside = table["series"].isin(group)
-    own = table[inside]
+    own = table[table["series"].isin(group)]
     panel.title(f"against {name}")
-    panel.reductions(own, table[~inside], look, table["workers"])
+    panel.reductions(table, group, look, table["workers"])
     low = min(100 * own["reduction"].min(), 0.0)
     high = max(100 * own["reduction"].max(), 0.0)
     edge = 0.06 * max(high - low, 1.0)

@@ -20,7 +20,7 @@ from scalebench.figures.drawing.marks import (
     target_in_words,
     torn,
 )
-from scalebench.figures.drawing.panel import Panel, share_y
+from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import (
     Look,
     group_name,
@@ -30,11 +30,18 @@ from scalebench.figures.drawing.series_style import (
 from scalebench.formatting import listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
-_QUANTITIES = {  # value and bounds in the table of costs, and the label of the axis
-    "time": ("time_to_target_s", "target_low_s", "target_high_s", "training time (s)"),
-    "epochs": ("epochs_to_target", "", "", ""),
-    "core-hours": ("core_hours", "core_hours_low", "core_hours_high", "core-hours"),
-    "energy": ("energy_j", "energy_j_low", "energy_j_high", "energy (J)"),
+_CURVES = {  # of the table of costs
+    "time": Curve(
+        "time_to_target_s", band=("target_low_s", "target_high_s"), shift=False
+    ),
+    "epochs": Curve("epochs_to_target"),
+    "core-hours": Curve("core_hours", band=("core_hours_low", "core_hours_high")),
+    "energy": Curve("energy_j", band=("energy_j_low", "energy_j_high")),
+}
+_LABELS = {
+    "time": "training time (s)",
+    "core-hours": "core-hours",
+    "energy": "energy (J)",
 }
 
 
@@ -60,49 +67,38 @@ class TimeToTarget(Figure):
         )
         target = float(table["target_metric"].iloc[0])
         epochs = int(results.completed["epochs"].max())
-        shown = {
-            name
-            for name, (value, *_) in _QUANTITIES.items()
-            if table[value].notna().any()
-        }
         names = [
             name
             for name in canvas.wanted(self.panels)
-            if name in shown or (name == "reduction" and baseline)
+            if (baseline if name == "reduction" else _measured(table, name))
         ]
         if not names:
             raise EmptyFigureError("no run of the selection has what these panels show")
+        # Baselines are not compared with themselves: their group has no panel of time
+        # saved.
+        saving = grouped([name for name in look if name in set(compared["series"])])
+        wanted = [
+            (name, group)
+            for name in names
+            for group in (saving if name == "reduction" else groups)
+            if name == "reduction" or _reached(table[table["series"].isin(group)], name)
+        ]
+        if not wanted:
+            raise EmptyFigureError(
+                f"no run of the selection reached {target_in_words(table)} within {epochs} epochs"
+            )
         across = (
             canvas.fits(len(names))
             if len(names) <= 3
             else canvas.fits(-(-len(names) // 2), narrow=True)
         )
-        # Baselines are not compared with themselves: their group has no panel of time
-        # saved.
-        saving = grouped([name for name in look if name in set(compared["series"])])
-        wanted = [("reduction", group) for group in saving if "reduction" in names]
-        wanted += [
-            (name, group)
-            for name in names
-            for group in groups
-            if name != "reduction"
-            and _reached(table[table["series"].isin(group)], name)
-        ]
-        wanted.sort(key=lambda item: names.index(item[0]))
-        if not wanted:
-            raise EmptyFigureError(
-                f"no run of the selection reached {target_in_words(table)} within {epochs} epochs"
-            )
         several = len(groups) > 1
         (panels,) = canvas.grids((len(wanted), across, 2.1 if several else 2.75))
         for panel, (name, group) in zip(panels, wanted, strict=True):
             of = f": {group_name(group)}" if several else ""
             if name == "reduction":
-                inside = compared["series"].isin(group)
                 panel.title(f"time saved against {baseline}{of}", "time saved")
-                panel.reductions(
-                    compared[inside], compared[~inside], look, table["workers"]
-                )
+                panel.reductions(compared, group, look, table["workers"])
             else:
                 panel.title(f"{name} to {target:g}{of}")
                 _draw_quantity(panel, name, table, group, look, epochs)
@@ -117,33 +113,48 @@ class TimeToTarget(Figure):
             )
 
         canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs))
-        canvas.describe(
-            results,
-            table,
-            f"Target: {target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
-            "Triangles, which have no time: at most half of the runs reached it."
-            if never(table).any()
+        _describe(canvas, results, table, names, baseline)
+
+
+def _describe(
+    canvas: Canvas,
+    results: Results,
+    table: pd.DataFrame,
+    names: Sequence[str],
+    baseline: str,
+) -> None:
+    canvas.describe(
+        results,
+        table,
+        f"Target: {target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
+        "Triangles, which have no time: at most half of the runs reached it."
+        if never(table).any()
+        else "",
+        "Stars: more than half of the runs reached it, but not all."
+        if torn(table).any()
+        else "",
+        f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target."
+        if "reduction" in names
+        else "",
+        _nowhere(table, int(results.completed["epochs"].max())),
+        method=(
+            "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier "
+            "curve, in which runs that did not count as longer; epochs are such medians.",
+            "Energy is the time to the target at the mean power of the training."
+            if "energy" in names
             else "",
-            "Stars: more than half of the runs reached it, but not all."
-            if torn(table).any()
-            else "",
-            f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target."
-            if "reduction" in names
-            else "",
-            _nowhere(table, epochs),
-            method=(
-                "Times are geometric means where every run reached the target, else medians of the Kaplan-Meier "
-                "curve, in which runs that did not count as longer; epochs are such medians.",
-                "Energy is the time to the target at the mean power of the training."
-                if "energy" in names
-                else "",
-            ),
-        )
+        ),
+    )
+
+
+def _measured(table: pd.DataFrame, name: str) -> bool:
+    """Return True if a cell has the quantity `name`."""
+    return bool(table[_CURVES[name].quantity].notna().any())
 
 
 def _reached(own: pd.DataFrame, name: str) -> bool:
     """Return True if a cell reached the target and has the quantity `name`."""
-    return bool((own[_QUANTITIES[name][0]] < math.inf).any())
+    return bool((own[_CURVES[name].quantity] < math.inf).any())
 
 
 def _nowhere(table: pd.DataFrame, epochs: int) -> str:
@@ -178,31 +189,21 @@ def _draw_quantity(
     epochs: int,
 ) -> None:
     """Draw the series of `group` over all others of `table` in grey."""
-    quantity, low, high, label = _QUANTITIES[name]
-    in_group = table["series"].isin(group)
-    own = table[
-        in_group & table[quantity].notna()
-    ]  # a cost that is not known is no cost that was not reached
-    reached = own[quantity].where(own[quantity] < math.inf)
-    panel.context(table[~in_group & (table[quantity] < math.inf)], quantity)
-    shift = (
-        name != "time"
-    )  # times fall with workers: a point set aside would stand on the line of a faster series
-    panel.curve(
-        own.assign(**{quantity: reached}),
-        quantity,
-        look,
-        low=low,
-        high=high,
-        shift=shift,
-    )
-    above = 2 * reached.max() if reached.notna().any() else 1.0
+    curve = _CURVES[name]
+    # A cost that is not known is not one that was not reached.
+    known = table[table[curve.quantity].notna()]
+    values = known[curve.quantity]
+    finite = known.assign(**{curve.quantity: values.where(values < math.inf)})
+    panel.curves(finite, group, curve, look)
+    inside = known["series"].isin(group)
+    most = finite[inside][curve.quantity].max()
+    above = 1.0 if math.isnan(most) else 2 * most
     place = 1.1 * epochs if name == "epochs" else above
-    mark_unreached(panel, own, quantity, look, epochs=epochs, above=place)
+    mark_unreached(panel, known[inside], curve, look, epochs=epochs, above=place)
     if name == "epochs":
-        most = table[quantity].max()
-        panel.ax.set_ylim(0, 1.2 * (most if most < math.inf else epochs))
+        largest = values.max()
+        panel.ax.set_ylim(0, 1.2 * (largest if largest < math.inf else epochs))
         panel.ax.set_ylabel(f"epochs (of {epochs})")
         panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     else:
-        panel.seconds_axis(label=label)
+        panel.seconds_axis(label=_LABELS[name])

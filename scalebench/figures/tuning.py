@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
@@ -15,14 +17,19 @@ from scalebench.analysis.tuning_trials import (
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_label, describe_study
-from scalebench.figures.drawing.panel import share_y
-from scalebench.figures.drawing.series_style import looks, name_series, short_names
-from scalebench.formatting import metric_word
+from scalebench.figures.drawing.panel import Curve, Panel, share_y
+from scalebench.figures.drawing.series_style import (
+    Look,
+    looks,
+    name_series,
+    short_names,
+)
+from scalebench.formatting import counted, metric_word
 
 _PANELS = ("trials", "values")
 _COLUMNS, _HEIGHT_IN = 3, 2.1
-# trials, times the shift of a series: marks of equal lines are seen side by side
-_ASIDE = 1.5
+# Set aside by trials, so that marks of equal lines are seen side by side.
+_BEST = Curve("best", over="trial", shift=False, aside=1.5)
 
 
 @FIGURES.add
@@ -69,40 +76,14 @@ class Tuning(Figure):
         if not grids:
             raise EmptyFigureError("no value of the study that was tuned is a number")
         panels = [panel for grid in canvas.grids(*grids) for panel in grid]
-        trials = int(course["trial"].max())
-        for panel, workers in zip(panels, counts, strict=False):
-            panel.title(f"{workers} worker{'s' * (workers > 1)}")
-            panel.curve(
-                course[course["workers"] == workers],
-                "best",
-                look,
-                x="trial",
-                shift=False,
-                aside=_ASIDE,
-            )
-            panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            panel.ax.set_xlabel("trials")
-            panel.ax.set_xlim(
-                0.5, trials + 0.5
-            )  # also where the first trials did not reach the target
-            panel.ax.set_yscale("log" if by_time else "linear")
-            low, high = (
-                panel.ax.get_ylim()
-            )  # room for the marks at the ends, in panels that share the axis
-            panel.ax.set_ylim(*((low / 1.25, high * 1.25) if by_time else (low, high)))
-        share_y(panels[: len(counts)])
-        for panel in panels[: len(counts)]:
+        of_counts, of_keys = panels[: len(counts)], panels[len(counts) :]
+        _draw_courses(of_counts, counts, course, look, by_time=by_time)
+        for panel in of_counts:
             if by_time:
                 panel.seconds_axis("y", "")
             panel.ax.set_ylabel(name if panel.leftmost else "")
-        for panel, key in zip(panels[len(counts) :], keys, strict=True):
-            panel.title(f"chosen {key}")
-            values = pd.to_numeric(
-                best["tuned"].map(lambda tuned, key=key: tuned.get(key))
-            )
-            panel.curve(best.assign(**{key: values}), key, look)
-            panel.workers_axis(best["workers"])
-            panel.seconds_axis("y", key)
+        for panel, key in zip(of_keys, keys, strict=True):
+            _draw_chosen(panel, key, best, look)
 
         canvas.legends(look, course.assign(execution=""))
         words = tuning_in_words(results)
@@ -118,6 +99,41 @@ class Tuning(Figure):
             "Trials are virtual runs with one seed; the runs of the study have others.",
             "Points at one number of trials are set apart sideways to be seen.",
         )
+
+
+def _draw_courses(
+    panels: Sequence[Panel],
+    counts: Sequence[int],
+    course: pd.DataFrame,
+    look: dict[str, Look],
+    *,
+    by_time: bool,
+) -> None:
+    """Draw the best trial so far in one panel for each worker count, over the same axes."""
+    trials = int(course["trial"].max())
+    for panel, workers in zip(panels, counts, strict=True):
+        panel.title(counted(workers, "worker"))
+        panel.curve(course[course["workers"] == workers], _BEST, look)
+        panel.ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.ax.set_xlabel("trials")
+        # All trials, also where the first ones did not reach the target.
+        panel.ax.set_xlim(0.5, trials + 0.5)
+        panel.ax.set_yscale("log" if by_time else "linear")
+        low, high = panel.ax.get_ylim()
+        # Room for the marks at the ends, in panels that share the axis.
+        panel.ax.set_ylim(*((low / 1.25, high * 1.25) if by_time else (low, high)))
+    share_y(panels)
+
+
+def _draw_chosen(
+    panel: Panel, key: str, best: pd.DataFrame, look: dict[str, Look]
+) -> None:
+    """Draw the values of one tuned key that were chosen, against workers."""
+    panel.title(f"chosen {key}")
+    values = pd.to_numeric(best["tuned"].map(lambda tuned: tuned.get(key)))
+    panel.curve(best.assign(**{key: values}), Curve(key), look)
+    panel.workers_axis(best["workers"])
+    panel.seconds_axis("y", key)
 
 
 def _numeric(tuned: pd.Series[dict[str, object]]) -> list[str]:  # type: ignore[type-var]

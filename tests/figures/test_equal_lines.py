@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from scalebench.figures.drawing.panel import Panel
+from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import looks
 
 
@@ -31,11 +31,8 @@ def test_only_lines_that_cover_each_other_are_set_apart():
     panel = Panel(ax, 3.0)
     panel.curve(
         table,
-        "metric",
+        Curve("metric", over="epochs", shift=False, apart_pt=0.8),
         looks(name for name, _ in rows),
-        x="epochs",
-        shift=False,
-        apart_pt=0.8,
     )
     lines = [line for line in ax.lines if len(line.get_xdata())]
     assert len(lines) == len(rows)

@@ -19,6 +19,7 @@ from scalebench.analysis import Results, load
 from scalebench.figures import PlotRequest, figure_names, plot_folder
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import WIDE, Canvas
+from scalebench.figures.drawing.panel import Curve
 from scalebench.figures.drawing.series_style import (
     EXECUTION_WORDS,
     NEUTRAL,
@@ -205,7 +206,8 @@ def test_equal_trials_are_seen_side_by_side():
     )
     with house_style():
         ((panel,),) = Canvas("tuning").grids((1, 1, 2.0))
-        panel.curve(trials, "best", looks(names), x="trial", shift=False, aside=1.5)
+        best = Curve("best", over="trial", shift=False, aside=1.5)
+        panel.curve(trials, best, looks(names))
     lines = [
         line
         for line in panel.ax.get_lines()

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.legend import Legend
 
 from scalebench.figures.drawing.canvas import Canvas
+from scalebench.figures.drawing.panel import Curve
 from scalebench.figures.drawing.series_style import looks
 from scalebench.figures.plotting import house_style
 from scalebench.figures.predicted import OUTSIDE, fill_prediction
@@ -104,9 +105,8 @@ def test_equal_lines_are_drawn_apart_with_their_crosses():
     with house_style():
         [[panel]] = Canvas("prediction").grids((1, 1, 2.0))
         panel.title("interval")
-        panel.curve(
-            frame, "interval", looks(["allreduce", "ddp"]), shift=False, apart_pt=1.6
-        )
+        interval = Curve("interval", shift=False, apart_pt=1.6)
+        panel.curve(frame, interval, looks(["allreduce", "ddp"]))
     heights = [line.get_transform().transform((2, 8.0))[1] for line in panel.ax.lines]
     assert len(heights) == 4
     assert heights[0] == heights[1] < heights[2] == heights[3]

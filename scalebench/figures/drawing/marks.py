@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from scalebench.figures.drawing.canvas import Entry
-from scalebench.figures.drawing.panel import Panel, Segment, tint
+from scalebench.figures.drawing.panel import Curve, Panel, Segment, tint
 from scalebench.figures.drawing.series_style import (
     EXECUTION_WORDS,
     NEUTRAL,
@@ -29,6 +29,7 @@ from scalebench.study.spec import SIMULATED
 _GAP = 0.7
 _TICK_PER_POINT_IN = 0.021  # width of a two-digit tick label
 Cell = dict[Hashable, Any]
+_KEY = ("series", "execution", "engine", "workers", "oversubscribed")
 
 _UNREACHED, _TORN = (
     "^",
@@ -72,31 +73,12 @@ def draw_bars(
             ticks.append(at)
             labels.append(str(count))
             if count in own:
-                key = {
-                    name: own[count][name]
-                    for name in (
-                        "series",
-                        "execution",
-                        "engine",
-                        "workers",
-                        "oversubscribed",
-                    )
-                }
+                key = {name: own[count][name] for name in _KEY}
                 panel.stack(at, segments(own[count]), key, quantity)
                 places.append((at, own[count]))
         if several:
             middle = start + (len(counts[execution]) - 1) / 2
-            panel.ax.annotate(
-                execution,
-                (middle, 0),
-                (0, -below),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="center",
-                va="top",
-                fontsize=small,
-                color="#666666",
-            )
+            _name_below(panel, execution, middle, below)
         start += len(counts[execution]) + gap
     panel.ax.set_xticks(ticks, labels, fontsize=small, rotation=90 if crowded else 0)
     panel.ax.tick_params(axis="x", length=0, pad=2)
@@ -105,6 +87,21 @@ def draw_bars(
     spare = room - (start - gap + _GAP)
     panel.ax.set_xlim(-0.7 - spare / 2, start - gap - 0.3 + spare / 2)
     return places
+
+
+def _name_below(panel: Panel, execution: str, at: float, points: float) -> None:
+    """Write the name of an execution so far below the axis, centred at x = `at`."""
+    panel.ax.annotate(
+        execution,
+        (at, 0),
+        (0, -points),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="center",
+        va="top",
+        fontsize=panel.style.small,
+        color="#666666",
+    )
 
 
 def executions_of_bars(table: pd.DataFrame) -> list[tuple[Handle, str]]:
@@ -132,21 +129,26 @@ def counts_by_execution(table: pd.DataFrame) -> dict[str, list[int]]:
 def mark_unreached(
     panel: Panel,
     own: pd.DataFrame,
-    quantity: str,
+    curve: Curve,
     look: dict[str, Look],
     *,
     epochs: int,
     above: float,
-    x: str = "workers",
 ) -> None:
     """Draw a triangle at the height `above` for points without a value, and a star over those of some runs."""
-    parts = ((_UNREACHED, own[never(own)].assign(place_of_unreached=above), "place_of_unreached"),
-             (_TORN, own[torn(own)], quantity))  # fmt: skip
-    for marker, marked, height in parts:
+    height = "place_of_unreached"
+    parts = (
+        (_UNREACHED, own[never(own)].assign(**{height: above}), height),
+        (_TORN, own[torn(own)], curve.quantity),
+    )
+    for marker, marked, quantity in parts:
         if len(marked):
             panel.explained.add(_words(epochs)[marker])
         looks = {name: replace(one, marker=marker) for name, one in look.items()}
-        panel.curve(marked, height, looks, x=x, connect=False, shift=x == "workers")
+        # Triangles at one worker count have the same height.
+        aside = curve.over == "workers"
+        points = Curve(quantity, over=curve.over, connect=False, shift=aside)
+        panel.curve(marked, points, looks)
 
 
 def never(table: pd.DataFrame) -> pd.Series[bool]:

@@ -23,7 +23,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from scalebench.analysis.intervals import METRIC_RANGE
 from scalebench.figures.drawing.series_style import (
@@ -63,6 +63,46 @@ class Segment:
     color: str
     pattern: str = ""
     measured: bool = True
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity along an axis: the columns of a table that are drawn, and how their lines are told apart.
+
+    `band` has the columns of the ends of error bars; `scale` turns the unit of the
+    quantity into that of the axis. Points at one worker count are set apart sideways
+    (`shift`), but not where the quantity falls with workers: there a point set aside
+    would stand on the line of a faster series. Lines that cover each other are drawn
+    `apart_pt` points apart, each a little higher than the one before, or `aside`, by
+    this times the shift of their look. A `sparse` line has error bar, cross and plus
+    sign at its last point only.
+    """
+
+    quantity: str
+    over: str = "workers"
+    band: tuple[str, str] | None = None
+    scale: float = 1.0
+    shift: bool = True
+    connect: bool = True
+    sparse: bool = False
+    apart_pt: float = 0.0
+    aside: float = 0.0
+
+    def places(self, rows: pd.DataFrame, look: Look, crowded: float) -> Values:
+        """Return where along the axis the points of one series are drawn, (n,)."""
+        # Counts lie an octave apart, so a shift along them is a factor; one along times
+        # is added.
+        factor = 2 ** (look.shift * crowded) if self.shift else 1
+        at: Values = rows[self.over].astype(float).to_numpy()
+        return at * factor + self.aside * look.shift
+
+    def values(self, rows: pd.DataFrame) -> Values:
+        """Return the quantity in the unit of the axis, (n,)."""
+        numbers: Values = rows[self.quantity].astype(float).to_numpy()
+        return self.scale * numbers
+
+
+REDUCTION = Curve("reduction", band=("reduction_low", "reduction_high"), scale=100)
 
 
 class Panel:
@@ -120,86 +160,76 @@ class Panel:
         self.ax.yaxis.label.set(text=lines, linespacing=1.05)
         return lines != before
 
-    def curve(
+    def curves(
         self,
         frame: pd.DataFrame,
-        quantity: str,
+        group: Sequence[str],
+        curve: Curve,
         looks: Mapping[str, Look],
-        *,
-        x: str = "workers",
-        low: str = "",
-        high: str = "",
-        scale: float = 1.0,
-        shift: bool = True,
-        connect: bool = True,
-        sparse: bool = False,
-        apart_pt: float = 0.0,
-        aside: float = 0.0,
     ) -> None:
-        """Draw a line with markers for each series and execution of `frame`, with error bars from `low` to `high`.
+        """Draw the series of `group`, over all others of `frame` in grey."""
+        inside = frame["series"].isin(group)
+        self.context(frame[~inside], curve)
+        self.curve(frame[inside], curve, looks)
+
+    def curve(
+        self, frame: pd.DataFrame, curve: Curve, looks: Mapping[str, Look]
+    ) -> None:
+        """Draw a line with markers for each series and execution of `frame`, with its error bars.
 
         `frame` has the columns execution, engine, series, workers, oversubscribed and,
-        of measured times, disturbed; rows without a value are left out. `scale` turns
-        its unit into that of the axis; the drawn data has the unit of the axis. A
-        `sparse` line has error bar, cross and plus sign at its last point only. Lines
-        that cover each other are drawn `apart_pt` points apart, each a little higher
-        than the one before, or `aside`, by this times the shift of their look.
+        of measured times, disturbed; rows without a value are left out. The drawn data
+        has the unit of the axis.
         """
         own = [name for name in looks if name in set(frame["series"])]
-        crowded = _fitting_shift(frame[x]) if shift else 1.0
-        covering = _covering(frame, x, quantity, own) if apart_pt else {}
-        shown = slice(-1 if sparse else 0, None)
+        crowded = _fitting_shift(frame[curve.over]) if curve.shift else 1.0
+        lifts = _lifts(frame, curve, own) if curve.apart_pt else {}
+        shown = slice(-1 if curve.sparse else 0, None)
         marked: dict[str, list[tuple[float, float]]] = {
             name: [] for name in MARKS if name in frame
         }
-        known = frame[frame[quantity].notna()]
+        known = frame[frame[curve.quantity].notna()]
         for (execution, name), group in known.groupby(
             ["execution", "series"], sort=False
         ):
-            group = group.sort_values(x)
+            group = group.sort_values(curve.over)
             look = looks[str(name)]
-            # Counts lie an octave apart, so a shift along them is a factor; one along
-            # times is added.
-            factor = 2 ** (look.shift * crowded) if shift else 1
-            at = group[x].astype(float).to_numpy() * factor + aside * look.shift
-            y = scale * group[quantity].astype(float).to_numpy()
-            if low:
-                bounds = [
-                    scale * group[name].astype(float).to_numpy() for name in (low, high)
-                ]
-                bars = [
-                    ((a, bottom), (a, top))
-                    for a, bottom, top in zip(at, *bounds, strict=True)
-                ][shown]
-                self.intervals(
-                    bars, [look.color] * len(bars), list(zip(at, y, strict=True))[shown]
-                )
-            drawn = self._line(at, y, look, str(execution), connect=connect)
+            at = curve.places(group, look, crowded)
+            y = curve.values(group)
+            if curve.band:
+                bounds = curve.scale * group[list(curve.band)].to_numpy(dtype=float)
+                self._upright_bars(at[shown], y[shown], bounds[shown], look.color)
+            drawn = self._line(at, y, look, str(execution), connect=curve.connect)
             self.series.add(str(name))
             self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
             for mark, places in marked.items():
-                hit = np.flatnonzero(group[mark].fillna(False).to_numpy(dtype=bool))[
-                    shown
-                ]
+                flags = group[mark].fillna(False).to_numpy(dtype=bool)
+                hit = np.flatnonzero(flags)[shown]
                 if len(hit):
                     self.marks.add(mark)
-                if apart_pt:
-                    drawn += self.ax.plot(
-                        at[hit], y[hit], **MARKS[mark](), zorder=_BEHIND
-                    )
+                # Marks of lines that are set apart move with their line; others are
+                # drawn at once, which is many times faster.
+                if curve.apart_pt:
+                    drawn += self._mark(mark, at[hit], y[hit])
                 else:
                     places += list(zip(at[hit], y[hit], strict=True))
-            alike = covering.get(str(name))
-            if alike:
-                self._lift(
-                    drawn, apart_pt * (alike.index(str(name)) - (len(alike) - 1) / 2)
-                )
+            if str(name) in lifts:
+                self._lift(drawn, lifts[str(name)])
             self._lines += drawn
-        self._keep_curves(known, quantity, x, (low, high), scale)
+        self._keep_curves(known, curve)
         for mark in filter(marked.get, marked):
-            self.ax.plot(
-                *zip(*marked[mark], strict=True), **MARKS[mark](), zorder=_BEHIND
-            )
+            self._mark(mark, *zip(*marked[mark], strict=True))
+
+    def _mark(self, mark: str, x: ArrayLike, y: ArrayLike) -> list[Line2D]:
+        return self.ax.plot(x, y, **MARKS[mark](), zorder=_BEHIND)
+
+    def _upright_bars(self, x: Values, y: Values, bounds: Values, color: str) -> None:
+        """Add the error bars through the points (x, y) with `bounds` (n, 2)."""
+        bars = [
+            ((at, bottom), (at, top))
+            for at, (bottom, top) in zip(x, bounds, strict=True)
+        ]
+        self.intervals(bars, [color] * len(bars), list(zip(x, y, strict=True)))
 
     def _line(
         self, x: Values, y: Values, look: Look, execution: str, *, connect: bool
@@ -222,47 +252,35 @@ class Panel:
         for line in lines:
             line.set_transform(lifted)
 
-    def context(
-        self,
-        frame: pd.DataFrame,
-        quantity: str,
-        *,
-        x: str = "workers",
-        scale: float = 1.0,
-        connect: bool = True,
-    ) -> None:
+    def context(self, frame: pd.DataFrame, curve: Curve) -> None:
         """Draw the curves, or points, of other panels in pale grey behind those of this one; they are not recorded."""
-        for _, group in frame[frame[quantity].notna()].groupby(
+        style = (
+            {"linewidth": 0.7 * rcParams["lines.linewidth"]}
+            if curve.connect
+            else {"marker": ".", "linestyle": ""}
+        )
+        for _, group in frame[frame[curve.quantity].notna()].groupby(
             ["execution", "series"], sort=False
         ):
-            group = group.sort_values(x)
-            style = (
-                {"linewidth": 0.7 * rcParams["lines.linewidth"]}
-                if connect
-                else {"marker": ".", "linestyle": ""}
-            )
+            group = group.sort_values(curve.over)
             self.has_context = True
             self.ax.plot(
-                group[x], scale * group[quantity], color=_CONTEXT, zorder=1, **style
+                group[curve.over],
+                curve.scale * group[curve.quantity],
+                color=_CONTEXT,
+                zorder=1,
+                **style,
             )
 
     def reductions(
         self,
-        own: pd.DataFrame,
-        others: pd.DataFrame,
+        frame: pd.DataFrame,
+        group: Sequence[str],
         looks: Mapping[str, Look],
         workers: Iterable[float],
     ) -> None:
-        """Draw reductions against a baseline in per cent, over those of `others` in grey."""
-        self.context(others, "reduction", scale=100)
-        self.curve(
-            own,
-            "reduction",
-            looks,
-            low="reduction_low",
-            high="reduction_high",
-            scale=100,
-        )
+        """Draw the reductions of `group` against a baseline in per cent, over all others in grey."""
+        self.curves(frame, group, REDUCTION, looks)
         self.level(0.0, "no reduction", workers)
         self.ax.set_ylabel("time saved (%)")
 
@@ -495,25 +513,21 @@ class Panel:
         """Return the drawn numbers, one row per point or bar segment."""
         return pd.concat([*self._tables, pd.DataFrame(self._rows)], ignore_index=True)
 
-    def _keep_curves(
-        self,
-        frame: pd.DataFrame,
-        quantity: str,
-        x: str,
-        bounds: Sequence[str],
-        scale: float,
-    ) -> None:
+    def _keep_curves(self, frame: pd.DataFrame, curve: Curve) -> None:
         kept = ["series", "execution", "engine", "workers", "oversubscribed"]
+        beside = _BESIDE.get(curve.quantity, ())
         kept += [
-            name
-            for name in ("disturbed", "interval", "n", *_BESIDE.get(quantity, ()))
-            if name in frame
+            name for name in ("disturbed", "interval", "n", *beside) if name in frame
         ]
         table = frame[kept].assign(
-            panel=self.name, quantity=quantity, x=frame[x], y=scale * frame[quantity]
+            panel=self.name,
+            quantity=curve.quantity,
+            x=frame[curve.over],
+            y=curve.scale * frame[curve.quantity],
         )
-        if all(bounds):
-            table[["low", "high"]] = scale * frame[list(bounds)].to_numpy(dtype=float)
+        if curve.band:
+            bounds = frame[list(curve.band)].to_numpy(dtype=float)
+            table[["low", "high"]] = curve.scale * bounds
         self._tables.append(table)
 
 
@@ -526,25 +540,28 @@ _BESIDE = {
 }
 
 
-def _covering(
-    frame: pd.DataFrame, x: str, quantity: str, order: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return, for each series, those in `order` whose lines cover its own for the most part, itself among them."""
-    known = frame[frame[quantity].notna()]
-    width = _LINE_WIDTH * (known[quantity].max() - known[quantity].min())
+def _lifts(frame: pd.DataFrame, curve: Curve, order: Sequence[str]) -> dict[str, float]:
+    """Return the points by which lines are drawn higher that cover each other for the most part, in `order`."""
+    known = frame[frame[curve.quantity].notna()]
+    width = _LINE_WIDTH * (known[curve.quantity].max() - known[curve.quantity].min())
     heights = known.pivot_table(
-        index=["execution", x], columns="series", values=quantity, aggfunc="first"
+        index=["execution", curve.over],
+        columns="series",
+        values=curve.quantity,
+        aggfunc="first",
     )
     names = [name for name in order if name in heights]
-    covering: dict[str, list[str]] = {}
+    lifts: dict[str, float] = {}
     for name in names:
-        apart = {
-            other: (heights[name] - heights[other]).abs().median() for other in names
-        }
-        covering[name] = [
-            other for other, distance in apart.items() if distance <= width
+        alike = [
+            other
+            for other in names
+            if (heights[name] - heights[other]).abs().median() <= width
         ]
-    return {name: found for name, found in covering.items() if len(found) > 1}
+        if len(alike) > 1:
+            middle = (len(alike) - 1) / 2
+            lifts[name] = curve.apart_pt * (alike.index(name) - middle)
+    return lifts
 
 
 def metric_label(metric: str) -> str:
