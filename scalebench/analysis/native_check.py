@@ -192,44 +192,41 @@ def agreement(results: Results) -> pd.DataFrame:
         held = set(native["engine"].unique())
         # A study that names an engine charges its costs: native runs on another one
         # check something else.
-        if (
-            charged
-            and charged not in held
-            and results.study.get("engine") not in (None, "auto")
-        ):
+        named = results.study.get("engine") not in (None, "auto")
+        if charged and charged not in held and named:
             continue
         engine = charged if charged in held else min(held, key=PREFERRED_ENGINES.index)
         native = native[native["engine"] == engine]
         virtual = both["virtual"]
         alike = (virtual["label"] == label) & (virtual["workers"] == workers)
         virtual = virtual[alike & virtual["cluster"].isin(native["cluster"])]
-        if virtual.empty:
-            continue
-        steady, simulated = _steady(native, virtual)
-        apart = difference_interval(
-            np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)
-        )
-        ratio = apart.map(math.exp)
-        rows.append(
-            {
-                "label": label,
-                "strategy": native["strategy"].iloc[0],
-                "workers": workers,
-                "engine": engine,
-                "oversubscribed": bool(native["oversubscribed"].any()),
-                "disturbed": bool(native["disturbed"].any()),
-                "native_s": time_interval(native["train_s"].tolist()).value,
-                "native_median_s": median_time(native["train_s"].tolist()).value,
-                "virtual_s": time_interval(virtual["train_s"].tolist()).value,
-                **ratio.named("ratio"),
-                "native_deviation": float(np.log(steady).std()),
-                "ratio_at_speed": float(simulated.median() / steady.median()),
-                "n_native": len(native),
-                "n_virtual": len(virtual),
-                "error": ratio.value - 1,
-            }
-        )
+        if len(virtual):
+            key = {"label": label, "workers": workers, "engine": engine}
+            rows.append(key | _compared(native, virtual))
     return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _compared(native: pd.DataFrame, virtual: pd.DataFrame) -> dict[str, object]:
+    """Return the comparison of the virtual with the native runs of one strategy and worker count."""
+    steady, simulated = _steady(native, virtual)
+    apart = difference_interval(
+        np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)
+    )
+    ratio = apart.map(math.exp)
+    return {
+        "strategy": native["strategy"].iloc[0],
+        "oversubscribed": bool(native["oversubscribed"].any()),
+        "disturbed": bool(native["disturbed"].any()),
+        "native_s": time_interval(native["train_s"].tolist()).value,
+        "native_median_s": median_time(native["train_s"].tolist()).value,
+        "virtual_s": time_interval(virtual["train_s"].tolist()).value,
+        **ratio.named("ratio"),
+        "native_deviation": float(np.log(steady).std()),
+        "ratio_at_speed": float(simulated.median() / steady.median()),
+        "n_native": len(native),
+        "n_virtual": len(virtual),
+        "error": ratio.value - 1,
+    }
 
 
 def _steady(

@@ -21,6 +21,8 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,16 +145,7 @@ def measure_windows(
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:
-            if results.empty():
-                # Without a look at them, a process that died would be waited for
-                # without end.
-                if any(process.exitcode not in (None, 0) for process in processes):
-                    raise RunError(
-                        "calibration: a measuring process ended before its time; see its message above"
-                    )
-                time.sleep(0.005)
-                continue
-            windows, index, spent[index] = results.get()
+            windows, index, spent[index] = _next_of(results, processes)
             found.append(windows)
         others = background.share()
         for process in processes:
@@ -162,6 +155,21 @@ def measure_windows(
             if process.is_alive():
                 process.terminate()
     return found, others
+
+
+def _next_of(
+    results: Any, processes: Sequence[BaseProcess]
+) -> tuple[StepWindows, int, float]:
+    """Return the next windows, of which process, and the processor seconds that it has spent."""
+    while results.empty():
+        # Without a look at them, a process that died would be waited for without end.
+        if any(process.exitcode not in (None, 0) for process in processes):
+            raise RunError(
+                "calibration: a measuring process ended before its time; see its message above"
+            )
+        time.sleep(0.005)
+    found: tuple[StepWindows, int, float] = results.get()
+    return found
 
 
 def measure_reference(threads: int) -> float | None:
@@ -321,8 +329,6 @@ def _table(
 ) -> tuple[StepTable, list[str]]:
     """Return the table of one load and descriptions of its imprecise medians."""
     batches = []
-    jitter = []
-    removed = []
     imprecise = []
     for size in sorted({windows.size for windows in found}):
         own = [windows for windows in found if windows.size == size]
@@ -351,20 +357,7 @@ def _table(
         batches.append(
             BatchTimes(samples=size, **times, release=released, layers=layers)
         )
-        for windows in own:
-            factors, outliers = _jitter(
-                windows.steps[
-                    windows.undisturbed if windows.undisturbed.any() else slice(None)
-                ]
-            )
-            jitter.append(factors)
-            removed.append(outliers)
-    everything = np.concatenate(jitter)
-    kept_factors = everything[
-        np.linspace(0, len(everything) - 1, min(JITTER_KEPT, len(everything))).astype(
-            int
-        )
-    ]
+    factors, outliers = _jitter_of_all(found)
     table = StepTable(
         source=f"this machine, measured with {load} busy worker{'s' if load > 1 else ''}",
         busy_workers=load,
@@ -372,12 +365,26 @@ def _table(
         shuffle_s_per_sample=float(
             np.median([windows.shuffle_s_per_sample for windows in found])
         ),
-        jitter=(kept_factors / kept_factors.mean()).tolist(),
-        outliers=float(np.mean(removed)),
+        jitter=factors,
+        outliers=outliers,
         others_load=others,
         disturbed=disturbed,
     )
     return table, imprecise
+
+
+def _jitter_of_all(found: list[StepWindows]) -> tuple[list[float], float]:
+    """Return the kept factors of the steps of all windows, of mean 1, and the share of steps that are outliers."""
+    jitter, removed = [], []
+    for windows in sorted(found, key=lambda each: each.size):
+        quiet = windows.undisturbed if windows.undisturbed.any() else slice(None)
+        factors, outliers = _jitter(windows.steps[quiet])
+        jitter.append(factors)
+        removed.append(outliers)
+    everything = np.concatenate(jitter)
+    most = min(JITTER_KEPT, len(everything))
+    kept = everything[np.linspace(0, len(everything) - 1, most).astype(int)]
+    return (kept / kept.mean()).tolist(), float(np.mean(removed))
 
 
 def _percent(known: Typical) -> str:

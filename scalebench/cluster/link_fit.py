@@ -222,16 +222,6 @@ def fit_links(
     quantile = float(stats.t.ppf(0.975, free))
     deviation = math.sqrt(float(residuals @ residuals) / free)
     spread = np.sqrt(np.diag(covariance)) * quantile
-    found = []
-    for position, limit in enumerate(limits):
-        a, b = parameters[2 * position :][:2]
-        da, db = spread[2 * position :][:2]
-        with np.errstate(over="ignore"):  # without end, where the rows do not show it
-            latency = np.exp((a, a - da, a + da))
-            bandwidth = np.exp((-b, -b - db, -b + db))
-        found.append(
-            Piece(limit, Measured(*latency.tolist()), Measured(*bandwidth.tolist()))
-        )
     growth, wide = float(parameters[-1]), float(spread[-1])
     notes = []
     counts = sorted({row.nodes for row in rows})
@@ -244,7 +234,7 @@ def fit_links(
     total = float(np.sum((measured - measured.mean()) ** 2))
     return LinkFit(
         algorithm=algorithm,
-        pieces=tuple(found),
+        pieces=_pieces(limits, parameters, spread),
         congestion=Measured(growth, max(0.0, growth - wide), growth + wide),
         r2=1 - float(residuals @ residuals) / total if total > 0 else math.nan,
         deviation=deviation,
@@ -255,6 +245,25 @@ def fit_links(
         _quantile=quantile,
         _fits_growth=congests,
     )
+
+
+def _pieces(
+    limits: Sequence[float],
+    parameters: Array,
+    spread: Array,
+) -> tuple[Piece, ...]:
+    """Return latency and bandwidth of each piece, from the logs that were fitted and half their intervals."""
+    found = []
+    for position, limit in enumerate(limits):
+        a, b = parameters[2 * position :][:2]
+        da, db = spread[2 * position :][:2]
+        with np.errstate(over="ignore"):  # without end, where the rows do not show it
+            latency = np.exp((a, a - da, a + da))
+            bandwidth = np.exp((-b, -b - db, -b + db))
+        found.append(
+            Piece(limit, Measured(*latency.tolist()), Measured(*bandwidth.tolist()))
+        )
+    return tuple(found)
 
 
 def _refuse_unusable(rows: Sequence[Transfer], algorithm: str) -> None:

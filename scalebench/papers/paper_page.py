@@ -149,23 +149,7 @@ def write_page(
         *_introduction(paper, results, scale),
         "",
     ]
-    by_figure: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_figure.setdefault(pair.published.figure, []).append(pair)
-    for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
-        own = by_figure[figure]
-        lines += [
-            f"## {figure[0].upper()}{figure[1:]}, published and ours",
-            "",
-            *_table(own, scale != SMOKE),
-            "",
-        ]
-        picture = folder / f"published-{slug(figure.lower())}.svg"
-        lines += (
-            [f"![published and ours, {figure}]({picture.name})\n"]
-            if scale != SMOKE and draw(own, picture)
-            else []
-        )
+    lines += _published_and_ours(pairs, scale, folder)
     for study, one in results.items():
         drawn_of = _timeline if len(one.runs) == 1 else _pictures
         lines += [
@@ -176,19 +160,11 @@ def write_page(
             "",
         ]
     for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
-        lines += [
-            f"## What if: {name}",
-            "",
-            *_what_if(what_if, folder / f"what-if-{slug(name)}.svg"),
-            "",
-        ]
+        found = _what_if(what_if, folder / f"what-if-{slug(name)}.svg")
+        lines += [f"## What if: {name}", "", *found, ""]
     for name, plan in read_plans(paper.folder / PLANS).items():
-        lines += [
-            f"## Plan: {name}",
-            "",
-            *_plan(plan, folder / f"plan-{slug(name)}.svg"),
-            "",
-        ]
+        found = _plan(plan, folder / f"plan-{slug(name)}.svg")
+        lines += [f"## Plan: {name}", "", *found, ""]
     text = "\n".join(lines).rstrip() + "\n"
     with open_own(folder / "index.md", "w") as file:
         file.write(text)
@@ -197,6 +173,26 @@ def write_page(
     with open_own(page, "w") as file:
         file.write(_HTML.format(title=escape(title), body=body))
     return Page(page, verdict)
+
+
+def _published_and_ours(pairs: Sequence[Pair], scale: str, folder: Path) -> list[str]:
+    """Return a section for each figure of the paper, and draw those that are compared."""
+    by_figure: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_figure.setdefault(pair.published.figure, []).append(pair)
+    lines = []
+    for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
+        own = by_figure[figure]
+        lines += [
+            f"## {figure[0].upper()}{figure[1:]}, published and ours",
+            "",
+            *_table(own, scale != SMOKE),
+            "",
+        ]
+        picture = folder / f"published-{slug(figure.lower())}.svg"
+        if scale != SMOKE and draw(own, picture):
+            lines.append(f"![published and ours, {figure}]({picture.name})\n")
+    return lines
 
 
 def _verdict(

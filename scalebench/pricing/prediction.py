@@ -40,6 +40,7 @@ from scalebench.pricing.step_times import Trained
 from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
+from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component, Run
 from scalebench.system.clock import Task
 
@@ -377,15 +378,7 @@ class Predictor:
                     f"strategy {component.name} at {workers} workers: it runs at one worker only"
                 )
             run = self._run(component, workers, excerpt.epochs)
-            serving = None
-            if traits.servers:
-                if traits.in_rounds is None:
-                    raise StudyError(
-                        f"strategy {component.name}: it does not state when its server answers, which a prediction "
-                        "depends on; give the class `traits` with in_rounds (docs/prediction.md), or run it with "
-                        "--execution modelled"
-                    )
-                serving = Serving(traits.server_ranks(workers), traits.in_rounds)
+            serving = _serving(component, traits, workers)
             everyone = RankGroups.of_all(workers)
             *shorter, longest = excerpt.plans(mesh.data, batch)
             last = self._schedules(
@@ -597,6 +590,23 @@ class Predictor:
             seconds = rows[0] + max(0.0, samples - low) * (rows[-1] - rows[0])
             self._steps[key] = seconds.tolist()
         return self._steps[key]
+
+
+def _serving(component: Component, traits: Traits, workers: int) -> Serving | None:
+    """Return how the strategy's servers answer; None where it has none.
+
+    Raises:
+        StudyError: it does not state when they do.
+    """
+    if not traits.servers:
+        return None
+    if traits.in_rounds is None:
+        raise StudyError(
+            f"strategy {component.name}: it does not state when its server answers, which a prediction "
+            "depends on; give the class `traits` with in_rounds (docs/prediction.md), or run it with "
+            "--execution modelled"
+        )
+    return Serving(traits.server_ranks(workers), traits.in_rounds)
 
 
 def _require_few_steps(strategy: Strategy, steps: int) -> None:

@@ -214,17 +214,21 @@ class _Walk:
                     while not self._receive(event, program):
                         yield "waits"
                 else:
-                    assert self.queue is not None, event.kind
-                    until, alone = self.queue.exchange(event, now[:, at], ranks)
-                    waited = np.maximum(0.0, until - now[:, at] - alone)
-                    self._record(at, until, waited, alone)
-                    self.variance[:, at] = 0.0
+                    self._exchange(event, at, ranks)
             if compute.places:
                 taken = np.add.reduceat(seconds[compute.order], compute.firsts, axis=0)
                 for task, own in zip(compute.places, taken, strict=True):
                     self.ledger.seconds[task][:, at] += own
             if number is not None:
                 self._close_epoch(number, at)
+
+    def _exchange(self, event: Event, at: Ints | slice, ranks: Ints) -> None:
+        """Hand a request to the server and wait for its answer."""
+        assert self.queue is not None, event.kind
+        now = self.ledger.now[:, at]
+        until, alone = self.queue.exchange(event, now, ranks)
+        self._record(at, until, np.maximum(0.0, until - now - alone), alone)
+        self.variance[:, at] = 0.0
 
     def _all_together(
         self, steps: Sequence[Step], seconds: Floats, stretches: Floats, varied: Floats

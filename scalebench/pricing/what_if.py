@@ -414,15 +414,10 @@ def _priced(
             for name in predictor.components(strategy, case.platform)
         )
     )
-    times_s, alone, bound = (
-        np.empty(cells),
-        np.empty(cells),
-        np.empty(cells, dtype=np.int64),
-    )
-    outside_of, lacking_of = (
-        np.empty(cells, dtype=object),
-        np.empty(cells, dtype=object),
-    )
+    times_s, alone = np.empty(cells), np.empty(cells)
+    bound = np.empty(cells, dtype=np.int64)
+    outside_of = np.empty(cells, dtype=object)
+    lacking_of = np.empty(cells, dtype=object)
     halved = [(name,) for name in names] + [tuple(part) for part in parts(names)]
     improved: dict[tuple[Platform, tuple[str, ...]], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
@@ -442,15 +437,8 @@ def _priced(
         priced = predictor.times(strategy, workers, cases)
         times = priced.time.reshape(1 + len(halved), len(own))
         times_s[places] = times[0]
-        for at, place in enumerate(places):
-            communicating = float((priced.comm[at] - priced.wait[at]) / priced.time[at])
-            may_bind = binding(
-                names, communicating, (float(times[-2, at]), float(times[-1, at]))
-            )
-            bound[place] = min(
-                map(names.index, may_bind),
-                key=lambda component: float(times[1 + component, at]),
-            )
+        exposed = (priced.comm - priced.wait)[: len(own)] / priced.time[: len(own)]
+        bound[places] = _bound(names, exposed, times)
         alone[places] = (
             predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
         )
@@ -465,6 +453,25 @@ def _priced(
         outside_of.astype(str).reshape(shape),
         lacking_of.astype(str).reshape(shape),
     )
+
+
+def _bound(
+    names: Sequence[str], exposed: NDArray[np.float64], times: NDArray[np.float64]
+) -> list[int]:
+    """Return, for each cell, the component of those that may bind it that saves most at half its time.
+
+    `exposed` (n,) are shares of exposed communication, `times` (1 + m + 2, n) seconds as
+    they are, with each component halved, and with both parts.
+    """
+    found = []
+    for at, communicating in enumerate(exposed):
+        halves = (float(times[-2, at]), float(times[-1, at]))
+        may_bind = binding(names, float(communicating), halves)
+        saved = {
+            place: float(times[1 + place, at]) for place in map(names.index, may_bind)
+        }
+        found.append(min(saved, key=saved.__getitem__))
+    return found
 
 
 class _Parts:

@@ -76,13 +76,20 @@ def train(
             message = f"worker {replica.world.rank}: the weights are not finite at the end of training"
             raise DivergedError(message, everywhere=agreed)
         replica.keep(last, elapsed, agreed)
+    return _report(replica, elapsed, measured_split=measured_split)
+
+
+def _report(
+    replica: Trainee, elapsed_s: float, *, measured_split: bool
+) -> WorkerReport:
+    """Return the report of the meters of `replica` after a training of so many seconds."""
     ledger = replica.clock.ledger
     if not measured_split:
         for epoch in replica.meters.epochs:
             epoch.compute_s = epoch.comm_s = epoch.wait_s = None
     return WorkerReport(
         rank=replica.world.rank,
-        train_s=elapsed,
+        train_s=elapsed_s,
         compute_s=ledger.compute_s if measured_split else None,
         comm_s=ledger.comm_s if measured_split else None,
         wait_s=ledger.wait if measured_split else None,

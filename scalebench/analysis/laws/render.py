@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.laws.bands import band_name, no_band
-from scalebench.analysis.laws.candidates import Parameter
+from scalebench.analysis.laws.candidates import Candidate, Parameter
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 from scalebench.analysis.laws.worker_counts import Count, Scaling
 from scalebench.errors import ResultsError, writing
@@ -138,20 +138,7 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
             }
             for kind, estimate in scaling.parameters
         ],
-        "laws": [
-            {
-                "law": one.fit.law.name,
-                "aicc": one.aicc,
-                "weight": one.weight,
-                "misfit": one.fit.misfit,
-                "leave_out_error": one.leave_out_error,
-                "parameters": {
-                    p.name: _finite(p.of(one.fit.coefficients))
-                    for p in one.fit.law.parameters
-                },
-            }
-            for one in scaling.candidates
-        ],
+        "laws": [_candidate_values(one) for one in scaling.candidates],
         "knee": _count_values(advice.knee),
         "worth": {
             "efficiency": advice.efficiency,
@@ -164,6 +151,20 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
             if name not in ("low", "high")
         },
         "followed_up_to": advice.limit,
+    }
+
+
+def _candidate_values(one: Candidate) -> dict[str, Any]:
+    return {
+        "law": one.fit.law.name,
+        "aicc": one.aicc,
+        "weight": one.weight,
+        "misfit": one.fit.misfit,
+        "leave_out_error": one.leave_out_error,
+        "parameters": {
+            each.name: _finite(each.of(one.fit.coefficients))
+            for each in one.fit.law.parameters
+        },
     }
 
 
