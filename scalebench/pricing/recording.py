@@ -545,7 +545,13 @@ class RecordingWorker:
         self.gradient(batch)
         self.update()
 
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+    def local_steps(
+        self,
+        batches: Iterator[Batch],
+        steps: int | None = None,
+        *,
+        reset_per_block: bool = False,
+    ) -> None:
         for batch in islice(batches, steps):
             self.local_step(batch)
 

@@ -137,13 +137,8 @@ class Averaging(Strategy):
 
 def train_shard(worker: Worker, epoch: int, optimizer_state: str) -> None:
     """Take the local steps of `epoch`, with a new optimizer for each ds-tensor block if `optimizer_state` says so."""
-    if optimizer_state != "reset_per_block":
-        worker.local_steps(worker.batches(epoch))
-        return
-    for batch in worker.batches(epoch):
-        if batch.first_of_block:
-            worker.reset_optimizer()
-        worker.local_step(batch)
+    resets = optimizer_state == "reset_per_block"
+    worker.local_steps(worker.batches(epoch), reset_per_block=resets)
 
 
 def local_intervals(

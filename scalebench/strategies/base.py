@@ -200,8 +200,17 @@ class Worker(Protocol):
     def local_step(self, batch: Batch) -> None:
         """Call `gradient`, then `update`."""
 
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+    def local_steps(
+        self,
+        batches: Iterator[Batch],
+        steps: int | None = None,
+        *,
+        reset_per_block: bool = False,
+    ) -> None:
         """Take a local step on each of the next `steps` of `batches`, by default on all that are left.
+
+        `reset_per_block`: with `reset_optimizer` before the first batch of each
+        ds-tensor block.
 
         The same as a loop over `local_step`, and several times faster in virtual runs:
         as nothing of the worker is looked at between two steps, the steps of all

@@ -54,7 +54,7 @@ class DislibCompat(EpochAverage):
     source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        _train_by_blocks(worker, epoch)
+        worker.local_steps(worker.block_batches(epoch), reset_per_block=True)
         if self.ends_interval(worker, epoch):
             self.average_all(worker)
 
@@ -101,20 +101,13 @@ class DislibCompatAsync(EpochAsync):
     )
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        _train_by_blocks(worker, epoch)
+        worker.local_steps(worker.block_batches(epoch), reset_per_block=True)
         if (epoch + 1) % self.every == 0:
             self.merge_with_shared(worker)
 
     def check(self, setting: Setting) -> list[str]:
         _require_constant_rate(self.name, setting)
         return super().check(setting)
-
-
-def _train_by_blocks(worker: Worker, epoch: int) -> None:
-    for batch in worker.block_batches(epoch):
-        if batch.first_of_block:
-            worker.reset_optimizer()
-        worker.local_step(batch)
 
 
 def _require_constant_rate(name: str, setting: Setting) -> None:

@@ -561,8 +561,16 @@ class Replica:
         self.gradient(batch)
         self.update()
 
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+    def local_steps(
+        self,
+        batches: Iterator[Batch],
+        steps: int | None = None,
+        *,
+        reset_per_block: bool = False,
+    ) -> None:
         for batch in islice(batches, steps):
+            if reset_per_block and batch.first_of_block:
+                self.reset_optimizer()
             self.local_step(batch)
 
     def reset_optimizer(self) -> None:

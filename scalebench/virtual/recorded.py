@@ -31,11 +31,17 @@ class RecordedReplica(StretchingReplica):
         self._compute(batch.x, batch.y, weight, add=add)
         self.clock.did(Task.BACKWARD, samples)
 
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+    def local_steps(
+        self,
+        batches: Iterator[Batch],
+        steps: int | None = None,
+        *,
+        reset_per_block: bool = False,
+    ) -> None:
         if self._is_recorded:
-            super().local_steps(batches, steps)
+            super().local_steps(batches, steps, reset_per_block=reset_per_block)
         else:
-            Replica.local_steps(self, batches, steps)
+            Replica.local_steps(self, batches, steps, reset_per_block=reset_per_block)
 
     @property
     def _is_recorded(self) -> bool:

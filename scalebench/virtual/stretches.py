@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from scalebench.data.batch_plan import Batches
+from scalebench.data.shard import equal_batches
 from scalebench.strategies.base import Batch
 from scalebench.training.replica import Replica
 from scalebench.virtual.virtual_clock import VirtualClock
 
 
 class Epoch:
-    """The batches of an epoch of one replica: an iterator that also gives several at once."""
+    """The batches of an epoch of one replica: an iterator that also gives several at once.
 
-    def __init__(self, replica: Replica, epoch: int) -> None:
+    `pieces` cuts the samples of the epoch, x or y, into these batches.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        epoch: int,
+        cut: Batches,
+        pieces: Callable[[Tensor], Sequence[Tensor]],
+    ) -> None:
         self._replica, self._epoch, self._step = replica, epoch, 0
-        self._cut = replica.plan.batches(epoch, replica.rank)
+        self._cut, self._pieces = cut, pieces
 
     @cached_property
     def _batches(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         x, y = self._replica.samples_of(
             self._epoch
         )  # not before they are asked for, as rows may move
-        return torch.split(x, self._cut.sizes), torch.split(y, self._cut.sizes)
+        return self._pieces(x), self._pieces(y)
 
     def __iter__(self) -> Epoch:
         return self
@@ -35,20 +47,30 @@ class Epoch:
         x, y = self._batches
         if step == len(cut.sizes):
             raise StopIteration
+        batch = Batch(x[step], y[step], cut.weights[step], step, self.begins_block)
         self._step += 1
-        batch = Batch(x[step], y[step], cut.weights[step], step, step in cut.firsts)
         return self._replica.delivered(batch, len(cut.sizes))
 
+    @property
+    def begins_block(self) -> bool:
+        """True if the next batch is the first of a ds-tensor block."""
+        return self._step in self._cut.firsts
+
+    def stretches(self, steps: int | None, *, by_block: bool) -> list[int]:
+        """Return how many of the next `steps` batches, or of all that are left, are to be taken at once, in turn."""
+        begin, end = self._step, len(self._cut.sizes)
+        if steps is not None:
+            end = min(begin + steps, end)
+        firsts = sorted(self._cut.firsts) if by_block else []
+        inside = [first for first in firsts if begin < first < end]
+        return [after - before for before, after in pairwise([begin, *inside, end])]
+
     def take(
-        self, steps: int | None
+        self, steps: int
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], list[float]]:
-        """Return x, y and the moments, in epochs, of the next `steps` batches, or of all that are left."""
+        """Return x, y and the moments, in epochs, of the next `steps` batches."""
         x, y = self._batches
-        total = len(x)
-        begin, end = (
-            self._step,
-            total if steps is None else min(self._step + steps, total),
-        )
+        total, begin, end = len(x), self._step, self._step + steps
         self._step = end
         return (
             x[begin:end],
@@ -63,16 +85,38 @@ class StretchingReplica(Replica):
     clock: VirtualClock
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        return Epoch(self, epoch)
+        cut = self.plan.batches(epoch, self.rank)
+        return Epoch(self, epoch, cut, lambda each: torch.split(each, cut.sizes))
 
-    def local_steps(self, batches: Iterator[Batch], steps: int | None = None) -> None:
+    def block_batches(self, epoch: int) -> Iterator[Batch]:
+        slices, firsts = equal_batches(
+            self.plan.block_starts(epoch, self.rank),
+            int(self.plan.shard_sizes(epoch)[self.rank]),
+            self.plan.batch_size,
+        )
+        sizes = [high - low for low, high in slices]
+        cut = Batches(sizes, [1.0] * len(sizes), frozenset(firsts))
+        return Epoch(
+            self, epoch, cut, lambda each: [each[low:high] for low, high in slices]
+        )
+
+    def local_steps(
+        self,
+        batches: Iterator[Batch],
+        steps: int | None = None,
+        *,
+        reset_per_block: bool = False,
+    ) -> None:
         if not isinstance(batches, Epoch):
-            super().local_steps(batches, steps)
+            super().local_steps(batches, steps, reset_per_block=reset_per_block)
             return
-        x, y, moments = batches.take(steps)
-        if x:
-            self.clock.took_steps([each.shape[0] for each in x])
-            self.take_steps(x, y, [self._rate_at(moment) for moment in moments])
+        for count in batches.stretches(steps, by_block=reset_per_block):
+            if reset_per_block and batches.begins_block:
+                self.reset_optimizer()
+            x, y, moments = batches.take(count)
+            if x:
+                self.clock.took_steps([each.shape[0] for each in x])
+                self.take_steps(x, y, [self._rate_at(moment) for moment in moments])
 
     def take_steps(
         self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]

@@ -216,6 +216,39 @@ def test_steps_that_are_taken_together_are_those_taken_one_by_one(
     ]
 
 
+class LoopedByBlock(EpochAverage):
+    """`dislib-compat` with an allreduce, whose steps are taken one by one."""
+
+    def train_epoch(self, worker, epoch):
+        for batch in worker.block_batches(epoch):
+            if batch.first_of_block:
+                worker.reset_optimizer()
+            worker.local_step(batch)
+        self.average(worker)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("optimizer", [{"sgd": {"momentum": 0.9}}, "adam"])
+def test_steps_of_a_block_that_are_taken_together_are_those_taken_one_by_one(
+    optimizer, batched, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(
+        {"dislib-compat": {"aggregation": "allreduce"}},
+        3,
+        blocks=8,  # of 12 and 13 samples, two or three a worker
+        batch_per_worker=5,
+        optimizer=optimizer,
+        virtual={"jitter": "normal", "slowdown": {1: 2.0}},
+    )
+    choice = Choice(batched=batched, records=True)
+    other, found = weights_by(choice, run, blobs, machine, monkeypatch)
+    monkeypatch.setattr(lock_step, "strategy_of", lambda run: LoopedByBlock())
+    one, expected = weights_by(choice, run, blobs, machine, monkeypatch)
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+    assert losses(other) == pytest.approx(losses(one), abs=SUMS)
+    assert other.train_s == one.train_s, "bit for bit"
+
+
 def test_filled_batches_give_the_gradients_of_unequal_ones(
     make_run, blobs, machine, monkeypatch
 ):
