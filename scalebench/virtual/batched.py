@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from scalebench.virtual.tape import Results, gradients_of, record, write
 
 _CACHED = 2**22  # bytes of weights that are worked on at once
 _LEAST = 8  # workers at once, at least
+_ROWS_OF_RECORDING = 200  # whose gradients take as long as one recording
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ class Batched:
             if parameter.requires_grad
         ]
         self._places = _places(self._model, self._trained)
-        self._recorded: dict[tuple[Any, ...], Gradients] = {}
+        # By the shapes of batches, and by the number of rows.
+        self._recorded: dict[tuple[Any, ...], dict[int, Gradients]] = {}
+        self._in_vain: Counter[tuple[Any, ...]] = Counter()
         self._asked: list[_Asked] = []
         self._calls = 0
 
@@ -201,21 +205,37 @@ class Batched:
         """Compute the gradients of the workers' batches of `step` into the copies; return their mean losses, (k,)."""
         x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
         sizes = [batch.shape[0] for batch in x]
-        rows = min(_rounded_up(len(asked)), len(self._copies.weights))
-        key = (rows, max(sizes), x[0].shape[1:], y[0].shape[1:])
-        if key not in self._recorded:
+        shapes = (max(sizes), x[0].shape[1:], y[0].shape[1:])
+        recorded = self._recorded.setdefault(shapes, {})
+        rows = self._rows_for(len(asked), shapes)
+        if rows not in recorded:
             leaves = [
                 leaf.detach().requires_grad_()
                 for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
             ]
-            self._recorded[key] = Gradients(
+            recorded[rows] = Gradients(
                 self._losses, leaves, x[0], y[0], max(sizes), rows, records=True
             )
         weights_of_all = [each.weight for each in asked]
         into = _matrix_views(self._trained, self._copies.gradients[:rows])
-        return self._recorded[key].into(
+        means = recorded[rows].into(
             into, x, y, sizes, weights_of_all, add=asked[0].add
-        )[1][: len(asked)]
+        )[1]
+        return means[: len(asked)]
+
+    def _rows_for(self, count: int, shapes: tuple[Any, ...]) -> int:
+        """Return with how many rows the gradients of `count` workers are computed.
+
+        More rows are repeated where they are recorded, until those computed in vain
+        have taken the time of a recording of their own.
+        """
+        wanted = min(_rounded_up(count), len(self._copies.weights))
+        enough = min(
+            (rows for rows in self._recorded[shapes] if rows >= wanted), default=wanted
+        )
+        self._in_vain[shapes, wanted] += enough - wanted
+        worth = self._in_vain[shapes, wanted] > _ROWS_OF_RECORDING
+        return wanted if worth else enough
 
     def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""

@@ -276,6 +276,7 @@ def test_rows_that_no_worker_fills_change_nothing(
     """Gradients of few workers are computed with those of others beside them, so that few numbers are recorded."""
     run = make_run(strategy, 5, batch_per_worker=7, virtual={"jitter": "lognormal"})
     found = {}
+    monkeypatch.setattr(batched, "_ROWS_OF_RECORDING", -1)
     for rows in (1, 5):  # at least, in each call
         monkeypatch.setattr(
             batched, "_rounded_up", lambda asked, rows=rows: max(asked, rows)
