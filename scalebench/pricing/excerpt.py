@@ -51,6 +51,10 @@ class EvenPlan:
     def bounds(self, epoch: int, worker: int) -> Ints:
         return np.arange(self.steps(epoch) + 1) * self.batch_size
 
+    def batch_sizes(self, epoch: int) -> Ints:
+        shape = self.workers, self.steps(epoch)
+        return np.broadcast_to(np.int64(self.batch_size), shape)
+
     def block_starts(self, epoch: int, worker: int) -> Ints:
         return np.zeros(1, dtype=np.int64)
 

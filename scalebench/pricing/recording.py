@@ -433,13 +433,11 @@ class RecordingWorker:
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
-        facts = self._facts
-        if self._cut is None:
-            layers = _layers_of(self.model, str(self.run.model))
-            return profiles_of(
-                layers, facts, self._input_shape, self.size, str(self.run.model)
-            )
-        return self._cut.profiles(self.size)
+        if self._cut is not None:
+            return self._cut.profiles(self.size)
+        return _profiles_of(
+            self.model, str(self.run.model), self._input_shape, self.dtype, self.size
+        )
 
     def use_layout(
         self, sizes: Sequence[int], degrees: Sequence[int]
@@ -449,25 +447,23 @@ class RecordingWorker:
             str(self.run.model),
             self.comm.rank,
         )
-        shapes = [each.shape for each in self._facts]
         numbers, found = [], []
         for place, degree in enumerate(degrees):
-            mesh = Mesh(1, len(sizes), degree)
             if self._cut is not None:
                 (rows,) = self._cut.held(sizes, [place], degree)
                 stage, segments, count = rows.stage, rows.segments, rows.parameters
                 stage = replace(stage, stages=len(sizes) + 1)
             else:
-                layers = _layers_of(self.model, name)
-                held = held_by(
-                    layers, sizes, mesh, place * degree + rank % degree, name
+                stage, segments, count = _component_of(
+                    self.model,
+                    name,
+                    self._input_shape,
+                    self.dtype,
+                    tuple(sizes),
+                    place,
+                    degree,
+                    rank % degree,
                 )
-                stage = facts_of_component(shapes, self._input_shape, sizes, place)
-                sample = torch.empty(2, *stage.takes, dtype=self.dtype, device="meta")
-                segments = segment_facts(
-                    held.chunks[0], sample, self._facts, first=place == 0
-                )
-                count = trainable_numbers(held.model)
             numbers.append(count)
             found.append((stage, segments))
         self.parameters = torch.empty(sum(numbers), dtype=self.dtype, device="meta")
@@ -513,8 +509,7 @@ class RecordingWorker:
             self.sharded.step(batch.x.shape[0], self.clock)
             return
         if self._passes is not None:
-            bounds = (self.plan.bounds(self._epoch, rank) for rank in range(self.size))
-            rows = [int(own[batch.step + 1] - own[batch.step]) for own in bounds]
+            rows = self.plan.batch_sizes(self._epoch)[:, batch.step].tolist()
             x = self.parameters.new_empty((len(batch.x), *self._passes.takes))
             self._passes.step(
                 x,
@@ -739,6 +734,18 @@ def _facts_of(
     return facts_of(_layers_of(model, name), _sample(input_shape, dtype))
 
 
+@lru_cache(maxsize=2)
+def _profiles_of(
+    model: torch.nn.Module,
+    name: str,
+    input_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    workers: int,
+) -> list[LayerProfile]:
+    facts = _facts_of(model, name, input_shape, dtype)
+    return profiles_of(_layers_of(model, name), facts, input_shape, workers, name)
+
+
 @lru_cache(maxsize=64)  # parts of a replica, of which a run may have many
 def _part_of(
     model: torch.nn.Module,
@@ -757,6 +764,31 @@ def _part_of(
     return sizes_of(
         facts, held, sizes, mesh, part, _sample(input_shape, dtype)
     ), trainable_numbers(held.model)
+
+
+@lru_cache(maxsize=64)  # shares of components, of which a run may have many
+def _component_of(
+    model: torch.nn.Module,
+    name: str,
+    input_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    place: int,
+    degree: int,
+    index: int,
+) -> tuple[StageFacts, list[SegmentFacts], int]:
+    """Return the sizes of a component and of worker `index`'s share of it, and the numbers in it that are trained."""
+    mesh = Mesh(1, len(sizes), degree)
+    part = place * degree + index
+    held = held_by(_layers_of(model, name), sizes, mesh, part, name)
+    facts = _facts_of(model, name, input_shape, dtype)
+    stage = facts_of_component(
+        [each.shape for each in facts], input_shape, sizes, place
+    )
+    segments = segment_facts(
+        held.chunks[0], _sample(stage.takes, dtype), facts, first=place == 0
+    )
+    return stage, segments, trainable_numbers(held.model)
 
 
 def _sample(input_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -288,12 +288,15 @@ class Adaptive(Strategy):
 
         Every worker decides by the same numbers, and so alike.
         """
-        measured = worker.comm.allgather(
-            worker.gradients.new_tensor([compute_s, comm_s])
-        )
-        if measured[0].is_meta:  # a recording measures nothing
-            return
-        of_all = [each.tolist() for each in measured]
+        import torch
+
+        gradients = worker.gradients
+        own = torch.tensor(
+            [compute_s, comm_s],
+            dtype=gradients.dtype,
+            device=gradients.device if gradients.is_cuda else "cpu",
+        )  # seconds have values where gradients have none, as in timing alone
+        of_all = [each.tolist() for each in worker.comm.allgather(own)]
         seconds = fmean(compute + comm for compute, comm in of_all)
         exchange_s = min(
             comm for _, comm in of_all
@@ -305,6 +308,7 @@ class Adaptive(Strategy):
             self._costs(worker, epoch),
         )
         state.measured[state.degrees] = seconds
+        # A recording measures nothing, 0 as expected of the first layout.
         if abs(seconds - state.expected_s) <= _UNLIKE * state.expected_s:
             return
         now, least = costs.of_layout(layers, state.degrees), self._least(worker, epoch)

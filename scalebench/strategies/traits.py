@@ -125,7 +125,7 @@ class Traits:
         But for the rounding of sums, and for models whose samples depend on one
         another.
         """
-        return self.mean_over_global_batch and self.wire is None and not self.adapts
+        return self.mean_over_global_batch and self.wire is None
 
     def mesh(self, workers: int) -> Mesh:
         """Return how `workers` divide into replicas and parts of these; a lone worker holds the whole model."""

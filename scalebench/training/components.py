@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -120,17 +120,9 @@ class Passes:
         members = rows[self._rank - self._rank % after :][:after]
         # An allgather takes tensors of one shape: filled up to the largest batch, and
         # cut afterwards.
-        filled = own.new_zeros((max(members), *own.shape[1:]))
-        filled[: len(own)] = own
-        gathered = target.group.allgather(filled)
-        # Not torch.cat, which on the meta device imports torch's compiler, in half a
-        # second of a recording.
-        joined = own.new_empty((sum(members), *own.shape[1:]))
-        for each, (begin, end) in zip(
-            gathered, pairwise([0, *accumulate(members)]), strict=True
-        ):
-            joined[begin:end] = each[: end - begin]
-        return joined
+        compute = target.compute
+        gathered = target.group.allgather(compute.filled(own, max(members)))
+        return compute.joined(gathered, members)
 
 
 def slices(vector: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -171,6 +171,12 @@ class StageCompute(Protocol):
     def room(self, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor to receive into."""
 
+    def filled(self, x: Tensor, samples: int) -> Tensor:
+        """Return `x` filled up to so many samples."""
+
+    def joined(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """Return the first samples of each piece, of these sizes, behind one another."""
+
     def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
         """Return the mean loss of a batch with that of a micro-batch, which has a share of its samples."""
 
@@ -468,6 +474,16 @@ class StageArithmetic:
     def room(self, shape: tuple[int, ...]) -> Tensor:
         return self.like.new_empty(shape)
 
+    def filled(self, x: Tensor, samples: int) -> Tensor:
+        filled = x.new_zeros((samples, *x.shape[1:]))
+        filled[: len(x)] = x
+        return filled
+
+    def joined(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        return torch.cat(
+            [piece[:size] for piece, size in zip(pieces, sizes, strict=True)]
+        )
+
     def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
         part = loss.detach() * share
         return part if total is None else total + part
@@ -559,6 +575,12 @@ class StageShapes:
         if shape not in self._rooms:
             self._rooms[shape] = self._like.new_empty(shape)
         return self._rooms[shape]
+
+    def filled(self, x: Tensor, samples: int) -> Tensor:
+        return self.room((samples, *x.shape[1:]))
+
+    def joined(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        return self.room((sum(sizes), *pieces[0].shape[1:]))
 
     def added(self, total: Tensor | None, loss: Tensor, share: float) -> Tensor:
         return loss

@@ -95,8 +95,9 @@ def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
 
 def _timed(run: Run, dataset: Dataset, machine: Machine, trace: Trace) -> Outcome:
     """Return the outcome of a computed run: its schedule priced, or its program on the event engine."""
-    with suppress(NotLockStepError):
-        return lock_step.time([run], dataset, machine, [trace])[0]
+    if not lock_step.strategy_of(run).traits.adapts:
+        with suppress(NotLockStepError):
+            return lock_step.time([run], dataset, machine, [trace])[0]
     return Simulation(run, dataset, machine).time(trace)
 
 

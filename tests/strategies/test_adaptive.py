@@ -22,7 +22,7 @@ from scalebench.strategies.base import LayerProfile
 from scalebench.study.spec import Component
 from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.arithmetic import Choice
-from scalebench.virtual.engine import simulate
+from scalebench.virtual.engine import compute_and_time, model_time, simulate
 from scalebench.virtual.lock_step import is_lock_step
 from tests.conftest import setting, some
 from tests.strategies.parts_case import images, trained_alone
@@ -126,6 +126,27 @@ def test_what_was_measured_makes_wide_layers_shared_and_small_ones_not(
         trained_alone(make_run(model=WIDE, **values), patterns, 4),
         **EXACT,
     )
+
+
+def test_one_model_for_all_takes_the_layouts_and_times_of_each_workers_own(
+    play, make_run, machine, patterns
+):
+    values = {"batch_per_worker": 2, "epochs": 3, "model": WIDE}
+    each, weights = play("adaptive", 4, data=patterns, **values)
+    run = make_run("adaptive", 4, **values)
+    together, of_one = compute_and_time(run, patterns, machine)
+    modelled = model_time(run, patterns, machine)
+    assert each.facts.arithmetic == "per_replica"
+    assert together.facts.arithmetic == "one_batch"
+    torch.testing.assert_close(of_one["final"], weights["final"], **EXACT)
+    for worker, *others in zip(
+        each.workers, together.workers, modelled.workers, strict=True
+    ):
+        assert worker.epochs[2].bytes_sent < 0.5 * worker.epochs[0].bytes_sent
+        for other in others:
+            for mine, same in zip(worker.epochs, other.epochs, strict=True):
+                assert same.elapsed_s == mine.elapsed_s
+                assert same.bytes_sent == mine.bytes_sent
 
 
 def test_a_layout_that_takes_longer_than_the_one_before_is_left(
