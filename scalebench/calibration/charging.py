@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from scalebench.calibration.calibration_file import (
     THIS_MACHINE,
@@ -393,6 +394,21 @@ class _MeasuringClock(VirtualClock):
         if time.thread_time() > self.deadline:
             raise _BudgetSpentError("measured long enough")
         return result
+
+    def execute_by_rows(
+        self,
+        compute: Callable[..., Sequence[Tensor]],
+        rows: Sequence[Sequence[Tensor]],
+        *equal: object,
+    ) -> list[Sequence[Tensor]]:
+        """Compute each worker's row by itself, as a real worker does."""
+        return [
+            [
+                made[0]
+                for made in self.execute(compute, *(row[None] for row in own), *equal)
+            ]
+            for own in rows
+        ]
 
     def rehearse(
         self, operation: Callable[..., object], *arguments: object, times: int = 1

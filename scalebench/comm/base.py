@@ -183,6 +183,20 @@ class Communicator(Protocol):
         workers computes it for all.
         """
 
+    def by_rows(
+        self,
+        compute: Callable[..., Sequence[Tensor]],
+        own: Sequence[Tensor],
+        *equal: Any,
+    ) -> Sequence[Tensor]:
+        """Return this rank's row of each result of `compute(*matrices, *equal)`.
+
+        The row of a rank in the matrices are `own`, which stay as they are, and a row
+        of a result depends on that row alone; `equal` are the same on every rank.
+        Without communication: each process computes its row, and the last of virtual
+        workers to come computes those of all.
+        """
+
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         """Merge the tensors of all K workers, K a power of two, in lg K exchanges with partners at doubling distances.
 

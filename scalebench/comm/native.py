@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -188,6 +188,15 @@ class NativeCommunicator(Counters, ABC):
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return make()
+
+    def by_rows(
+        self,
+        compute: Callable[..., Sequence[Tensor]],
+        own: Sequence[Tensor],
+        *equal: Any,
+    ) -> Sequence[Tensor]:
+        made = self.clock.work(compute, *(row[None] for row in own), *equal)
+        return [each[0] for each in made]
 
     def alltoallv(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) != self.size:

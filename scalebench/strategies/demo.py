@@ -54,14 +54,16 @@ class DeMo(GradientAveraging):
         worker.state.cosines = Cosines(worker, self)
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        cosines, clock = worker.state.cosines, worker.clock
-        message = clock.work(
-            cosines.message, worker.gradients, worker.learning_rate * scale
+        cosines = worker.state.cosines
+        message, cosines.momentum = worker.comm.by_rows(
+            cosines.message,
+            [cosines.momentum, worker.gradients],
+            worker.learning_rate * scale,
         )
         if worker.size > 1:
             sign = worker.comm.allgather_combined(message, cosines.sign)
         else:
-            sign = clock.work(cosines.sign, [message])
+            sign = worker.clock.work(cosines.sign, [message])
         worker.gradients.copy_(sign)
         worker.update()
 
@@ -98,12 +100,13 @@ class Cosines:
         self._decay = options.decay
         self.momentum = worker.parameters.clone().zero_()
 
-    def message(self, gradients: Tensor, rate: float) -> Tensor:
-        """Return the strongest cosines of the momentum, and keep the rest."""
-        self.momentum.mul_(self._decay).add_(gradients, alpha=rate)
-        message, sent = self._strongest.encode(self.momentum)
-        self.momentum.sub_(sent)
-        return message
+    def message(
+        self, momenta: Tensor, gradients: Tensor, rate: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return messages (k, b) of the strongest cosines of momenta (k, n) with new gradients (k, n), and the rest."""
+        grown = momenta.mul(self._decay).add_(gradients, alpha=rate)
+        messages, sent = self._strongest.encode(grown)
+        return messages, grown.sub_(sent)
 
     def sign(self, messages: list[Tensor]) -> Tensor:
         """Return the sign of the mean of messages, each entry over those that have it."""

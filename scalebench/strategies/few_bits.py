@@ -107,16 +107,17 @@ def _e3m0(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
-    """Return codes (n,) below 2^bits, uint8, in ceil(n bits / 8) bytes; the first lies in a byte's lowest bits."""
+    """Return codes (..., n) below 2^bits, uint8, in ceil(n bits / 8) bytes; the first lies in a byte's lowest bits."""
     import torch
 
     each = 8 // bits  # codes in a byte
     if each == 1:
         return codes
-    filled = torch.nn.functional.pad(codes, (0, -codes.numel() % each)).view(-1, each)
-    together = filled[:, 0].clone()
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % each))
+    filled: Tensor = padded.unflatten(-1, (-1, each))
+    together = filled[..., 0].clone()
     for place in range(1, each):
-        together.bitwise_or_(filled[:, place] << (place * bits))
+        together.bitwise_or_(filled[..., place] << (place * bits))
     return together
 
 
@@ -135,7 +136,7 @@ def unpacked_codes(together: Tensor, bits: int, n: int) -> Tensor:
 
 
 def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Return codes (n,), uint8, of values (n,), and the table (2^bits,) of what they stand for, in float32.
+    """Return codes (..., n), uint8, of values (..., n), and the table (..., 2^bits) of what they stand for, in float32.
 
     2^bits bins of equal width cover 6 standard deviations s around the mean m, and
     beyond at both ends: code c = round((x - m) 2^bits / (6 s) + 2^bits / 2), clamped. A
@@ -145,12 +146,14 @@ def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     import torch
 
     bins = 2**bits
-    centred = values - values.mean()
-    deviation = centred.norm() / math.sqrt(max(1, values.numel() - 1))
+    n = values.shape[-1]
+    centred = values - values.mean(-1, keepdim=True)
+    deviation = centred.norm(dim=-1, keepdim=True) / math.sqrt(max(1, n - 1))
     width = deviation * (_COVERED / bins)
     width = torch.where(width > 0, width, 1.0)  # all values are equal
     codes = (centred / width + bins // 2).round_().clamp_(0, bins - 1).nan_to_num_()
     places = codes.to(torch.int64)
-    sums = values.new_zeros(bins).index_add_(0, places, values)
-    counts = values.new_zeros(bins).index_add_(0, places, torch.ones_like(values))
+    empty = values.new_zeros(*values.shape[:-1], bins)
+    sums = empty.scatter_add(-1, places, values)
+    counts = empty.scatter_add(-1, places, torch.ones_like(values))
     return codes.to(torch.uint8), (sums / counts.clamp(min=1.0)).to(torch.float32)

@@ -80,12 +80,15 @@ class SparseLoCo(LocalSgd):
         worker.state.unsent = Unsent(worker, self)
 
     def synchronise(self, worker: Worker) -> None:
+        import torch
+
         anchor, unsent = worker.state.anchor, worker.state.unsent
         if worker.size == 1:
             worker.clock.work(self._restart, worker, anchor - worker.parameters)
             return
-        message = worker.clock.work(
-            unsent.message, anchor, worker.parameters, self.weight(worker) or 1.0
+        share = anchor.new_tensor([self.weight(worker) or 1.0], dtype=torch.float64)
+        message, unsent.entries = worker.comm.by_rows(
+            unsent.message, [unsent.entries, anchor, worker.parameters, share]
         )
         mean = worker.comm.allgather_combined(message, unsent.mean)
         worker.clock.work(self._restart, worker, mean)
@@ -117,19 +120,19 @@ class Unsent:
         self._decay = policies.decay
         self.entries = worker.parameters.clone().zero_()
 
-    def message(self, anchor: Tensor, weights: Tensor, weight: float) -> Tensor:
-        """Return the message to all others, this worker's weight behind it, and keep the rest."""
+    def message(
+        self, unsent: Tensor, anchors: Tensor, weights: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return messages (k, b), and what is not sent, (k, n), of `unsent` (k, n) and the moves from the anchors.
+
+        Behind a message is the share (k, 1) of its worker in the mean.
+        """
         import torch
 
-        self.entries.mul_(self._decay).add_(anchor - weights)
-        strongest, sent = self._strongest.encode(self.entries)
-        self.entries.sub_(sent)
-        behind = (
-            torch.tensor([weight], dtype=torch.float64)
-            .view(torch.uint8)
-            .to(strongest.device)
-        )
-        return torch.cat([strongest, behind])
+        grown = unsent.mul(self._decay).add_(anchors - weights)
+        strongest, sent = self._strongest.encode(grown)
+        messages = torch.cat([strongest, shares.view(torch.uint8)], -1)
+        return messages, grown.sub_(sent)
 
     def mean(self, messages: list[Tensor]) -> Tensor:
         """Return the mean of what all sent, by their weights."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MOST = 181  # side of a tile whose places fit into 16 bits with a sign
 _PLACE_BYTES = 2  # int16
 _TABLE_ENTRY_BYTES = 4  # float32
+_FEW = 8  # rows of a product
 _CACHED = 2**22  # bytes of vectors that are worked on at once
 
 
@@ -74,23 +75,25 @@ class StrongestOfTiles:
             for n in sent
         )
 
-    def encode(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bytes (b,) that stand for `vector` (n,), and the vector (n,) for which they stand."""
+    def encode(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the bytes (..., b) that stand for `vectors` (..., n), and the vectors for which they stand."""
         import torch
 
-        if vector.is_meta:
-            return vector.new_empty(self.nbytes, dtype=torch.uint8), vector
+        lead = vectors.shape[:-1]
+        if vectors.is_meta:
+            messages = vectors.new_empty(*lead, self.nbytes, dtype=torch.uint8)
+            return messages, vectors
         parts: list[Tensor] = []
         sent: list[Tensor] = []
-        for tiles, count in zip(self.tiles_of(vector), self._counts, strict=True):
-            places = tiles.abs().topk(count, dim=1, sorted=False).indices
-            written, values = self._written(tiles.gather(1, places).view(-1))
+        for tiles, count in zip(self.tiles_of(vectors), self._counts, strict=True):
+            places = tiles.abs().topk(count, dim=-1, sorted=False).indices
+            written, values = self._written(tiles.gather(-1, places).flatten(-2))
             parts += written
-            parts.append(places.view(-1).to(torch.int16).view(torch.uint8))
+            parts.append(places.flatten(-2).to(torch.int16).view(torch.uint8))
             sent.append(
-                torch.zeros_like(tiles).scatter_(1, places, values.view_as(places))
+                torch.zeros_like(tiles).scatter_(-1, places, values.view_as(places))
             )
-        return torch.cat(parts), self.vector(sent)
+        return torch.cat(parts, -1), self.vector(sent)
 
     def tiles_in(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the entries of messages (..., b) in their tiles (..., tiles, entries) of each parameter, and places.
@@ -132,22 +135,22 @@ class StrongestOfTiles:
         for begin in range(0, len(messages), at_once):
             yield torch.stack(tuple(messages[begin : begin + at_once]))
 
-    def tiles_of(self, vector: Tensor) -> list[Tensor]:
-        """Return the tiles (tiles, entries) of each parameter."""
-        cut = []
-        for piece, grid in zip(
-            vector.split_with_sizes(self._sizes), self._grids, strict=True
+    def tiles_of(self, vectors: Tensor) -> list[Tensor]:
+        """Return the tiles (..., tiles, entries) of each parameter in vectors (..., n)."""
+        cut, lead = [], vectors.shape[:-1]
+        for pieces, grid in zip(
+            vectors.split_with_sizes(self._sizes, -1), self._grids, strict=True
         ):
             down, height, across, width = grid
             tiles = (
-                piece.view(down, height, across, width)
-                .transpose(1, 2)
-                .reshape(-1, height, width)
+                pieces.unflatten(-1, grid)
+                .transpose(-3, -2)
+                .reshape(-1, down * across, height, width)
             )
             if self._cosines:
-                rows, columns = self._bases(grid, vector)
-                tiles = rows @ tiles @ columns.T
-            cut.append(tiles.reshape(-1, height * width))
+                rows, columns = self._bases(grid, vectors)
+                tiles = _between(rows, tiles, columns.T)
+            cut.append(tiles.reshape(*lead, down * across, height * width))
         return cut
 
     def vector(self, cut: Sequence[Tensor]) -> Tensor:
@@ -158,10 +161,10 @@ class StrongestOfTiles:
         for entries, grid in zip(cut, self._grids, strict=True):
             down, height, across, width = grid
             lead = entries.shape[:-2]
-            tiles = entries.view(-1, height, width)
+            tiles = entries.view(-1, down * across, height, width)
             if self._cosines:
                 rows, columns = self._bases(grid, entries)
-                tiles = rows.T @ tiles @ columns
+                tiles = _between(rows.T, tiles, columns)
             pieces.append(
                 tiles.view(*lead, down, across, height, width)
                 .transpose(-3, -2)
@@ -178,14 +181,14 @@ class StrongestOfTiles:
         )
 
     def _written(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the bytes of a parameter's entries, and the entries for which they stand."""
+        """Return the bytes of a parameter's entries (..., m), and the entries for which they stand."""
         import torch
 
         if self._bits == 32:
             return [values.view(torch.uint8)], values
         codes, table = by_bins(values, self._bits)
         written = [table.view(torch.uint8), packed_codes(codes, self._bits)]
-        return written, table.to(self._dtype).index_select(0, codes.int())
+        return written, table.to(self._dtype).gather(-1, codes.to(torch.int64))
 
     def _read(self, messages: Tensor, at: int, n: int) -> tuple[Tensor, int]:
         """Return `n` entries (..., n) that begin at byte `at` of messages (..., b), and where they end."""
@@ -199,6 +202,20 @@ class StrongestOfTiles:
         table = _piece(messages, at, begin).view(torch.float32).to(self._dtype)
         codes = unpacked_codes(messages[..., begin:end], self._bits, n)
         return table.gather(-1, codes.to(torch.int64)), end
+
+
+def _between(rows: Tensor, tiles: Tensor, columns: Tensor) -> Tensor:
+    """Return R t C of all tiles t (k, tiles, height, width) of k vectors.
+
+    Last bits of a product of few rows depend on how many there are: those are computed
+    for each vector by itself, so that a worker alone has the same.
+    """
+    import torch
+
+    _, count, height, width = tiles.shape
+    if count * min(height, width) < _FEW:
+        return torch.stack([rows @ each @ columns for each in tiles.unbind()])
+    return (rows @ tiles.flatten(0, 1) @ columns).view_as(tiles)
 
 
 def _piece(messages: Tensor, begin: int, end: int) -> Tensor:

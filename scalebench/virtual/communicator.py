@@ -131,6 +131,30 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         self.clock.charge(make)
         return made
 
+    def by_rows(
+        self,
+        compute: Callable[..., Sequence[Tensor]],
+        own: Sequence[Tensor],
+        *equal: Any,
+    ) -> Sequence[Tensor]:
+        """Sleep until the last one comes, and computes; clocks do not wait."""
+
+        def effect(payloads: list[Any]) -> list[Sequence[Tensor]]:
+            return self.clock.execute_by_rows(compute, payloads, *equal)
+
+        if not self._arithmetic or self.size == 1:
+            return super().by_rows(compute, own, *equal)
+        rendezvous = self._meet("rows", own, effect)
+        if rendezvous.missing:
+            rendezvous.sleepers.append((self.world_rank, self.clock.now))
+            self.scheduler.block(self.world_rank, rendezvous.what)
+        else:
+            for rank, since in rendezvous.sleepers:
+                self.scheduler.wake_untied(rank, since)
+        self.clock.charge(compute)
+        row: Sequence[Tensor] = rendezvous.result[self.rank]
+        return row
+
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
         """Average `tensor` (the gradients), charged as bucketed allreduces overlapped with the last backward pass.
 

@@ -88,8 +88,7 @@ class Scheduler:
 
     def sleep(self, rank: int, until: float) -> None:
         """Suspend the calling worker, which computes, until that moment; no tie is drawn."""
-        self._events += 1
-        heapq.heappush(self._heap, (until, -1.0, self._events, rank))
+        self.wake_untied(rank, until)
         self._hub.switch()
 
     def block(self, rank: int, what: str) -> None:
@@ -103,6 +102,11 @@ class Scheduler:
         self._events += 1
         tie = float(rank) if self._random is None else self._random.random()
         heapq.heappush(self._heap, (time, tie, self._events, rank))
+
+    def wake_untied(self, rank: int, time: float) -> None:
+        """Resume `rank`, whose order among others does not matter, at `time`; no tie is drawn."""
+        self._events += 1
+        heapq.heappush(self._heap, (time, -1.0, self._events, rank))
 
     def _resume(self, rank: int) -> None:
         # Greenlets share one thread: its grad mode and generator states are swapped for

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
 from scalebench.pricing.machine import OperationTime, name_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.recorders import only_changes_arguments
@@ -14,6 +17,7 @@ from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
 
 _T = TypeVar("_T")
+_CACHED = 2**20  # bytes of rows that are worked on at once
 
 
 class VirtualClock:
@@ -110,6 +114,21 @@ class VirtualClock:
     def execute(self, operation: Callable[..., _T], *arguments: object) -> _T:
         """Call `operation` once for all workers that charge it."""
         return operation(*arguments)
+
+    def execute_by_rows(
+        self,
+        compute: Callable[..., Sequence[Tensor]],
+        rows: Sequence[Sequence[Tensor]],
+        *equal: object,
+    ) -> list[Sequence[Tensor]]:
+        """Return for the rows of each worker those of the results of `compute`, of as many at once as a cache holds."""
+        at_once = max(1, _CACHED // sum(row.nbytes for row in rows[0]))
+        found: list[Sequence[Tensor]] = []
+        for begin in range(0, len(rows), at_once):
+            some = rows[begin : begin + at_once]
+            matrices = [torch.stack(same) for same in zip(*some, strict=True)]
+            found += zip(*compute(*matrices, *equal), strict=True)
+        return found
 
     def rehearse(
         self, operation: Callable[..., object], *arguments: object, times: int = 1

@@ -468,6 +468,31 @@ def test_allgather_combined_combines_once_and_costs_an_allgather(workers, size):
     workers=st.integers(1, 6),
     ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6),
 )
+def test_rows_are_computed_together_while_clocks_go_on(workers, ahead):
+    """The sum and the product of two rows, (3,) and (3,), with a number that all have."""
+    world, calls = World(workers, ahead[:workers]), []
+
+    def compute(first, second, factor):
+        calls.append(first.shape)
+        return first + factor * second, first * second
+
+    def program(comm):
+        own = torch.arange(3.0) + comm.rank
+        total, product = comm.by_rows(compute, [own, own + 1], 2.0)
+        return total.tolist(), product.tolist(), comm.clock.now
+
+    for rank, (total, product, now) in world.run(program).items():
+        own = np.arange(3.0) + rank
+        assert total == (own + 2 * (own + 1)).tolist()
+        assert product == (own * (own + 1)).tolist()
+        assert now == ahead[rank]
+    assert calls == [(workers, 3)]
+
+
+@given(
+    workers=st.integers(1, 6),
+    ahead=st.lists(st.floats(0.0, 1e-3), min_size=6, max_size=6),
+)
 def test_cached_computes_once_without_cost(workers, ahead):
     """Each call has its own result, also if a worker is a call ahead."""
     world, made = World(workers, ahead[:workers]), []

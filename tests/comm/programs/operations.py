@@ -209,6 +209,8 @@ def check_operations(engine, comm, clock):
     expect(
         "once", torch.tensor(comm.cached(lambda: float(rank))), rank
     )  # nothing travels: each computes its own
+    (own,) = comm.by_rows(lambda rows, times: [times * rows], [mine()], 2)
+    expect("own row", own, 2 * mine())
     give = [
         torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)
     ]  # rank 0 gives itself nothing
