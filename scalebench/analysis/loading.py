@@ -17,7 +17,12 @@ from scalebench.errors import ResultsError
 from scalebench.formatting import counted
 from scalebench.records.attempts import latest_places
 from scalebench.records.folder import EPOCHS, RUNS, STUDY
-from scalebench.records.reading import TEXT, check_completed, read_table
+from scalebench.records.reading import (
+    TEXT,
+    check_completed,
+    columns_not_recorded,
+    read_table,
+)
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.cell import CELL, Cell
 from scalebench.study.spec import SIMULATED
@@ -170,11 +175,25 @@ def load(folder: Path | str) -> Results:
         notes.append(
             f"rows that give a run once more, of which only the last counts: {repeated} left out"
         )
+    notes += _of_earlier_versions(folder)
     if len(runs) < len(rows):
         runs = runs.reset_index(drop=True)
     return Results(
         folder, runs, None, _read_study(folder), notes, _trials_in(rows), every
     )
+
+
+def _of_earlier_versions(folder: Path) -> list[str]:
+    """Note the columns that the records in `folder` lack, as they were written before these columns existed."""
+    notes = []
+    for name, row_type in ((RUNS, RunRow), (EPOCHS, EpochRow)):
+        path = folder / name
+        lacking = columns_not_recorded(path, row_type) if path.is_file() else []
+        if lacking:
+            notes.append(
+                f"{name} is of an earlier version, without the columns {', '.join(lacking)}; they are read as empty"
+            )
+    return notes
 
 
 def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -159,16 +159,22 @@ class AppendOnlyTable:
         return before
 
 
-def check_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
-    """Refuse a header with other columns than `expected`; their order is free.
+def check_header(
+    path: Path,
+    header: Sequence[str],
+    expected: Sequence[str],
+    optional: Collection[str] = (),
+) -> list[str]:
+    """Return the columns of `expected` that a header lacks, all of them `optional`; their order is free.
 
     Raises:
         ResultsError: names the missing and unknown columns and the schema version.
     """
-    missing = [name for name in expected if name not in header]
+    lacking = [name for name in expected if name not in header]
+    missing = [name for name in lacking if name not in optional]
     unknown = [name for name in header if name not in expected]
-    if not missing and not unknown and len(header) == len(expected):
-        return
+    if not missing and not unknown and len(header) + len(lacking) == len(expected):
+        return lacking
     if ";" in "".join(header) or "\t" in "".join(header):
         raise ResultsError(
             f"{path}: cells are not separated by commas; save it as comma-separated CSV"

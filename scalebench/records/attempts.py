@@ -21,7 +21,14 @@ from scalebench.records.append_only import (
     check_version,
     from_line,
 )
-from scalebench.records.schema import EpochRow, RunRow, columns, expected_instead, kinds
+from scalebench.records.schema import (
+    EpochRow,
+    RunRow,
+    columns,
+    expected_instead,
+    kinds,
+    optional_columns,
+)
 from scalebench.system.bounded_read import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
@@ -59,7 +66,8 @@ class Attempts:
         names = columns(RunRow)
         self._header = (from_line(lines[0]) if lines else []) or names
         self._lines = lines[1:]
-        check_header(path, self._header, names)
+        lacking = check_header(path, self._header, names, optional_columns(RunRow))
+        self._lacking = dict.fromkeys(lacking, "")  # columns that are younger
         cells = [
             line.decode(errors="replace").split(",", len(_FIRST))
             for line in self._lines
@@ -102,7 +110,7 @@ class Attempts:
                 f"{self.path}, line {place + 2}: {len(cells)} cells, expected {len(self._header)}; repair or remove "
                 "the line"
             )
-        row = dict(zip(self._header, cells, strict=True))
+        row = dict(zip(self._header, cells, strict=True)) | self._lacking
         for name in checked:
             if row[name] and (expected := expected_instead(name, row[name])):
                 raise bad_cell(self.path, place, name, row[name], expected)
@@ -229,7 +237,7 @@ def _read_epochs(path: Path) -> tuple[list[str], bytes]:
     header = from_line(data[: data.find(b"\n") + 1])
     if not header:  # it was being written
         return expected, b""
-    check_header(path, header, expected)
+    check_header(path, header, expected, optional_columns(EpochRow))
     return header, data[: data.rfind(b"\n") + 1]
 
 

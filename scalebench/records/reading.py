@@ -34,6 +34,7 @@ from scalebench.records.schema import (
     expected_instead,
     is_worker_list,
     kinds,
+    optional_columns,
     other_columns,
     out_of_range,
     range_of,
@@ -53,7 +54,7 @@ _DTYPES: dict[str, Any] = {
 
 
 def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
-    """Return all rows of `path`. An incomplete last line is ignored.
+    """Return all rows of `path`. An incomplete last line is ignored; optional columns that are not there are empty.
 
     Raises:
         ResultsError: the file cannot be read, has other columns or another schema version, or a cell is damaged (named
@@ -71,7 +72,9 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
                 header = from_line(first)
                 if not header:
                     break
-                check_header(path, header, columns(row_type))
+                check_header(
+                    path, header, columns(row_type), optional_columns(row_type)
+                )
             parts.append(
                 _rows(path, first + lines, header, row_type, sum(map(len, parts)))
             )
@@ -108,6 +111,14 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     return table
 
 
+def columns_not_recorded(path: Path, row_type: type[BaseModel]) -> list[str]:
+    """Return the columns of `row_type` that the header of `path` lacks, as that of an earlier version does."""
+    with reading(path), path.open("rb") as file:
+        header = from_line(file.readline())
+    # An empty file, or one whose header is being written, is of no version.
+    return [name for name in columns(row_type) if header and name not in header]
+
+
 def _rows(
     path: Path,
     data: bytes,
@@ -141,6 +152,8 @@ def _rows(
                 if text.startswith("'")
             }
             table[name] = table[name].replace(escaped) if escaped else table[name]
+    for name in (name for name in columns(row_type) if name not in header):
+        table[name] = pd.Series(None, table.index, dtype=_DTYPES[kind_of[name]])
     _check_cells(path, table, row_type)
     return table if list(header) == columns(row_type) else table[columns(row_type)]
 

@@ -700,6 +700,16 @@ def columns(row_type: type[BaseModel]) -> list[str]:
     return list(row_type.model_fields)
 
 
+def optional_columns(row_type: type[BaseModel]) -> list[str]:
+    """Return the columns that are empty in rows that do not give them."""
+    fields = row_type.model_fields.items()
+    return [
+        name
+        for name, field in fields
+        if not field.is_required() and field.default is None
+    ]
+
+
 def kinds(row_type: type[BaseModel]) -> dict[str, Kind]:
     """Return the kind of each column: text, integer, number or flag (true/false)."""
     return {

@@ -314,6 +314,31 @@ def test_other_files_are_refused(tmp_path, content, message):
         load(tmp_path)
 
 
+def without_columns(path, names):
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table.drop(columns=list(names)).to_csv(path, index=False)
+
+
+def test_records_without_optional_columns_are_read_and_not_extended(study):
+    folder = study(rows=[run_row(run_id="a", bubble_s=None, tuned=None)]).folder
+    whole = load(folder).runs
+    without_columns(folder / "runs.csv", ("bubble_s", "tuned"))
+    results = load(folder)
+    pd.testing.assert_frame_equal(results.runs, whole)
+    (note,) = [note for note in results.notes if "earlier version" in note]
+    assert "bubble_s, tuned" in note or "tuned, bubble_s" in note
+    # Rows that were added would lose what these columns hold.
+    with pytest.raises(ResultsError, match="its header lacks"):
+        Store(folder)
+
+
+def test_records_without_required_columns_are_refused(study):
+    folder = study(rows=[run_row(run_id="a")]).folder
+    without_columns(folder / "runs.csv", ("workers", "tuned"))
+    with pytest.raises(ResultsError, match="its header lacks workers:"):
+        load(folder)
+
+
 def test_incomplete_last_line_is_ignored(study):
     folder = study(rows=[run_row(run_id="a"), run_row(run_id="b")]).folder
     whole = (folder / "runs.csv").read_bytes()

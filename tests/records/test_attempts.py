@@ -168,3 +168,14 @@ def test_without_a_table_all_completed_runs_lack_epochs(with_epochs, content):
     if content is not None:
         table.write_bytes(content)
     assert lacking(with_epochs) == ["r1", "r0", "r2"]
+
+
+def test_columns_of_later_versions_are_read_as_empty(path):
+    expected = rows(path)
+    kept = [name for name in expected[0] if name not in ("bubble_s", "tuned")]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, kept, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(expected)
+    found = Attempts(path)
+    assert found.newest(99) == [row | {"bubble_s": "", "tuned": ""} for row in expected]
