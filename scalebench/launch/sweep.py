@@ -231,7 +231,7 @@ def _possible(
     """Return the cells at whose worker count the strategy works, and note the others.
 
     Raises:
-        StudyError: a strategy works at none of its worker counts.
+        StudyError: a strategy works at none of its worker counts, and no other one is left beside `serial`.
     """
     kept: list[_Cell] = []
     refused: dict[str, dict[int, StudyError]] = {}
@@ -242,9 +242,14 @@ def _possible(
             refused.setdefault(str(cell.strategy), {}).setdefault(cell.workers, error)
         else:
             kept.append(cell)
+    # Without requirements is what trains on one worker: alone it answers no study.
+    answers = any(
+        registry.create(cell.strategy.name, cell.strategy.options).requires
+        for cell in kept
+    )
     for name, errors in refused.items():
         said = errors[max(errors)]
-        if all(str(cell.strategy) != name for cell in kept):
+        if not answers:
             raise said
         workers = f"worker{'s' * (list(errors) != [1])}"
         notes.append(

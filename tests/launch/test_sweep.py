@@ -81,6 +81,20 @@ def test_counts_at_which_a_strategy_cannot_work_are_left_out():
     )
 
 
+def test_a_strategy_that_works_at_no_count_is_left_out_beside_others():
+    values = {"workers": "2,4", "execution": "native"}
+    found = sweep(strategies=["serial", "allreduce", "daso-fixed"], **values)
+    names = {name for _, _, name, _ in points(found.runs)}
+    assert names == {"serial", "allreduce"}
+    assert any(
+        note.startswith("daso-fixed is left out at 2, 4 workers: ")
+        for note in found.notes
+    )
+    for strategies in (["daso-fixed"], ["serial", "daso-fixed"]):
+        with pytest.raises(StudyError, match="do not fill 2 or more whole nodes"):
+            sweep(strategies=strategies, **values)
+
+
 def test_order_is_random_within_each_repetition():
     runs = sweep(workers="1..64", execution="virtual", repetitions=3).runs
     assert [run.run_order for run in runs] == list(range(len(runs)))
