@@ -80,6 +80,8 @@ class Scheduler(Protocol):
     index: str  # variable of the number of a task of an array
     warns: bool  # it sends SIGUSR1 to the script before the limit
     forgotten: str  # in its client's error message: it no longer knows a job
+    # one of these in its clients' error messages: its server cannot be reached
+    unreachable: tuple[str, ...]
     # line of shell that queues what is left again, {again} of the job; empty: it does
     # so by the exit code
     again: str
@@ -179,7 +181,7 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
     """Submit the script in the file `path`; return the identifier of the job.
 
     Raises:
-        SchedulerError: it was refused; in the scheduler's own words.
+        SchedulerError: it was refused, or its scheduler cannot be reached; in the scheduler's own words.
     """
     command, text = scheduler.submission(path, after)
     done = call(command, text, limit_s=3 * ANSWER_S)
@@ -191,6 +193,10 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
             done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         ).split()
     )
+    if any(words in said for words in scheduler.unreachable):
+        raise SchedulerError(
+            f"{command[0]} could not reach its scheduler with {path}: {said}; submit the study again once it answers"
+        )
     raise SchedulerError(
         f"{command[0]} refused {path}: {said}; edit site.yaml, and submit the study again"
     )

@@ -35,6 +35,12 @@ class Slurm:
     workplace, index = "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID"
     warns = True
     forgotten = "Invalid job id"
+    unreachable = (
+        "Unable to contact slurm controller",
+        "Socket timed out",
+        "Zero Bytes were transmitted or received",
+        "Transport endpoint is not connected",
+    )
     again = 'scontrol requeue "$SLURM_JOB_ID"'
 
     def directives(self, job: BatchJob) -> list[str]:

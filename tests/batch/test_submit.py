@@ -241,7 +241,22 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(
         "sbatch refused results/mine/jobs/shard-2.sh: sbatch: error: QOSMaxSubmitJobPerUserLimit"
         in line
     )
+    assert line.endswith("edit site.yaml, and submit the study again")
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
+
+
+def test_a_scheduler_that_cannot_be_reached_is_not_for_site_yaml_to_mend(
+    clients, place, capsys
+):
+    clients.write(
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: "
+        "Unable to contact slurm controller (connect failure)' >&2; exit 1",
+    )
+    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "could not reach its scheduler" in line
+    assert line.endswith("submit the study again once it answers")
 
 
 @pytest.mark.parametrize(
