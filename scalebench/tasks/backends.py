@@ -179,11 +179,13 @@ def _require_answer(address: str) -> None:
     except (
         MemoryError
     ):  # dask takes the first bytes of another protocol for the length of a message
-        why = "another program does"
+        why = " (another program does)"
+    except TimeoutError:
+        why = ""
     except (OSError, ValueError) as error:
-        why = in_one_line(error)
+        why = f" ({' '.join(str(error).split())})"
     raise EngineError(
-        f"tasks.scheduler {address}: no dask scheduler answers there within {ANSWER_S:.0f} s ({why}); start one with "
+        f"tasks.scheduler {address}: no dask scheduler answers there within {ANSWER_S:.0f} s{why}; start one with "
         "`dask scheduler`, or leave the address out for one of this node"
     )
 
