@@ -49,6 +49,14 @@ def test_common_strategies_look_the_same_in_every_study():
         assert shown([name, "slowmo", "diloco(steps=8)"])[name] == whole[name]
 
 
+def test_layouts_of_a_model_look_the_same_in_every_study():
+    layouts = ["fsdp", "tensor", "pipeline", "hybrid", "adaptive", "model_parallel"]
+    together = shown(["serial", "ddp", *layouts])
+    assert len({color for color, *_ in together.values()}) == len(together)
+    for name in layouts:
+        assert shown(["serial", name])[name] == together[name]
+
+
 def test_options_of_a_strategy_share_its_mark_and_differ_in_shade():
     for labels in SWEEPS[:3]:
         given = shown(labels)

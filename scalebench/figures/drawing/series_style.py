@@ -76,6 +76,8 @@ _PLACED = (
     "noloco",
     "demo",
     "sparta",
+    *("fsdp", "tensor", "pipeline", "hybrid", "adaptive", "model_parallel"),
+    *("torch_fsdp", "torch_tensor", "torch_pipeline"),
 )
 _PLACES = len(_OTHERS) * len(_MARKERS)
 TASKS = {
