@@ -19,7 +19,11 @@ class Lsf:
     workplace, index = "LS_SUBCWD", "LSB_JOBINDEX"
     warns = False
     forgotten = "is not found"
-    unreachable = ("LIM is down", "Cannot connect to LSF", "daemon not responding")
+    unreachable: tuple[str, ...] = (
+        "LIM is down",
+        "Cannot connect to LSF",
+        "daemon not responding",
+    )
     again = ""
 
     def directives(self, job: BatchJob) -> list[str]:

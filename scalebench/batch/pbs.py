@@ -18,7 +18,7 @@ class Pbs:
     workplace, index = "PBS_O_WORKDIR", "PBS_ARRAY_INDEX"
     warns = False
     forgotten = "Unknown Job Id"
-    unreachable = ("cannot connect to server", "Connection refused")
+    unreachable: tuple[str, ...] = ("cannot connect to server", "Connection refused")
     again = "{again}"
 
     def directives(self, job: BatchJob) -> list[str]:

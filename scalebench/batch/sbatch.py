@@ -35,7 +35,7 @@ class Slurm:
     workplace, index = "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID"
     warns = True
     forgotten = "Invalid job id"
-    unreachable = (
+    unreachable: tuple[str, ...] = (
         "Unable to contact slurm controller",
         "Socket timed out",
         "Zero Bytes were transmitted or received",
