@@ -38,9 +38,8 @@ class Usage:
     wall_s: float
     cpu_s: float
     peak_mib: float
-    phases: list[
-        tuple[float, str]
-    ]  # seconds since the start, and the line that was printed then
+    # seconds since the start, and the line that was printed then
+    phases: list[tuple[float, str]]
 
 
 def main() -> Iterator[Finding]:

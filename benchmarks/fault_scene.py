@@ -139,9 +139,8 @@ class Result:
     said: str
     named: bool
     orphans: list[str] = field(default_factory=list)
-    resumed: bool | None = (
-        None  # all runs are completed, and those that were before are there
-    )
+    # all runs are completed, and those that were before are there
+    resumed: bool | None = None
 
     @property
     def good(self) -> bool:

@@ -83,9 +83,8 @@ class Registry(Generic[C]):
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
         """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
         if name not in self._classes and name in self._modules():
-            importlib.import_module(
-                f"{self._package}.{name}"
-            )  # it alone: all those of strategies take half a second
+            # it alone: all those of strategies take half a second
+            importlib.import_module(f"{self._package}.{name}")
         if name not in self._classes:
             self._load()
         if name not in self._classes:

@@ -179,9 +179,8 @@ def _run(
         for epoch in range(EPOCHS)
     ]
     run_id = f"{execution}-{engine}-{strategy}-w{workers}-r{repetition}"
-    split = (
-        strategy != "ddp" or execution == "virtual"
-    )  # the real DDP communicates inside backward
+    # the real DDP communicates inside backward
+    split = strategy != "ddp" or execution == "virtual"
     seconds = {
         "compute_s": compute if split else None,
         "comm_s": comm if split else None,

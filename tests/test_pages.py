@@ -86,9 +86,8 @@ def commands_of(block: Block) -> Iterator[list[str]]:
 @pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 def test_commands_of_the_pages_run(pages, tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "scalebench.figures.plotting._MOST_JOBS", 1
-    )  # most of these commands draw one figure
+    # most of these commands draw one figure
+    monkeypatch.setattr("scalebench.figures.plotting._MOST_JOBS", 1)
     for page in pages:
         blocks = list(blocks_of(ROOT / page))
         assert any([*commands_of(block)] for block in blocks if block.language == "sh")

@@ -177,9 +177,8 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     clock.start()
     seconds = []
     for _ in factors:
-        began = (
-            clock.elapsed()
-        )  # before the lap that the step begins with, which a busy machine may delay
+        # before the lap that the step begins with, which a busy machine may delay
+        began = clock.elapsed()
         clock.did(Task.DATA)
         for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
             clock.did(task)

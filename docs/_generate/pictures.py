@@ -352,9 +352,8 @@ def _keep(path: Path, picture: Path | bytes, run: str, study: str) -> None:
 
 
 def _scalebench(*words: str) -> None:
-    everything = os.environ | {
-        "SCALEBENCH_NATIVE_BUDGET_S": "3600"
-    }  # or real runs could be left
+    # or real runs could be left
+    everything = os.environ | {"SCALEBENCH_NATIVE_BUDGET_S": "3600"}
     subprocess.run(
         ["scalebench", *words], check=True, stdout=subprocess.DEVNULL, env=everything
     )

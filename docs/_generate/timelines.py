@@ -53,9 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "torch_pipeline": {"stages": 4, "micro_batches": 6},
     "torch_post_local_sgd": {"start": 6, "period": 4},
 }
-MODELS = {
-    name: [256, 128, 64] for name in ("pipeline", "torch_pipeline")
-}  # a layer for each stage, and the last one
+# a layer for each stage, and the last one
+MODELS = {name: [256, 128, 64] for name in ("pipeline", "torch_pipeline")}
 EPOCHS = {"daso-heat": 3}  # warm-up, one epoch that cycles, cool-down
 
 

@@ -267,9 +267,8 @@ class Baselines:
     """The cells among which those of a study find their baselines."""
 
     def __init__(self, cells: Iterable[CellRuns]) -> None:
-        self._cells: dict[
-            tuple[str, str, int], list[CellRuns]
-        ] = {}  # by execution, strategy and workers
+        # by execution, strategy and workers
+        self._cells: dict[tuple[str, str, int], list[CellRuns]] = {}
         for cell in cells:
             self._cells.setdefault(
                 (cell.execution, cell.strategy, cell.workers), []
@@ -303,9 +302,9 @@ class Baselines:
                 return fault(_of_another_batch(found, cell))
             found = of_batch
         plain = [base for base in found if base.label == name]
-        found = (
-            plain or found
-        )  # with options it is a variant, and a baseline only where the plain one did not run
+        # with options it is a variant, and a baseline only where the plain one did not
+        # run
+        found = plain or found
         if len(found) > 1:  # serial, at several batches
             found = [base for base in found if base.batch == cell.batch] or found
         if len(found) != 1:

@@ -123,9 +123,8 @@ def calibration_of(results: Results) -> str:
     kept = results.folder / CALIBRATION  # also a copy of a given one
     path = Path(str(given)) if given and not kept.is_file() else kept
     if (facts := _mapping(path)) is not None:
-        numbers = {
-            key: value for key, value in facts.items() if key != "key"
-        }  # the key identifies the request
+        # the key identifies the request
+        numbers = {key: value for key, value in facts.items() if key != "key"}
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[
             :12
         ]

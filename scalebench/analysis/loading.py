@@ -207,9 +207,8 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
         if path.is_file()
         else pd.DataFrame(columns=columns(EpochRow))
     )
-    place = object_index(runs["run_id"]).get_indexer(
-        object_index(epochs["run_id"])
-    )  # in `runs`; -1: of none
+    # in `runs`; -1: of none
+    place = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
     attempts = runs["attempt"].to_numpy(dtype=np.int64)
     place[epochs["attempt"].to_numpy(dtype=np.int64) != attempts[place]] = -1
     completed = (runs["status"] == "completed").to_numpy(dtype=bool)
@@ -225,9 +224,8 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
         is_accuracy[place] & ~of_none,
     )
     numbers = epochs["epoch"].to_numpy(dtype=np.int64)
-    row = pd.Series(
-        place * (numbers.max(initial=0) + 1) + numbers
-    )  # one number for each epoch of each run
+    # one number for each epoch of each run
+    row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)
     kept = ~of_none & ~row.duplicated(keep="last").to_numpy()
     found = np.bincount(place[kept], minlength=len(runs))
     lacking = completed & (found < runs["epochs"].to_numpy(dtype=np.int64))

@@ -60,9 +60,8 @@ _COLUMNS = [
 ]
 
 
-Checks = Mapping[
-    str, tuple[ArrayLike, ArrayLike]
-]  # engine -> errors, variance of the native median in each
+# engine -> errors, variance of the native median in each
+Checks = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 @dataclass(frozen=True)

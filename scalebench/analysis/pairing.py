@@ -144,9 +144,8 @@ class Comparer:
         self.one_study = b is None
         both = (a, b or a)
         self.studies = tuple(results.study for results in both)
-        self.level = level_of_ratios(
-            *self.studies
-        )  # of ratios: no run waits for a ratio to be narrow
+        # of ratios: no run waits for a ratio to be narrow
+        self.level = level_of_ratios(*self.studies)
         self.errors: tuple[VirtualError | None, ...] = tuple(
             error_of_times(results) for results in both
         )

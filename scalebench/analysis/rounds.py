@@ -159,9 +159,8 @@ def runs_by_cell(results: Results) -> list[CellRuns]:
     until = runs["epochs_to_target"].astype(float)  # NaN where unknown
     found = pd.Series(cells_in(runs), runs.index, dtype=object)
     counts = _counts(runs)
-    runs = pd.concat(parts).loc[
-        runs.index
-    ]  # in the order of the rows: the last target of a cell is the latest
+    # in the order of the rows: the last target of a cell is the latest
+    runs = pd.concat(parts).loc[runs.index]
     runs = runs.assign(cell=found, counts=counts, epochs_to_target=until)
     return [_cell_runs(own) for _, own in runs.groupby(CELL, dropna=False, sort=False)]
 

@@ -63,9 +63,8 @@ def rank_sum_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     if not (n and m):
         return RankTest(RANK_SUM, 1.0, 1.0)
     doubled = _doubled_ranks(np.asarray([*top, *bottom], dtype=float))
-    ways = np.zeros(
-        (n + 1, int(doubled.sum()) + 1)
-    )  # by how many are chosen, and the sum of their doubled ranks
+    # by how many are chosen, and the sum of their doubled ranks
+    ways = np.zeros((n + 1, int(doubled.sum()) + 1))
     ways[0, 0] = 1.0
     for seen, rank in enumerate(
         doubled, start=1

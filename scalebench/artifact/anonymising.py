@@ -56,23 +56,19 @@ _STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 class Shipment:
     """The copied study, and inputs that are missing."""
 
-    study: Study | None = (
-        None  # as in the artifact; None: the records have no study.yaml
-    )
+    # as in the artifact; None: the records have no study.yaml
+    study: Study | None = None
     begun_in: Path = Path()  # folder that the study's relative paths refer to
     # file of the machine of the records, if virtual runs simulated `this-machine`
     cluster: str = ""
     needs_data: bool = False
     has_calibration: bool = False
-    is_stated: bool = (
-        False  # all costs of virtual runs are stated by study and cluster, not measured
-    )
-    sizes: dict[str, float] = field(
-        default_factory=dict
-    )  # cores, workers and GiB of a node of the records' machine
-    missing: list[str] = field(
-        default_factory=list
-    )  # places in the artifact of files that are gone or have changed
+    # all costs of virtual runs are stated by study and cluster, not measured
+    is_stated: bool = False
+    # cores, workers and GiB of a node of the records' machine
+    sizes: dict[str, float] = field(default_factory=dict)
+    # places in the artifact of files that are gone or have changed
+    missing: list[str] = field(default_factory=list)
 
     def resolve_cluster(self, text: str) -> str:
         """Replace sizes that a cluster file reads from `this-machine` by those of the records' machine."""

@@ -170,9 +170,8 @@ def write_wheel(folder: Path) -> Path:
     """
     info = f"scalebench-{scalebench.__version__}.dist-info"
     wheel = folder / f"scalebench-{scalebench.__version__}-py3-none-any.whl"
-    installed = distribution(
-        "scalebench"
-    )  # of an installation, or of a source tree (PKG-INFO)
+    # of an installation, or of a source tree (PKG-INFO)
+    installed = distribution("scalebench")
     about = {
         name: installed.read_text(name)
         for name in ("entry_points.txt", "licenses/LICENSE")

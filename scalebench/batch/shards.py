@@ -168,9 +168,8 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
             f"{'is' if len(missing) == 1 else 'are'} no longer part of the study as this version or this machine plans "
             "it; submit the study anew, under another --name"
         )
-    whole = len(known) == len(
-        plan.sweep.runs
-    )  # with --group all its runs may decide which others follow
+    # with --group all its runs may decide which others follow
+    whole = len(known) == len(plan.sweep.runs)
     further = plan.sweep.further if whole else []
     return replace(
         plan,

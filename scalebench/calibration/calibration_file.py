@@ -19,9 +19,8 @@ from scalebench.study.validation import explain
 from scalebench.system.atomic_write import write_atomic
 from scalebench.system.bounded_read import read_text
 
-THIS_MACHINE = (
-    "this-machine"  # the cluster that repeats the nodes and links of this machine
-)
+# the cluster that repeats the nodes and links of this machine
+THIS_MACHINE = "this-machine"
 
 
 class Measurement(BaseModel):
@@ -74,9 +73,8 @@ class Calibration(BaseModel):
     tables: list[StepTable]
     engines: EngineCosts
     operations: OperationTimes = {}
-    reference_s: PositiveFloat | None = (
-        None  # the reference step at the machine speed of all these
-    )
+    # the reference step at the machine speed of all these
+    reference_s: PositiveFloat | None = None
 
     def at(self, reference_s: float) -> Calibration:
         """Scale to the machine speed at which the reference step takes `reference_s`."""

@@ -80,9 +80,8 @@ _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each run
 _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 _RUNS_S = 1.0
-_Found = dict[
-    str, list[tuple[int, float]]
-]  # by operation: (multiple of the messages, seconds)
+# by operation: (multiple of the messages, seconds)
+_Found = dict[str, list[tuple[int, float]]]
 
 
 def machine_for(
@@ -281,9 +280,8 @@ def _measured(
                 f"measured as well as {seconds:.3g} s allow: {'; '.join(measured.imprecise)}"
             )
         )
-    on_gpu = (
-        request.device == "cuda"
-    )  # its steps do not follow the speed of a core, and NCCL is charged by the links
+    # its steps do not follow the speed of a core, and NCCL is charged by the links
+    on_gpu = request.device == "cuda"
     reference_s = None if on_gpu else measured.reference_s
     if before is not None:
         # The machine may be faster or slower now than when the earlier steps were
@@ -357,9 +355,8 @@ def _with_operations(
     completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
     if kept.tables and not disturbed(background.cores()):
-        own = {
-            str(run.strategy) for run in request.runs if run.strategy_sha256 is None
-        }  # a user's file may change
+        # a user's file may change
+        own = {str(run.strategy) for run in request.runs if run.strategy_sha256 is None}
         keepable = {
             name: times for name, times in completed.operations.items() if name in own
         }

@@ -27,9 +27,8 @@ _MOST_FLOPS = 2e9  # of a measured product
 _LARGEST = 24  # log2 of the elements of a measured tensor
 _REPEATS = 4
 _LEAST = 25  # kernels of each kind, whatever the time
-Kernel = tuple[
-    Callable[..., Tensor], list[Tensor], tuple[int, ...]
-]  # function, arguments, sizes
+# function, arguments, sizes
+Kernel = tuple[Callable[..., Tensor], list[Tensor], tuple[int, ...]]
 
 
 def measure_kernel_model(seconds: float = 60.0, seed: int = 0) -> KernelModel:

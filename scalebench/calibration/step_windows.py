@@ -175,9 +175,8 @@ class Rounds:
         self._batches = (
             batch for epoch in itertools.count() for batch in replica.batches(epoch)
         )
-        self._stopwatch = Stopwatch(
-            computes=replica.device.type == "cpu"
-        )  # the thread of a GPU's step waits for it
+        # the thread of a GPU's step waits for it
+        self._stopwatch = Stopwatch(computes=replica.device.type == "cpu")
 
     def run(self, size: int, release: list[float], each_s: float) -> StepWindows | None:
         """Run rounds until process 0 has a precise median or `each_s` are over; None for a process beyond the load."""

@@ -62,9 +62,8 @@ JITTER_KEPT = 4096
 # robust standard deviations from the median, beyond which a step is an outlier of this
 # machine
 JITTER_WITHIN = 4.0
-_QUARTER = (
-    0.31864  # standard deviations that contain a quarter of a normal distribution
-)
+# standard deviations that contain a quarter of a normal distribution
+_QUARTER = 0.31864
 # consecutive steps that share a median, which separates jitter from drift of the
 # machine
 _GROUP = 16
@@ -139,9 +138,8 @@ def measure_windows(
             process.start()
     found: list[StepWindows] = []
     spent: dict[int, float] = {}  # processor seconds of each measuring process
-    background = BackgroundLoad(
-        lambda: own_s() + sum(spent.values())
-    )  # after the imports of the forkserver
+    # after the imports of the forkserver
+    background = BackgroundLoad(lambda: own_s() + sum(spent.values()))
     try:
         expected = sum(len(batch_sizes) * load for load in loads)
         while len(found) < expected:

@@ -51,9 +51,8 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
 def comparison_table(found: Verdicts) -> Table:
     """Return a row for each cell that both have."""
     rows = found.table.to_dict("records")
-    one_pair = (
-        len({(row["label_a"], row["label_b"]) for row in rows}) == 1
-    )  # then the title names it
+    # then the title names it
+    one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1
     metrics = {row["metric_name"] for row in rows} - {""}
     change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
     tested = any(row["test"] for row in rows)

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from scalebench.training.outcome import Outcome
 
 _MOST_NOTES = 3  # before the first run
-_PACE_S = (
-    3600  # the time left follows from the pace of the runs that ended in this time
-)
+# the time left follows from the pace of the runs that ended in this time
+_PACE_S = 3600
 
 
 class Watcher:
@@ -36,9 +35,8 @@ class Watcher:
         self._task: TaskID | None = None
         self._noted: set[str] = set()
         self._level = verbosity()
-        self._waiting: list[
-            str
-        ] = []  # notes until the first phase, of which the number is known then
+        # notes until the first phase, of which the number is known then
+        self._waiting: list[str] = []
         self._shown, self._before = 0, True
 
     def begin(self, study: str) -> None:

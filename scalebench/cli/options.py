@@ -174,9 +174,8 @@ verbosity_options = all_of(
         )
     )
 )
-results_argument = click.argument(
-    "results", required=False, type=PATH
-)  # read with `study_folder`
+# read with `study_folder`
+results_argument = click.argument("results", required=False, type=PATH)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 jobs_option = click.option(
     "--jobs",

@@ -176,9 +176,8 @@ _TRAINING = (
 )
 # Of model, workload and platform; read with `predictor_of`.
 platform_options = all_of(*_MODEL, *_PLACE, *_TRAINING)
-layout_options = all_of(
-    *_MODEL, *_PLACE
-)  # without the batch and the length of a training
+# without the batch and the length of a training
+layout_options = all_of(*_MODEL, *_PLACE)
 
 
 def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:

@@ -116,7 +116,6 @@ def _jitter_sets(before: Study, jitter: str | None, sigma: float | None) -> list
         jitter in ("measured", "none")
         and "jitter_sigma" in before.virtual.model_fields_set
     ):
-        sets.append(
-            f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}"
-        )  # a stated one would have no effect
+        # a stated one would have no effect
+        sets.append(f"virtual.jitter_sigma={Study().virtual.jitter_sigma:g}")
     return sets

@@ -27,12 +27,10 @@ from typing import NamedTuple
 # switch, recursive doubling to Rabenseifner, between 128 bytes and 256 KiB, at 4 or 8
 # KiB for most rank counts.
 SHORT_MESSAGE = 2048
-_SHORT_ALLGATHER = (
-    81920  # MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
-)
-_NVLINK_FROM = (
-    64e9  # bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
-)
+# MPICH's MPIR_CVAR_ALLGATHER_SHORT_MSG_SIZE, in bytes gathered
+_SHORT_ALLGATHER = 81920
+# bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
+_NVLINK_FROM = 64e9
 _TREE_SHARE = 0.92
 
 
@@ -52,9 +50,8 @@ class Level(NamedTuple):
     across: bool
 
 
-Levels = tuple[
-    Level, ...
-]  # inside a node, then between nodes; without levels of one rank
+# inside a node, then between nodes; without levels of one rank
+Levels = tuple[Level, ...]
 
 
 def recursive_doubling(n: float, levels: Levels, gamma: float) -> float:

@@ -36,9 +36,8 @@ MOST_GROWTH = 0.2
 # standard deviation of ln T for each doubling beyond the measured sizes and counts; an
 # assumption
 PER_DOUBLING = 0.05
-_LINEAR = sorted(
-    set(ALLREDUCE) - {NCCL}
-)  # algorithms whose cost is linear in latency and seconds per byte
+# algorithms whose cost is linear in latency and seconds per byte
+_LINEAR = sorted(set(ALLREDUCE) - {NCCL})
 _OF_ENGINES = (
     "ring",
     "rabenseifner",

@@ -32,9 +32,8 @@ from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import NCCL
 
-Formula = Callable[
-    [float, Levels, float], float
-]  # bytes, levels, seconds per byte reduced
+# bytes, levels, seconds per byte reduced
+Formula = Callable[[float, Levels, float], float]
 
 ALLREDUCE: dict[str, Formula] = {
     "ring": ring,
@@ -102,9 +101,8 @@ def place(group: Members, ranks_per_node: int) -> Placement:
         if ranks_per_node % step == 0:
             # Equally many ranks on each node, but for the first and the last.
             whole = ranks_per_node // step
-            head = -(
-                -((first + 1) * ranks_per_node - group[0]) // step
-            )  # on the first node, if there are others
+            # on the first node, if there are others
+            head = -(-((first + 1) * ranks_per_node - group[0]) // step)
             tail = (group[-1] - last * ranks_per_node) // step + 1
             between = last - first
             if between == 0:
@@ -206,9 +204,8 @@ class Network:
         seconds = self._messages_from(
             root, np.asarray(others, dtype=np.int64), operation.nbytes
         )
-        messages = (
-            float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0
-        )  # added one after another
+        # added one after another
+        messages = float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0
         gamma = (
             self.cluster.reduction.seconds_per_byte
             if operation.kind == Kind.REDUCE

@@ -14,9 +14,8 @@ class Kind(StrEnum):
 
     ALLREDUCE = "allreduce"  # bytes summed over all members
     REDUCE = "reduce"  # bytes summed at the root
-    REDUCE_SCATTER = (
-        "reduce_scatter"  # bytes summed, of which each member gets an equal part
-    )
+    # bytes summed, of which each member gets an equal part
+    REDUCE_SCATTER = "reduce_scatter"
     BROADCAST = "broadcast"  # bytes sent by the root
     ALLGATHER = "allgather"  # bytes sent by each member
     ALLTOALL = "alltoallv"  # bytes that the busiest member sends or receives

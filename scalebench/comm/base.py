@@ -31,18 +31,16 @@ class Capability(StrEnum):
 
     # allreduce, reduce, reduce-scatter, broadcast, allgather, alltoallv, barrier
     COLLECTIVES = "collectives"
-    NONBLOCKING = (
-        "nonblocking"  # iallreduce and iallgather that progress during compute
-    )
+    # iallreduce and iallgather that progress during compute
+    NONBLOCKING = "nonblocking"
     SPLIT = "split"  # sub-communicators
     POINT_TO_POINT = "point_to_point"  # send, isend, recv
     ADASUM = "adasum"  # Adasum's merge of all workers' steps, by messages
     SHARED_STATE = "shared_state"  # exclusive access to one shared model
     SERVER = "server"  # a party with deferred replies
     HOROVOD_OPTIMIZER = "horovod_optimizer"  # the real hvd.DistributedOptimizer
-    PROCESS_GROUP = (
-        "process_group"  # a torch.distributed process group, for the real DDP
-    )
+    # a torch.distributed process group, for the real DDP
+    PROCESS_GROUP = "process_group"
     # exchanges between the batches of an epoch, and a look at their gradients
     BATCHES = "batches"
     # gradient averaging charged as overlapped with backward; virtual only

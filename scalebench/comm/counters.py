@@ -71,9 +71,8 @@ class Counters:
         self.slow_links: SlowLinks | None = (
             parent.slow_links if parent is not None else None
         )
-        self.members: tuple[int, ...] = tuple(
-            range(size)
-        )  # worker numbers of the ranks
+        # worker numbers of the ranks
+        self.members: tuple[int, ...] = tuple(range(size))
         self._join(())
 
     def count(self, nbytes: int, calls: int | None = None) -> None:
@@ -177,15 +176,12 @@ class Counters:
         self._log = self.event_log.collectives[group]
 
 
-Group = tuple[
-    Hashable, ...
-]  # communicator: () is the world, a split adds its number and color
-Mail = tuple[
-    Group, int, int, int
-]  # group, source, destination (ranks of the group), tag
-Numbers: TypeAlias = (
-    "array[float]"  # entry after entry, 8 bytes a number: a long run has millions
-)
+# communicator: () is the world, a split adds its number and color
+Group = tuple[Hashable, ...]
+# group, source, destination (ranks of the group), tag
+Mail = tuple[Group, int, int, int]
+# entry after entry, 8 bytes a number: a long run has millions
+Numbers: TypeAlias = "array[float]"
 
 
 def numbers() -> Numbers:

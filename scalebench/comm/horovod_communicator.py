@@ -24,9 +24,8 @@ class HorovodCommunicator(NativeCommunicator):
 
     def __init__(self, clock: WallClock) -> None:
         super().__init__(hvd.rank(), hvd.size(), clock)
-        self._slots: set[int] = (
-            set()
-        )  # names in use; freed in the order of the waits, equal on all ranks
+        # names in use; freed in the order of the waits, equal on all ranks
+        self._slots: set[int] = set()
 
     def _allreduce(self, tensor: Tensor, op: str) -> None:
         self._refuse_bfloat16(tensor)

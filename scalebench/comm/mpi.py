@@ -34,9 +34,8 @@ _TYPES = {
     torch.bool: MPI.BOOL,
 }
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
-_GATHERED = (
-    1 << 20
-)  # total bytes in half precision up to which one allgather is faster than two exchanges
+# total bytes in half precision up to which one allgather is faster than two exchanges
+_GATHERED = 1 << 20
 _REMEMBERED = 256  # cached descriptions of buffers
 
 
@@ -187,9 +186,8 @@ class MpiCommunicator(NativeCommunicator):
         incoming = torch.empty((int(coming.sum()), *first.shape[1:]), dtype=first.dtype)
         send_memory, _, kind = self._buffer(outgoing)
         receive_memory, _, _ = self._buffer(incoming)
-        row = kind.Create_contiguous(
-            math.prod(first.shape[1:])
-        ).Commit()  # MPI's counts have 32 bits before MPI 4
+        # MPI's counts have 32 bits before MPI 4
+        row = kind.Create_contiguous(math.prod(first.shape[1:])).Commit()
         self.mpi.Alltoallv(
             [send_memory, lengths, row], [receive_memory, coming.tolist(), row]
         )
@@ -208,9 +206,8 @@ class MpiCommunicator(NativeCommunicator):
     def _start_send(self, tensor: Tensor, to: int, tag: int) -> Pending:
         staged = tensor.cpu()
         raw = self.mpi.Isend(self._buffer(staged), to, tag)
-        return Pending(raw.Wait, raw.Test).then(
-            lambda: staged
-        )  # which lives as long as the operation
+        # which lives as long as the operation
+        return Pending(raw.Wait, raw.Test).then(lambda: staged)
 
     def _recv(self, tensor: Tensor, source: int, tag: int) -> None:
         staged = torch.empty_like(tensor, device="cpu") if tensor.is_cuda else tensor

@@ -447,9 +447,8 @@ class InFlight:
         self._clock, self._log = clock, log
         self._landed = False
         self._slowed, self._came = slowed, came
-        self._place = (
-            len(log) if clock.running else None
-        )  # None: outside the training time
+        # None: outside the training time
+        self._place = len(log) if clock.running else None
         if clock.running:
             log.extend((came, came, came))
 

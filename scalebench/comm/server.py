@@ -131,9 +131,8 @@ class ServerLoop:
         self.laps: list[tuple[float, float]] = []
         self.served: Served = {worker: numbers() for worker in range(self._workers)}
         self._free = 0.0  # end of the last request
-        self._taken: dict[
-            int, tuple[float, float]
-        ] = {}  # by waiting worker: end of the previous request, begin
+        # by waiting worker: end of the previous request, begin
+        self._taken: dict[int, tuple[float, float]] = {}
         self._replying: dict[int, MPI.Request] = {}  # last reply to each worker
 
     def serve(self) -> int:
@@ -215,9 +214,8 @@ class ServerLoop:
         self._linger(worker, reply)
         self.served[worker].extend((*self._taken.pop(worker), self._woken))
         if worker in self._replying:
-            self._complete(
-                self._replying[worker]
-            )  # received before this worker's next request
+            # received before this worker's next request
+            self._complete(self._replying[worker])
         self._replying[worker] = self._link.Isend(_bytes_of(reply), worker, _REPLY)
 
     def _receive(self, status: MPI.Status) -> Tensor:

@@ -22,9 +22,8 @@ from scalebench.system.clock import Clock
 
 _T = TypeVar("_T")
 _ELEMENTWISE = {"max": torch.maximum, "min": torch.minimum}
-Effect = Callable[
-    [list[Any]], Any
-]  # on what the members hand over, by rank; it may return what all of them get
+# on what the members hand over, by rank; it may return what all of them get
+Effect = Callable[[list[Any]], Any]
 
 
 class SimulatedClock(Clock, Protocol):
@@ -246,9 +245,8 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         blocking: bool = True,
     ) -> SimulatedGathering:
         def effect(payloads: list[Any]) -> Tensor:
-            self.clock.rehearse(
-                combine, payloads * 2, times=2
-            )  # for the cost of each further message
+            # for the cost of each further message
+            self.clock.rehearse(combine, payloads * 2, times=2)
             return self.clock.execute(combine, payloads)
 
         operation = self.operation(Kind.ALLGATHER, tensor.nbytes)

@@ -132,9 +132,8 @@ class TorchCommunicator(NativeCommunicator):
             if self.group
             else ranks
         )
-        group = dist.new_group(
-            world, use_local_synchronization=True
-        )  # by its members alone
+        # by its members alone
+        group = dist.new_group(world, use_local_synchronization=True)
         return TorchCommunicator(self.clock, group, self)
 
     def _send(self, tensor: Tensor, to: int, tag: int) -> None:

@@ -26,9 +26,8 @@ from scalebench.errors import DataError
 from scalebench.registry import Choice, Registry
 from scalebench.study.spec import Component, Training
 
-_DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(
-    5
-)  # independent streams of random numbers
+# independent streams of random numbers
+_DEAL, _ROTATE, _MIX, _IN_BLOCK, _PAIRS = range(5)
 _EPOCHS_KEPT = 4  # asynchronous workers may be a few epochs apart
 _IID = Component(name="iid")
 

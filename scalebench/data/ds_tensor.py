@@ -288,9 +288,8 @@ class DsTensor:
         sizes: Ints = first._among.agreed(
             lambda: np.concatenate(before), lambda sizes: sizes.tolist()
         )
-        empty = _joined(
-            [tensor.dtype for tensor in tensors], shape
-        )  # of the common dtype
+        # of the common dtype
+        empty = _joined([tensor.dtype for tensor in tensors], shape)
         here = np.concatenate([empty, *(tensor.array for tensor in tensors)])
         columns = {tensor.grid[1] for tensor in tensors}
         if len(columns) == 1:

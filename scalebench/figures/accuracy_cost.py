@@ -82,9 +82,8 @@ class AccuracyCost(Figure):
         table, look, groups = canvas.series_of(
             everything, _TOGETHER if few else MOST_SERIES, of=results
         )
-        known = (
-            table.groupby("execution")[list(COSTS.values())].count().gt(0).all()
-        )  # memory not where one is virtual
+        # memory not where one is virtual
+        known = table.groupby("execution")[list(COSTS.values())].count().gt(0).all()
         names = [name for name in canvas.wanted(_PANELS) if known[COSTS[name]]]
         if not names:
             raise EmptyFigureError("no run of the selection has a metric and a cost")
@@ -219,9 +218,8 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
         [_AXES * 72 * panel.width_in, _AXES * 72 * _HEIGHT_IN * panel.style.height]
     )
     small = panel.style.small
-    mark = (
-        0.7 * rcParams["lines.markersize"]
-    )  # half a mark, and what it is wider than that in some directions
+    # half a mark, and what it is wider than that in some directions
+    mark = 0.7 * rcParams["lines.markersize"]
     places = (
         to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
         * size_pt

@@ -25,9 +25,8 @@ class Figure(Choice):
     """One figure of a study; a new figure is a new file in this package."""
 
     by_default: ClassVar[bool] = True  # False: drawn only if named
-    takes_added: ClassVar[bool] = (
-        False  # draws other studies and curves beside those of its study
-    )
+    # draws other studies and curves beside those of its study
+    takes_added: ClassVar[bool] = False
     panels: ClassVar[
         tuple[str, ...]
     ] = ()  # names of panels that can be chosen; empty where each shows one series

@@ -71,9 +71,8 @@ class Breakdown(Figure):
         for panel, name in zip(panels, names, strict=True):
             panel.title(canvas.names[name], name)
             own = table[table["series"] == name]
-            single = (
-                own["workers"].nunique() == 1
-            )  # serial: one bar, without room for other counts
+            # serial: one bar, without room for other counts
+            single = own["workers"].nunique() == 1
             shown = counts_by_execution(own) if single else counts
             bars = draw_bars(
                 panel, own, shown, _segments, "share of training time", like=counts
@@ -166,9 +165,8 @@ def _segments(cell: Cell) -> list[Segment]:
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
     wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
-    alone = (
-        cell["workers"] == 1 and cell["comm_s"] > 0
-    )  # the engine's cost at a single worker
+    # the engine's cost at a single worker
+    alone = cell["workers"] == 1 and cell["comm_s"] > 0
     seconds = {
         "compute": cell["compute_s"],
         _ALONE if alone else "communication": cell["comm_s"] - wait,

@@ -52,9 +52,8 @@ class Communication(Figure):
             raise EmptyFigureError(
                 "waiting was not measured: real runs on several nodes have none"
             )
-        columns = -(
-            -len(names) // -(-len(names) // canvas.fits(len(names)))
-        )  # four as two by two
+        # four as two by two
+        columns = -(-len(names) // -(-len(names) // canvas.fits(len(names))))
         for panel, group, name in canvas.rows_of_groups(groups, names, columns):
             panel.title(
                 f"{_PANELS[name]}: {group_name(group)}"

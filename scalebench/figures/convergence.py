@@ -165,9 +165,8 @@ def _by_epoch(results: Results) -> pd.DataFrame:
         .assign(point=point[run])
     )
     measured = measured[(run >= 0) & epochs["test_metric"].notna()]
-    measured = measured.sort_values(
-        ["point", "epoch"], kind="stable"
-    )  # the repetitions of an epoch lie side by side
+    # the repetitions of an epoch lie side by side
+    measured = measured.sort_values(["point", "epoch"], kind="stable")
     numbers = measured.groupby(["point", "epoch"]).size()
     begins = numbers.cumsum() - numbers
     metrics = measured["test_metric"].to_numpy(dtype=float)

@@ -239,9 +239,8 @@ def _draw(
         stem.parent.mkdir(parents=True, exist_ok=True)
         files = _write(kind, results, stem, request)
         pages = sum(file.suffix == files[0].suffix for file in files)
-        return Drawn(
-            name, files, "", tuple(results.notes), pages
-        )  # more notes are known after drawing
+        # more notes are known after drawing
+        return Drawn(name, files, "", tuple(results.notes), pages)
     except EmptyFigureError as error:
         return Drawn(name, [], str(error), tuple(results.notes))
     except OSError as error:

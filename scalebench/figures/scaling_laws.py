@@ -37,9 +37,8 @@ _BEYOND = 2.0  # x the largest measured count
 _PER_OCTAVE = 12
 # share of a panel's height that a line of text takes, for each point of its size
 _LINE = 0.015
-_WORDS = (
-    24  # times the size of letters: width in which law and weight fit into one line
-)
+# times the size of letters: width in which law and weight fit into one line
+_WORDS = 24
 
 
 @FIGURES.add

@@ -36,9 +36,8 @@ from scalebench.formatting import is_interval
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES, PER_BATCH
 
 _MOST_SERIES = 8  # in one panel: it has no baselines
-_SHARED_FROM = (
-    -100.0
-)  # per cent; a panel that reaches further down has an axis of its own
+# per cent; a panel that reaches further down has an axis of its own
+_SHARED_FROM = -100.0
 
 _COLUMNS = 3
 _WORDS = {  # of the legend, by part
@@ -151,9 +150,8 @@ def _draw(
     low = min(100 * own["reduction"].min(), 0.0)
     high = max(100 * own["reduction"].max(), 0.0)
     edge = 0.06 * max(high - low, 1.0)
-    panel.ax.set_ylim(
-        low - edge, high + edge
-    )  # whatever the series of other panels are
+    # whatever the series of other panels are
+    panel.ax.set_ylim(low - edge, high + edge)
     panel.workers_axis(table["workers"])
 
 

@@ -34,9 +34,8 @@ RING = {
 _SECONDS = 60  # to import Horovod
 # of the examination, after which a comparison that was not asked for is left out
 _LIMIT_S = 10.0
-_COMPARING_S = (
-    0.5  # seconds for each of the two allreduces, without starting their ranks
-)
+# seconds for each of the two allreduces, without starting their ranks
+_COMPARING_S = 0.5
 _COMPARING_LIMIT_S = 120.0  # for both, with starting, if asked for
 _MOST_RANKS = 4  # on each node: an allocation may have hundreds of slots there
 _SLOWER = 1.25  # slowdown relative to a ring above noise

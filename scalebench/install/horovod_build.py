@@ -47,9 +47,8 @@ _TOOLS = (
     "setuptools",
     "wheel",
 )
-_GIB_PER_JOB = (
-    1.5  # a translation unit with torch's headers takes 1 to 1.5 GiB to compile
-)
+# a translation unit with torch's headers takes 1 to 1.5 GiB to compile
+_GIB_PER_JOB = 1.5
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
 _ERROR = re.compile(r"\b(fatal error|error|CMake Error|Error|ERROR)\b.*[:!]")
 _NOISE = re.compile(

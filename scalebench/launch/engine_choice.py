@@ -30,14 +30,12 @@ class StrategyEngines:
     name: str
     summary: str
     source: str
-    engines: tuple[
-        str, ...
-    ]  # of ENGINES, the preferred native one first, `virtual` last
+    # of ENGINES, the preferred native one first, `virtual` last
+    engines: tuple[str, ...]
     missing: dict[str, tuple[str, ...]]  # capabilities that each other engine lacks
     one_worker: bool
-    elastic: dict[
-        str, str
-    ]  # launchers that let a run go on without a worker that died, by engine
+    # launchers that let a run go on without a worker that died, by engine
+    elastic: dict[str, str]
 
 
 def describe_strategies() -> list[StrategyEngines]:
@@ -261,9 +259,8 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
 def _able(strategy: Strategy) -> list[str]:
     """The native engines with all capabilities that these options need."""
     able = []
-    own = type(strategy).__module__.startswith(
-        OWN_MODULE
-    )  # the registry does not know its class
+    # the registry does not know its class
+    own = type(strategy).__module__.startswith(OWN_MODULE)
     for name in engines.NAMES:
         on_engine = type(strategy) if own else registry.find(strategy.name, name)
         needs = strategy.needs if on_engine is type(strategy) else on_engine.requires

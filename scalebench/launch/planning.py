@@ -31,9 +31,8 @@ from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
 
 NATIVE_BUDGET_S = 90.0  # of real runs beside virtual ones
-FEW_STEPS = (
-    8  # between synchronisations: with fewer, averaging can hardly show a saving
-)
+# between synchronisations: with fewer, averaging can hardly show a saving
+FEW_STEPS = 8
 
 
 @dataclass

@@ -102,9 +102,8 @@ def environment(
         | {"OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S)}
     )
     if oversubscribed:
-        additions["OMPI_MCA_mpi_yield_when_idle"] = (
-            "1"  # a spinning rank would keep the others from computing
-        )
+        # a spinning rank would keep the others from computing
+        additions["OMPI_MCA_mpi_yield_when_idle"] = "1"
     kept = {name: value for name, value in os.environ.items() if name not in _OURS}
     launcher = chosen()
     if alone and not launcher.names_hosts:
@@ -114,9 +113,8 @@ def environment(
             if name not in SPEAK_OF_HOSTS and not _SCHEDULERS.fullmatch(name)
         }
     if not launcher.names_hosts and (alone or len(reachable().hosts) == 1):
-        additions["OMPI_MCA_osc"] = (
-            "^ucx"  # it complains where there is no such network
-        )
+        # it complains where there is no such network
+        additions["OMPI_MCA_osc"] = "^ucx"
     return launcher.environment(additions | kept)
 
 

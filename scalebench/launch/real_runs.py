@@ -103,9 +103,8 @@ class RealRuns:
                     if run.run_id not in cold
                 ]
                 watch = _Launch(self, part, [*warm, *left])
-                watch.run(
-                    bind=barren == 0
-                )  # a first launch that came to nothing may have failed to bind
+                # a first launch that came to nothing may have failed to bind
+                watch.run(bind=barren == 0)
                 left = [run for run in watch.left.values() if not run.warmup]
                 cold |= watch.cold
                 barren = 0 if watch.achieved else barren + 1
@@ -209,9 +208,8 @@ class _Launch:
     """One launch and the runs it serves."""
 
     def __init__(self, owner: RealRuns, part: _LaunchPart, runs: Sequence[Run]) -> None:
-        self.left = {
-            run.run_id: run for run in runs
-        }  # without an outcome, in their order
+        # without an outcome, in their order
+        self.left = {run.run_id: run for run in runs}
         self.cold: set[str] = set()  # warm-up runs that failed
         self.achieved = False  # whether a run was started, or brought to an end
         self.cause = ""
@@ -224,9 +222,8 @@ class _Launch:
         self._more = owner.more
         self._folder = _new_folder(owner.work_dir)
         self._startup_limit_s = owner.startup_limit_s or 120.0 + 5.0 * owner.ranks
-        self._last: Run | None = (
-            None  # the run that was under way at the request to stop
-        )
+        # the run that was under way at the request to stop
+        self._last: Run | None = None
         self._under_way: Run | None = None
         self._since = 0.0  # when the run under way, or the waiting for one, began
 
@@ -235,9 +232,8 @@ class _Launch:
         runs = list(self.left.values())
         threads = max(run.threads_per_worker for run in runs)
         used = [engines.named(run.engine) for run in runs]
-        progress = max(
-            engine.progress_threads for engine in used
-        )  # all engines get the same cores
+        # all engines get the same cores
+        progress = max(engine.progress_threads for engine in used)
         mpi = any(engine.starts_by_mpi() for engine in used)
         command, binding = launch_command(
             self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings

@@ -52,9 +52,8 @@ from scalebench.training.outcome import Evaluation, Outcome
 from scalebench.virtual.lock_step import Trace, is_lock_step
 from scalebench.virtual.pool import Simulator, run_virtual
 
-_EARLIER = (
-    "earlier"  # folder with the files before another cluster or jitter, numbered from 1
-)
+# folder with the files before another cluster or jitter, numbered from 1
+_EARLIER = "earlier"
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,8 @@ def recalibrate(
         replace_study(folder, plan.study)
         _replace_calibration(folder, Path(scratch), lapses=before is not None)
         _write(plan, folder, reporter, interruption, runs, outcomes)
-    replayed = sum(
-        outcome.eval_s == 0.0 for outcome in outcomes.values()
-    )  # nothing was evaluated
+    # nothing was evaluated
+    replayed = sum(outcome.eval_s == 0.0 for outcome in outcomes.values())
     return Recalibrated(replayed, len(runs) - replayed, earlier)
 
 

@@ -241,9 +241,8 @@ class StudyRun:
         self._calibration = ""  # content of calibration.json
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
-        self._provenance_of: dict[
-            tuple[str, ...], str
-        ] = {}  # hashes of other nodes -> name of their provenance
+        # hashes of other nodes -> name of their provenance
+        self._provenance_of: dict[tuple[str, ...], str] = {}
         self._traffic = TrafficCheck(plan)
         self._real_until = math.inf
 
@@ -421,9 +420,8 @@ class StudyRun:
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         """Write the rows of `run`, count it, and report it."""
-        outcome = replace(
-            outcome, error=redact(outcome.error, names=False)
-        )  # it is printed, too
+        # it is printed, too
+        outcome = replace(outcome, error=redact(outcome.error, names=False))
         row, epochs = rows_of(
             run,
             outcome,
@@ -438,9 +436,8 @@ class StudyRun:
             if (text := getattr(row, name))
         }
         if own_file(row.cluster):
-            texts["cluster"] = redact(
-                row.cluster
-            )  # the file itself can be named after its owner
+            # the file itself can be named after its owner
+            texts["cluster"] = redact(row.cluster)
         row = row.model_copy(update=texts)
         with self._interruption.shielded():
             self._write_deleted()

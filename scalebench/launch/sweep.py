@@ -135,9 +135,8 @@ class _Cell:
     engine: str
     strategy: Component
     workers: int
-    charged: str = (
-        "auto"  # of virtual cells: `virtual.engine` as far as it can carry the strategy
-    )
+    # of virtual cells: `virtual.engine` as far as it can carry the strategy
+    charged: str = "auto"
 
 
 def expand(

@@ -69,9 +69,8 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
         oversubscribed=is_oversubscribed(run) or overrun > PACED_OVERRUN_LIMIT
     )
     timeline = timeline_from(run, outcome)
-    about = redact(
-        timeline.about, names=False
-    )  # it can hold the path of a user's own model or cluster
+    # it can hold the path of a user's own model or cluster
+    about = redact(timeline.about, names=False)
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
 
 

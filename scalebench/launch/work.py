@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from scalebench.launch.planning import StudyPlan
 
-Seconds = Mapping[
-    tuple[str, str], float | None
-]  # training times by run_id and config_hash
+# training times by run_id and config_hash
+Seconds = Mapping[tuple[str, str], float | None]
 
 
 class Stage(Enum):
@@ -165,9 +164,8 @@ class StoppingRule:
     ) -> None:
         self._runs, self._until = list(runs), until
         self._blocks: dict[int, dict[Cell, Run]] = {}
-        self._seconds: dict[Cell, dict[int, float]] = {
-            Cell.of(run): {} for run in runs
-        }  # by repetition
+        # by repetition
+        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}
         self._ended: set[str] = set()
         for run in (*runs, *further):
             if run.run_id in seconds:

@@ -18,9 +18,8 @@ _CHANNELS = (1, 3, 4)
 class Architecture(Choice):
     """Builder of a model: its fields are its options."""
 
-    trainable: ClassVar[bool] = (
-        True  # False: it has no arithmetic, and can only be priced
-    )
+    # False: it has no arithmetic, and can only be priced
+    trainable: ClassVar[bool] = True
 
     def notes(self, input_shape: tuple[int, ...]) -> list[str]:
         """Return notes on how samples are read, without importing torch. Raises ModelError as `build`."""

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_OF_EVERY_MODULE = vars(nn.Module()).keys() - {
-    "training"
-}  # registries of parameters, buffers, modules and hooks
+# registries of parameters, buffers, modules and hooks
+_OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
 Attributes = list[tuple[nn.Module, dict[str, Any]]]
 
 

@@ -97,9 +97,8 @@ class _Counter(DispatchMode):
         self._model, self._samples = model, samples
         self._rows: list[Layer] = []
         self._calls: list[tuple[nn.Module] | None] = []  # by row
-        self._call: tuple[nn.Module] | None = (
-            None  # of a module without children; each call is an object of its own
-        )
+        # of a module without children; each call is an object of its own
+        self._call: tuple[nn.Module] | None = None
         self._path: list[str] = [""]
         self._unused = {
             _storage(parameter): parameter.numel() for parameter in model.parameters()
@@ -108,12 +107,10 @@ class _Counter(DispatchMode):
             _storage(tensor) for tensor in (*model.parameters(), *model.buffers())
         }
         self._written: dict[int, int] = {}  # row that wrote a storage
-        self._kept: dict[
-            int, int
-        ] = {}  # bytes of a storage that the backward pass reads
-        self._alive: list[
-            Any
-        ] = []  # a freed storage's identity would be given to another
+        # bytes of a storage that the backward pass reads
+        self._kept: dict[int, int] = {}
+        # a freed storage's identity would be given to another
+        self._alive: list[Any] = []
 
     @contextmanager
     def named_modules(self) -> Iterator[None]:

@@ -26,12 +26,10 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
-_NUMBERS = (
-    "=6q"  # process id, phase, batches, beats, looks at which it computed, all looks
-)
-_FIELDS = struct.Struct(
-    f"{_NUMBERS}64s32s"
-)  # the host name, and the function in which it waits
+# process id, phase, batches, beats, looks at which it computed, all looks
+_NUMBERS = "=6q"
+# the host name, and the function in which it waits
+_FIELDS = struct.Struct(f"{_NUMBERS}64s32s")
 _HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
 _LOOK_S = 1.0
 _LOOKS_AT_FILE = 10  # looks between two at the launcher's mark

@@ -28,9 +28,8 @@ from scalebench.study.spec import Run
 NODES = "nodes.json"
 HEARTBEATS = "heartbeats"  # name of the file of a launch
 CHECKPOINTS = "checkpoints"  # name of a folder of an elastic launch
-REFUSED = (
-    "refused"  # status of a launch of which no run is to blame, and none can be made
-)
+# status of a launch of which no run is to blame, and none can be made
+REFUSED = "refused"
 
 
 class Job(BaseModel):
@@ -43,9 +42,8 @@ class Job(BaseModel):
     folder: Path  # of this launch
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
     stays_open: bool = False  # after these runs others may follow
-    settings: dict[
-        str, str
-    ] = {}  # environment variables the engine reads once, when it is initialised
+    # environment variables the engine reads once, when it is initialised
+    settings: dict[str, str] = {}
     ranks: int = 0  # processes that are started
     launcher: str = "mpirun"
     rendezvous: bool = False  # without MPI
@@ -189,9 +187,8 @@ def keep_nodes(world: Control, launcher: str, folder: Path) -> None:
     if set(hosts) == {launcher}:
         return
     describes = hosts.index(own) == world.rank
-    told = world.gather(
-        describe_node(pid=os.getppid()) if describes else None
-    )  # a rank itself is bound to a core
+    # a rank itself is bound to a core
+    told = world.gather(describe_node(pid=os.getppid()) if describes else None)
     if told is not None:
         nodes = Nodes(
             hosts=hosts, facts={facts["host_hash"]: facts for facts in told if facts}

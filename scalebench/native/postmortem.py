@@ -27,9 +27,8 @@ _LOST = re.compile(
 )
 _HUNG_UP = re.compile(r"Local host: (\S+) Local PID: \d+ Peer host: (\S+)")
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)\b")
-_RANK = re.compile(
-    r"^(\[rank\d+\]: ?)+"
-)  # torch puts it before a traceback, once for each process group there was
+# torch puts it before a traceback, once for each process group there was
+_RANK = re.compile(r"^(\[rank\d+\]: ?)+")
 _NOISE = re.compile(r"^(-+|\s*)$")
 _SILENCE = "it said nothing"
 _MOST_TOLD = 300  # characters
@@ -212,9 +211,8 @@ class Pulse:
         self._path = path
         self._beats: list[Beat] = read_heartbeats(path)
         self._changed = [time.monotonic()] * len(self._beats)
-        self._looked = list(
-            self._changed
-        )  # when the thread of each rank was last seen to look
+        # when the thread of each rank was last seen to look
+        self._looked = list(self._changed)
         self._watched, self._longest = 0, 0.0
         self._felt = time.monotonic()
 

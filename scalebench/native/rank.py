@@ -102,9 +102,8 @@ def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
         finally:  # whatever becomes of the reason: the others wait for this rank
             world.Abort(1)
     heart.enter(Phase.FINISHED)
-    atexit.register(
-        _leave, heart
-    )  # called after the last thread of an own model has ended
+    # called after the last thread of an own model has ended
+    atexit.register(_leave, heart)
 
 
 def _leave(heart: Heartbeat) -> None:

@@ -154,9 +154,8 @@ class Session:
             self.workers_per_node,
             mesh=mesh,
         )
-        parameters = (
-            replica.parameters.numel()
-        )  # of a whole model, from which a worker may take a part
+        # of a whole model, from which a worker may take a part
+        parameters = replica.parameters.numel()
         initial = (
             replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
         )

@@ -177,9 +177,8 @@ def _largest_workers(rows: Rows) -> Measured | None:
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
     last = len(times) - 1
     if not falling.all():
-        last = (
-            int((~falling).to_numpy().argmax()) - 1
-        )  # before the first count that is no faster
+        # before the first count that is no faster
+        last = int((~falling).to_numpy().argmax()) - 1
     return Measured(float(times.index[last]), n=len(rows.runs))
 
 

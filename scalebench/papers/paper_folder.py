@@ -30,9 +30,8 @@ PUBLISHED, SCALES, CLAIMS = "published.csv", "scales.yaml", "claims.yaml"
 WHAT_IFS, PLANS = "what_if.yaml", "plans.yaml"
 SMOKE = "smoke"  # shows that everything runs; too small to compare anything
 SCALE_NAMES = (SMOKE, "laptop", "cluster")
-INSTALLED = (
-    Path(scalebench.__file__).parent / "experiments"
-)  # a link in a checkout, files in a wheel
+# a link in a checkout, files in a wheel
+INSTALLED = Path(scalebench.__file__).parent / "experiments"
 _OWN = "laptop"  # the scale at which a study keeps its own name
 _NOT_STUDIES = (SCALES, CLAIMS, WHAT_IFS, PLANS, "machine.yaml", "device.yaml")
 

@@ -68,9 +68,8 @@ from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.atomic_write import open_own
 
 _GIB = 2**30
-_FIGURES = {
-    "modelled": ("{scaling}-scaling", "time-reduction", "breakdown")
-}  # by execution
+# by execution
+_FIGURES = {"modelled": ("{scaling}-scaling", "time-reduction", "breakdown")}
 _OF_TRAINED = ("convergence", "time-to-target")
 _HEADER = (
     "quantity",
@@ -218,9 +217,8 @@ def _verdict(
         if judged[verdict]
     )
     claims = f"Of {counted(judged.total(), 'claim')}: {counts}. " if judged else ""
-    numbers = {
-        pair.published for pair in pairs
-    }  # of one published number there is a pair for each execution
+    # of one published number there is a pair for each execution
+    numbers = {pair.published for pair in pairs}
     beside = {pair.published for pair in pairs if pair.obtained is not None}
     covered = {pair.published for pair in pairs if _covers(pair)}
     return (

@@ -38,9 +38,8 @@ _PHRASES = {
 }
 _LETTERS = 100  # of titles in a row of panels
 _TICKS = 8  # that fit below a panel
-_LEAST_IN = (
-    7.2  # width in which titles, names of strategies and the legend of one panel fit
-)
+# width in which titles, names of strategies and the legend of one panel fit
+_LEAST_IN = 7.2
 
 Verdict = Literal[
     "reproduced", "partly", "not reproduced", "not testable here", "not run"
@@ -226,9 +225,8 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
     axis.set_xlabel(first.unit)
-    beside = (
-        max(map(len, names)) // 2
-    )  # the names of the lines take their room from the panel's width
+    # the names of the lines take their room from the panel's width
+    beside = max(map(len, names)) // 2
     _title(axis, f"{what}, {first.workers} workers" if first.workers else what, beside)
 
 

@@ -114,9 +114,8 @@ class Planned:
         content["dataset"] = {"synthetic": data}
         if platform.cluster.compute == "stated":
             alone = platform.device.times(workload.layers, planner.batch)
-            content["device_step_time"] = (
-                alone.step_s
-            )  # of the largest batch, that of serial
+            # of the largest batch, that of serial
+            content["device_step_time"] = alone.step_s
         return content
 
     def _adaptive_choice(self) -> Iterator[str]:

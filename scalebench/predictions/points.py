@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
-    _Row = tuple[
-        Point, Target | None
-    ]  # a point, and the epochs to a target where these are given
+    # a point, and the epochs to a target where these are given
+    _Row = tuple[Point, Target | None]
 
 _FEW = 3  # points that a line names
 _MEMORY = ("parameters", "gradients", "optimizer", "strategy", "activations")

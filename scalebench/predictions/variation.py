@@ -274,9 +274,8 @@ def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
         return "."
     axes = planes[0].axes
     cells = list(product(*(axis.values for axis in axes)))
-    others: dict[
-        tuple[str, str], list[str]
-    ] = {}  # strategy, end of the interval -> cells
+    # strategy, end of the interval -> cells
+    others: dict[tuple[str, str], list[str]] = {}
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
         name = strategies[
@@ -295,9 +294,8 @@ def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
                 others.setdefault((str(other), words), []).append(_cell(axes, values))
     if not others:
         return "; the strategy is the same at both ends of the interval."
-    alike: dict[
-        tuple[str, str], list[str]
-    ] = {}  # strategy, its cells -> ends of the interval
+    # strategy, its cells -> ends of the interval
+    alike: dict[tuple[str, str], list[str]] = {}
     for (name_of, words), own in others.items():
         alike.setdefault((name_of, _where(own, len(cells))), []).append(words)
     ends = "; ".join(

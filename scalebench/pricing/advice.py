@@ -185,9 +185,8 @@ def interval_for(
     if name is None:
         return None
     steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
-    longest = min(
-        _LONGEST_INTERVAL, int(steps * point.epochs)
-    )  # of a training that synchronises
+    # of a training that synchronises
+    longest = min(_LONGEST_INTERVAL, int(steps * point.epochs))
     intervals = [
         1 << power
         for power in range(1 if name == "period" else 0, longest.bit_length())

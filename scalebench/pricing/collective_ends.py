@@ -68,15 +68,13 @@ class Rendezvous:
         shape: tuple[int, int],
     ) -> None:
         self.event, self.key, self.groups = event, key, groups
-        self.others: dict[
-            int, Event
-        ] = {}  # of groups whose collective of this number is another one
+        # of groups whose collective of this number is another one
+        self.others: dict[int, Event] = {}
         self.missing, self.awaited = groups.sizes.copy(), int(groups.sizes.sum())
         self.settled = np.zeros(len(self.missing), dtype=bool)
         self.arrivals = np.empty(shape)
-        self.late = np.zeros(
-            (len(self.missing), shape[0])
-        )  # variance of the slowest member, (groups, M)
+        # variance of the slowest member, (groups, M)
+        self.late = np.zeros((len(self.missing), shape[0]))
         self.passes: Floats | None = None  # seconds of the last backward passes
         self.latest = self.ends = self.costs = self.arrivals
 
@@ -297,9 +295,8 @@ class Collectives:
                 costs[:, rank] += message
             stride *= 2
         rendezvous.ends, rendezvous.costs = now, costs
-        rendezvous.latest = (
-            rendezvous.arrivals + waits
-        )  # so that waiting is the sum over the exchanges
+        # so that waiting is the sum over the exchanges
+        rendezvous.latest = rendezvous.arrivals + waits
 
     def _doubling(self, event: Event) -> Floats:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""

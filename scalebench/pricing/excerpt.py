@@ -121,9 +121,8 @@ def excerpt_of(
     period = math.lcm(*(each.period for each in by_batches))
     lead = period * max(0, math.ceil(first / period) - 1)
     counts_on = any(each.period > 1 and not each.restarts for each in by_batches)
-    until_aligned = (
-        every * period // math.gcd(period, steps) if counts_on else every
-    )  # with the beginning of an epoch
+    # with the beginning of an epoch
+    until_aligned = every * period // math.gcd(period, steps) if counts_on else every
     rest, tail = steps % period, 0
     if counts_on and all(each.epochs is None for each in stretches):
         rest, tail = (

@@ -101,9 +101,8 @@ def fit_net(sizes: Array, seconds: Array, seed: int = 0) -> KernelNet:
         warnings.catch_warnings(),
         threadpool_limits(1),
     ):  # more threads only wait for one another
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # the held-out error says what it has learned
+        # the held-out error says what it has learned
+        warnings.simplefilter("ignore", ConvergenceWarning)
         network.fit((places[used] - mean) / spread, np.log(seconds[used]))
     net = KernelNet(
         tuple(network.coefs_),
@@ -295,6 +294,5 @@ def kernel_sizes(layers: LayerTable, kind: str, batch: int) -> Array:
         layers.column(name) * (batch if name in growing else 1)
         for name in PRODUCTS[kind]
     ]
-    return np.where(
-        grouped[:, None] > 1, 0.0, np.stack(columns, axis=1)
-    )  # grouped convolutions were not measured
+    # grouped convolutions were not measured
+    return np.where(grouped[:, None] > 1, 0.0, np.stack(columns, axis=1))

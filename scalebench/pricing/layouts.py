@@ -43,9 +43,8 @@ from scalebench.training.stage import most_kept
 
 Solver = Literal["viterbi", "greedy"]
 _GIB, _MIB = 2**30, 2**20
-_MOST_PIECES = (
-    8  # micro-batches for each stage: they idle for a ninth of the step at most
-)
+# micro-batches for each stage: they idle for a ninth of the step at most
+_MOST_PIECES = 8
 _CHUNKS = 2  # of layers on each stage, where micro-batches move interleaved
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
 # kind of the layouts whose layers are shared by numbers of devices of their own
@@ -154,13 +153,11 @@ class Planner:
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
-        self._sizes: dict[
-            tuple[float, int], Sequence[int]
-        ] = {}  # layers by group: samples, and number of groups
+        # layers by group: samples, and number of groups
+        self._sizes: dict[tuple[float, int], Sequence[int]] = {}
         self._held: dict[object, list[HeldRows]] = {}
-        self._counts: dict[
-            object, set[tuple[int, ...]]
-        ] = {}  # micro-batches between their passes
+        # micro-batches between their passes
+        self._counts: dict[object, set[tuple[int, ...]]] = {}
         self._fullest: dict[str, WorkerMemory] = {}  # by strategy
         self._shareable: dict[int, bool] = {}
         self._layers: list[Layer] = []  # of the module
@@ -189,9 +186,8 @@ class Planner:
         found = []
         if self.batch >= self.devices:
             found = [Layout("data", DATA, Mesh(self.devices))]
-            sharded = (
-                SHARDED[:1] if self.uncut else SHARDED
-            )  # the whole model, or layers
+            # the whole model, or layers
+            sharded = SHARDED[:1] if self.uncut else SHARDED
             found += (
                 [Layout(str(each), each, Mesh(self.devices)) for each in sharded]
                 if self.devices > 1
@@ -232,9 +228,8 @@ class Planner:
         if not self.fits(layout):
             workload, memory = self.predictor.workload, self.memory(layout)
             over = memory.total - cast(float, self.predictor.platform.memory_gib) * _GIB
-            vectors = 3 + optimizer_states(
-                workload.optimizer
-            )  # parameters, initial ones, gradients, states
+            # parameters, initial ones, gradients, states
+            vectors = 3 + optimizer_states(workload.optimizer)
             most = (memory.parameters - over / vectors) / _MIB
             capped = Component(
                 name="adaptive", options={**options, "parameters_mib": most}

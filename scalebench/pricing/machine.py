@@ -33,9 +33,8 @@ class OperationTime(BaseModel):
         return self.seconds + self.per_member_s * max(0, members - 2)
 
 
-OperationTimes = dict[
-    str, dict[str, OperationTime]
-]  # by strategy with options, then by operation
+# by strategy with options, then by operation
+OperationTimes = dict[str, dict[str, OperationTime]]
 
 
 def name_of(operation: Callable[..., Any]) -> str:
@@ -54,9 +53,8 @@ class Machine:
     engines: EngineCosts
     tables: list[StepTable]
     operations: OperationTimes = field(default_factory=dict)
-    reference_s: float | None = (
-        None  # the machine speed of both, as the time of the reference step
-    )
+    # the machine speed of both, as the time of the reference step
+    reference_s: float | None = None
 
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""

@@ -31,13 +31,11 @@ from scalebench.comm.base import Overlap
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 
 Floats = NDArray[np.float64]
-Passes = tuple[
-    Floats, Floats
-]  # begin and seconds of each worker's backward pass, (workers,)
+# begin and seconds of each worker's backward pass, (workers,)
+Passes = tuple[Floats, Floats]
 NOMINAL_CYCLE_S = 1e-3  # cycle time at which the period of Horovod's loop was measured
-_READY_BITS = (
-    16  # bytes of the negotiation: one bit for each tensor known to all workers
-)
+# bytes of the negotiation: one bit for each tensor known to all workers
+_READY_BITS = 16
 _ROUNDING = 1e-9  # relative to the training time
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -103,9 +103,8 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
     """
     keys: dict[Identity, object] = {}  # by list of events, which workers share
     alike: dict[object, list[int]] = defaultdict(list)
-    distances: dict[
-        object, set[int]
-    ] = {}  # to those with whom a worker exchanges messages
+    # to those with whom a worker exchanges messages
+    distances: dict[object, set[int]] = {}
     for rank, schedule in enumerate(schedules):
         events = schedule.events
         own = Identity(events)
@@ -287,9 +286,8 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
         for task, (low, high) in zip(Task, pairwise(bounds), strict=True)
         if low < high
     }
-    ends = np.append(np.searchsorted(own, exchanges), len(own)).astype(
-        np.int64
-    )  # of the compute before each
+    # of the compute before each
+    ends = np.append(np.searchsorted(own, exchanges), len(own)).astype(np.int64)
     backwards = places.get(Task.BACKWARD, own[:0])
     latest = np.append(backwards, -1)[np.searchsorted(backwards, ends) - 1]
     cuts: list[tuple[int, int, int, int]] = []

@@ -55,13 +55,11 @@ class Queue:
             if event is not None and event.kind == Kind.ACCESS
         }
         self._one_host = len(hosts) == 1  # one for all, or one at each worker
-        self._served: dict[
-            int, Floats
-        ] = {}  # end of the exchange before, by first worker of a program
+        # end of the exchange before, by first worker of a program
+        self._served: dict[int, Floats] = {}
         self._update = update[:, None]
-        self.bound = np.zeros(
-            len(prices), dtype=bool
-        )  # where workers wait for one another
+        # where workers wait for one another
+        self.bound = np.zeros(len(prices), dtype=bool)
 
     def exchange(self, event: Event, now: Floats, ranks: Ints) -> tuple[Floats, Floats]:
         """Return the end of an exchange that `ranks` begin `now`, and its seconds without others."""

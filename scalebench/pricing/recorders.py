@@ -242,9 +242,8 @@ class RecordingShared:
         host: int,
     ) -> None:
         self.merges = 0
-        self.vector = (
-            initial.clone() if host == comm.place else initial
-        )  # only its host has memory for it
+        # only its host has memory for it
+        self.vector = initial.clone() if host == comm.place else initial
         self._comm, self._clock, self._host = comm, clock, host
 
     @contextmanager

@@ -204,12 +204,10 @@ class RecordingWorker:
         """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
         self._open_shared, self._open_server = shared, server
-        self._cut = (
-            cut  # of a layer table, which then stands for the layers of the model
-        )
-        self._kept: tuple[Kept, ...] | None = (
-            None  # by each chunk for the backward pass, if a table says so
-        )
+        # of a layer table, which then stands for the layers of the model
+        self._cut = cut
+        # by each chunk for the backward pass, if a table says so
+        self._kept: tuple[Kept, ...] | None = None
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
         self.world = self.comm = self.replica = comm
         world_rank = comm.rank
@@ -232,9 +230,8 @@ class RecordingWorker:
         numbers = trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
-        self.gradients = (
-            self.parameters.clone()
-        )  # other ways to make meta tensors import sympy, in half a second
+        # other ways to make meta tensors import sympy, in half a second
+        self.gradients = self.parameters.clone()
         self.forward: Callable[[Tensor], Tensor] = lambda x: x
         self.state = SimpleNamespace()
         self.on_epoch: Callable[[int], None] | None = None
@@ -242,9 +239,8 @@ class RecordingWorker:
         self.steps = 0
         self._hosted: list[Tensor] = []  # models that others access here
         self._epoch = self._epochs_done = 0
-        self.moments: dict[
-            int, float
-        ] = {}  # at which a model would be kept for evaluation, by epoch
+        # at which a model would be kept for evaluation, by epoch
+        self.moments: dict[int, float] = {}
         self.has_read_loss = False
         if isinstance(clock, RecordingClock):
             clock.schedule.reads_rank = False  # here it was
@@ -260,9 +256,8 @@ class RecordingWorker:
         )
         return optimizer
 
-    optimizer: Any = cached_property(
-        _build_optimizer
-    )  # few strategies look at it, and building it takes long
+    # few strategies look at it, and building it takes long
+    optimizer: Any = cached_property(_build_optimizer)
 
     def _reads(self, what: str) -> None:
         if isinstance(self.clock, RecordingClock):

@@ -18,9 +18,8 @@ from scalebench.training.outcome import WorkerReport
 from scalebench.training.stage import StageFacts
 
 Ints = NDArray[np.int64]
-_TIMED = frozenset(
-    {Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL}
-)  # their order, or their size, depends on time
+# their order, or their size, depends on time
+_TIMED = frozenset({Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL})
 NO_EXCHANGE = Operation(Kind.BARRIER, 0, ())  # of no workers
 
 
@@ -90,16 +89,13 @@ class Event(NamedTuple):
 
     kind: str
     amount: int = 0
-    operation: Operation = (
-        NO_EXCHANGE  # a message is the same at its sender and its receiver
-    )
-    partition: RankGroups | None = (
-        None  # of which the members of a collective are a group
-    )
+    # a message is the same at its sender and its receiver
+    operation: Operation = NO_EXCHANGE
+    # of which the members of a collective are a group
+    partition: RankGroups | None = None
     blocking: bool = True
-    name: str = (
-        ""  # of the strategy's work; `add` of a message that is added to a vector
-    )
+    # of the strategy's work; `add` of a message that is added to a vector
+    name: str = ""
     tag: int = 0  # of a message
     overlap: Overlap | None = None
     share: float = 1.0  # of the model's work in a task of compute
@@ -163,17 +159,15 @@ class Schedule:
     rank: int
     events: list[Event] = field(default_factory=list)
     moved: int = 0
-    report: WorkerReport | None = (
-        None  # counts of synchronisations, bytes and steps, without times
-    )
+    # counts of synchronisations, bytes and steps, without times
+    report: WorkerReport | None = None
     reads_loss: bool = False  # its order depends on the training loss
     reads_seed: bool = False  # its events depend on the seed
     reads_placement: bool = False  # its groups depend on the workers of a node
     reads_rank: bool = False  # what it does, or counts, depends on which worker it is
     part: PartMemory | None = None  # of the model, which others hold parts of
-    memory_bytes: int = (
-        0  # parameters, gradients, optimizer state and the strategy's own tensors
-    )
+    # parameters, gradients, optimizer state and the strategy's own tensors
+    memory_bytes: int = 0
 
     @cached_property
     def is_lock_step(self) -> bool:

@@ -54,9 +54,8 @@ class BatchTimes(BaseModel):
         float
         # share of the backward pass after which each parameter's gradient is complete
     ] = []
-    layers: list[
-        LayerShare
-    ] = []  # empty where the model cannot be cut, or layers were not measured
+    # empty where the model cannot be cut, or layers were not measured
+    layers: list[LayerShare] = []
 
     def blocks(self) -> NDArray[np.float64]:
         """Return (4, blocks) in the order of STEP_TASKS."""
@@ -88,9 +87,8 @@ class StepTable(BaseModel):
     shuffle_s_per_sample: NonNegativeFloat
     jitter: list[float]  # sample of step times divided by their mean
     outliers: float = 0.0  # share of steps excluded from it
-    others_load: float | None = (
-        None  # share of the cores used by other programs during the measurement
-    )
+    # share of the cores used by other programs during the measurement
+    others_load: float | None = None
     # by processor time, as other programs took the cores in nearly every window
     disturbed: bool = False
 

@@ -312,9 +312,8 @@ def what_if(
         cell = _PricedCell(predictor, strategy, workers, kept)
         cell.set(named, {axis.name for axis in axes if axis.relative})
         key = tuple(value for name, value in named.items() if name not in COUNTS)
-        platform = platforms.setdefault(
-            key, cell.platform
-        )  # shared, so that its step times are computed once
+        # shared, so that its step times are computed once
+        platform = platforms.setdefault(key, cell.platform)
         _, own = groups.setdefault(
             (cell.workers, str(cell.strategy)), (cell.strategy, [])
         )

@@ -34,9 +34,8 @@ class AppendOnlyTable:
         self.path = path
         self._row_type = row_type
         self._fsync = fsync
-        self.set_aside: Path | None = (
-            None  # file with the incomplete end of an interrupted command
-        )
+        # file with the incomplete end of an interrupted command
+        self.set_aside: Path | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(path, "a+b", buffering=0)

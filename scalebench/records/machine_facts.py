@@ -27,9 +27,9 @@ from typing import Any
 from scalebench.comm.engines.base import folder_of
 
 _ROOT = Path("/")
-_SIF_ID = slice(
-    48, 64
-)  # of an Apptainer image's header: launch line 32, magic 10, version 3, architecture 3, then id
+# of an Apptainer image's header: launch line 32, magic 10, version 3, architecture 3,
+# then id
+_SIF_ID = slice(48, 64)
 _SIF_MAGIC = slice(32, 41)
 TRANSPORTS = (
     "mpi4py",
@@ -37,9 +37,8 @@ TRANSPORTS = (
     "horovod",
 )  # packages that move the bytes of native engines, beside torch
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
-_FIRST_BYTES = (
-    64 << 20
-)  # of torch's library of half a gigabyte, which hold the names of gloo's transports
+# of torch's library of half a gigabyte, which hold the names of gloo's transports
+_FIRST_BYTES = 64 << 20
 # Frameworks of Open MPI that move messages and accelerator memory.
 _OPEN_MPI_FRAMEWORKS = ("pml", "btl", "mtl", "osc", "coll", "accelerator", "op")
 _LONG_FACTS = ("config:cli", "option:threads")  # their values contain colons
@@ -185,9 +184,8 @@ def _sif_id(image: Path) -> str | None:
 
 def package_versions() -> dict[str, str]:
     """Return the version of every installed distribution by name."""
-    described = [
-        item.metadata for item in distributions()
-    ]  # each access reads and parses the file
+    # each access reads and parses the file
+    described = [item.metadata for item in distributions()]
     return dict(
         sorted(
             (str(about["Name"]).lower(), about["Version"])

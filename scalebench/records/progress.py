@@ -68,15 +68,13 @@ class Progress:
     failures: list[Failure]
     remaining: Counter[str]  # unfinished runs by group, those of `without_epochs` too
     seconds_per_run: dict[str, float]
-    most_to_come: int = (
-        0  # further runs until the stopping rule ends the study, upper bound
-    )
+    # further runs until the stopping rule ends the study, upper bound
+    most_to_come: int = 0
     repeated: int = 0  # rows that repeat an attempt; the last one counts
     # rows of runs on other data than the last one's, which are in no table or figure
     other_data: int = 0
-    without_epochs: dict[str, str] = field(
-        default_factory=dict
-    )  # groups of completed runs that lost epochs, by run_id
+    # groups of completed runs that lost epochs, by run_id
+    without_epochs: dict[str, str] = field(default_factory=dict)
 
     @property
     def never_made(self) -> Counter[str]:
@@ -285,9 +283,8 @@ def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
 
 
 def _mean_without_breaks(gaps: list[float]) -> float | None:
-    positive = sorted(
-        gap for gap in gaps if gap > 0
-    )  # jobs started together have no gap
+    # jobs started together have no gap
+    positive = sorted(gap for gap in gaps if gap > 0)
     if not positive:
         return None
     usual = positive[len(positive) // 2]

@@ -59,9 +59,8 @@ _NAME = re.compile(
     r"|_(?:KEY|PWD|PAT|SAS)(?:_|$)",
     re.IGNORECASE,
 )
-_SESSION = re.compile(
-    r"SESSION(?:_?ID)?$", re.IGNORECASE
-)  # GDMSESSION=ubuntu is harmless
+# GDMSESSION=ubuntu is harmless
+_SESSION = re.compile(r"SESSION(?:_?ID)?$", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"://(?:[^/@\s]+@)+")
 _SHAPES = re.compile(
     r"""(?<![A-Za-z0-9])(?:

@@ -41,9 +41,8 @@ from scalebench.records.schema import (
 )
 from scalebench.system.bounded_read import LARGE, read_lines
 
-TEXT = pd.StringDtype(
-    "python", na_value=np.nan
-)  # faster than pyarrow's on tables of this size
+# faster than pyarrow's on tables of this size
+TEXT = pd.StringDtype("python", na_value=np.nan)
 _LIST = "a JSON list with a value for each worker"
 _DTYPES: dict[str, Any] = {
     "integer": "Int64",
@@ -199,12 +198,10 @@ def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
         for name, dtype in dtypes.items()
     }
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error", pd.errors.ParserWarning
-        )  # more cells than the header
-        warnings.simplefilter(
-            "error", RuntimeWarning
-        )  # number too large for an integer
+        # more cells than the header
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        # number too large for an integer
+        warnings.simplefilter("error", RuntimeWarning)
         return pd.read_csv(
             io.BytesIO(data),
             dtype=dtypes,

@@ -20,9 +20,8 @@ from scalebench.training.outcome import (
 )
 
 _SECONDS_PER_HOUR = 3600
-PACED_OVERRUN_LIMIT = (
-    0.01  # share of steps; above it a paced run counts as oversubscribed
-)
+# share of steps; above it a paced run counts as oversubscribed
+PACED_OVERRUN_LIMIT = 0.01
 
 
 def rows_of(

@@ -555,9 +555,8 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
     rows = {tuple(row[name] for name in key): row for row in table.to_dict("records")}
     aimed = []
     for one in found:
-        baseline = one.baseline.partition("(")[
-            0
-        ]  # a baseline is compared without its options
+        # a baseline is compared without its options
+        baseline = one.baseline.partition("(")[0]
         row = rows.get((one.execution, one.engine, one.label, one.workers, baseline))
         if row:
             aimed.append(ToTarget(one, row, cells))

@@ -33,9 +33,8 @@ from scalebench.measured import Measured
 from scalebench.study.cell import EXECUTIONS, Cell
 from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
-_ABOUT_EQUAL = (
-    0.05  # the saving is negligible if its interval lies within +- this share
-)
+# the saving is negligible if its interval lies within +- this share
+_ABOUT_EQUAL = 0.05
 EXECUTIONS_IN_WORDS = {
     "native": "measured",
     "paced": "measured, with compute stretched to a stated device",

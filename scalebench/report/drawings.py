@@ -144,9 +144,8 @@ def _draw(results: Results, name: str) -> Drawing:
         return Drawing(name, kind.summary, absent=absent, notes=tuple(results.notes))
     canvas = PanelCanvas(name)
     with house_style(), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph .* missing from font"
-        )  # the browser has other fonts
+        # the browser has other fonts
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         kind.draw(results, canvas)
         drawing = canvas.drawing(kind.summary, _stated_once(results))
     return replace(drawing, notes=tuple(results.notes))
@@ -303,9 +302,8 @@ class StyleSheet:
 
 
 def _variable(color: str) -> str:
-    return (
-        "card" if color == _PAPER else f"c{color[1:]}"
-    )  # white becomes the background of the card
+    # white becomes the background of the card
+    return "card" if color == _PAPER else f"c{color[1:]}"
 
 
 def write(figure: Any) -> str:
@@ -393,8 +391,7 @@ def in_the_dark(color: str) -> str:
         saturation = min(saturation, 0.6)
     else:
         saturation = min(saturation, 0.75) if light < _VISIBLE else saturation
-        light = (
-            _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT
-        )  # keeps shades of one hue apart
+        # keeps shades of one hue apart
+        light = _VISIBLE + (_LIGHT - _VISIBLE) * light / _LIGHT
     turned = colorsys.hls_to_rgb(hue, light, saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in turned)

@@ -71,9 +71,8 @@ def machines(
     """Return number of rows in runs.csv, hardware and packages of each launch environment, a file in provenance/."""
     found = []
     for place, facts in enumerate(provenance, start=1):
-        own = rows[
-            "provenance"
-        ].isna()  # rows of other writers: matched by host, packages and commit
+        # rows of other writers: matched by host, packages and commit
+        own = rows["provenance"].isna()
         for name in _IDENTITY:
             own &= rows[name].fillna("") == str(facts.get(name) or "")
         own |= rows["provenance"].fillna("") == facts["provenance"]

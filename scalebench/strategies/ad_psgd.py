@@ -90,9 +90,8 @@ class AdPsgd(Averaging):
         models, samples = worker.state.models, worker.state.samples
         low, high = sorted((worker.rank, neighbour))
         with models[low].exclusive(counted=low == neighbour) as mean:
-            worker.clock.did(
-                Task.COMM
-            )  # the first access, before the second one begins to count
+            # the first access, before the second one begins to count
+            worker.clock.did(Task.COMM)
             with models[high].exclusive(counted=high == neighbour) as other:
                 worker.clock.work(
                     _meet, mean, other, samples[high] / (samples[low] + samples[high])
@@ -112,9 +111,8 @@ class AdPsgd(Averaging):
             if since:
                 weights = worker.parameters.numel()
                 if len(tensors) > 1:
-                    x.add_(
-                        packed(tensors) - state.read
-                    )  # the statistics of the forward pass; weights are as read
+                    # the statistics of the forward pass; weights are as read
+                    x.add_(packed(tensors) - state.read)
                     unpack_(x[weights:], tensors[1:])
                 update_from(worker, x[:weights])
             else:

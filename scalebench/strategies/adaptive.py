@@ -298,9 +298,8 @@ class Adaptive(Strategy):
         )  # seconds have values where gradients have none, as in timing alone
         of_all = [each.tolist() for each in worker.comm.allgather(own)]
         seconds = fmean(compute + comm for compute, comm in of_all)
-        exchange_s = min(
-            comm for _, comm in of_all
-        )  # of the worker that waited least for others
+        # of the worker that waited least for others
+        exchange_s = min(comm for _, comm in of_all)
 
         state, layers, costs = (
             worker.state,
@@ -319,9 +318,8 @@ class Adaptive(Strategy):
 
         ahead = worker.epochs - epoch - 1
         held = sum(layer.parameters for layer in layers)
-        moved_s = (
-            2 * held * seconds_a_number / worker.steps_in(epoch)
-        )  # with a state of the optimizer
+        # with a state of the optimizer
+        moved_s = 2 * held * seconds_a_number / worker.steps_in(epoch)
         state.expected_s = seconds
         if (seconds - expected[best]) * ahead - moved_s > _WORTH * seconds * ahead:
             self._use(worker, best, expected[best])

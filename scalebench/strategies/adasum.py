@@ -118,9 +118,8 @@ class HorovodAdasum(Adasum):
 
     def step(self, worker: Worker, batch: Batch) -> None:
         for group in worker.optimizer.param_groups:
-            group["lr"] = (
-                worker.learning_rate
-            )  # the step is made during the backward pass
+            # the step is made during the backward pass
+            group["lr"] = worker.learning_rate
         worker.gradient(batch)
         if worker.size > 1:
             worker.comm.count(worker.gradients.nbytes)

@@ -99,9 +99,8 @@ class LayerProfile(NamedTuple):
     parameters: int
     takes: int
     gives: int
-    degrees: tuple[
-        int, ...
-    ]  # numbers of workers that can share it, which divide those of the run
+    # numbers of workers that can share it, which divide those of the run
+    degrees: tuple[int, ...]
 
 
 class SharedComponent(Protocol):
@@ -322,18 +321,15 @@ class Setting:
     workers: int
     workers_per_node: int
     steps: int | None = None  # of an epoch; None until the data are partitioned
-    shapes: Sequence[tuple[int, ...]] | None = (
-        None  # of the model's parameters; None until it is built
-    )
+    # of the model's parameters; None until it is built
+    shapes: Sequence[tuple[int, ...]] | None = None
     without_gradient: Sequence[
         str
     ] = ()  # names of parameters that get none in some step
-    layers: Sequence[Layer] | None = (
-        None  # into which the model can be cut; None until it is built
-    )
-    layer_work: Sequence[float] | None = (
-        None  # of a step in each of them, in any unit; None until it is known
-    )
+    # into which the model can be cut; None until it is built
+    layers: Sequence[Layer] | None = None
+    # of a step in each of them, in any unit; None until it is known
+    layer_work: Sequence[float] | None = None
 
 
 class Strategy(Choice):
@@ -344,9 +340,8 @@ class Strategy(Choice):
     """
 
     source: ClassVar[str]  # paper or document
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES}
-    )  # empty: runs at one worker only
+    # empty: runs at one worker only
+    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVES})
     engines: ClassVar[tuple[str, ...]] = (
         "mpi",
         "gloo",

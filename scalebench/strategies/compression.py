@@ -136,9 +136,8 @@ class PowerSgd(Reducer):
 
     def __init__(self, worker: Worker, rank: int, start: int) -> None:
         self._comm, self._clock, self._start = worker.comm, worker.clock, start
-        self._pieces: list[
-            tuple[slice, int, int, int]
-        ] = []  # where each matrix lies, its n, m and r
+        # where each matrix lies, its n, m and r
+        self._pieces: list[tuple[slice, int, int, int]] = []
         self._rest: list[slice] = []
         at = 0
         require_matrices(

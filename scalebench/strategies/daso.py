@@ -214,12 +214,10 @@ class Exchange:
         self._group = worker.comm.split(lambda rank: rank % devices)
         self.local_sync = True
         self._turn = 0  # the group that sends next
-        self._sender: int | None = (
-            None  # group of the last sum left in flight; a blocking sum clears it
-        )
-        self._in_flight: tuple[Request, Tensor, int] | None = (
-            None  # on that group's devices, until merged
-        )
+        # group of the last sum left in flight; a blocking sum clears it
+        self._sender: int | None = None
+        # on that group's devices, until merged
+        self._in_flight: tuple[Request, Tensor, int] | None = None
 
     def step(self, batch: Batch) -> None:
         """Take one step; the gradient is the node's mean while `local_sync` is on."""
@@ -313,9 +311,8 @@ class Skips(NamedTuple):
     """Intervals of one epoch, in batches."""
 
     global_skip: int  # between two sums over the nodes; 0: after every batch, blocking
-    local_skip: (
-        int  # between two gradient means inside a node; up to 1: after every batch
-    )
+    # between two gradient means inside a node; up to 1: after every batch
+    local_skip: int
     wait: int  # from the sending of a sum to its merge
 
 
@@ -410,9 +407,8 @@ class Calls(NamedTuple):
     wait: int = 0  # S of the sum that is sent here: batches until it is merged
     blocking: bool = False  # the sum is waited for at once, and replaces the parameters
     merge: bool = False  # the sum in flight is due
-    local_sync: bool | None = (
-        None  # gradients are averaged inside the node from now on; None: as before
-    )
+    # gradients are averaged inside the node from now on; None: as before
+    local_sync: bool | None = None
 
 
 def calls_of(batch: int, last: int, skips: Skips) -> Calls:

@@ -64,9 +64,8 @@ class EpochAsync(Averaging):
 
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.share(packed(self.averaged(worker)).clone())
-        worker.state.fetched = (
-            -1
-        )  # position, among all merges, of the model this worker last took
+        # position, among all merges, of the model this worker last took
+        worker.state.fetched = -1
         worker.state.share = self.share_of(worker.rank, self.weights_of_all(worker))
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
@@ -165,9 +164,8 @@ def final_weights(
     `every` epochs: the last one of a training may take fewer.
     """
     share = np.broadcast_to(shares, workers)
-    held = np.zeros(
-        (workers, workers)
-    )  # of replica i, the factor of worker j's training, 1 for all its epochs
+    # of replica i, the factor of worker j's training, 1 for all its epochs
+    held = np.zeros((workers, workers))
     shared = np.zeros(workers)
     left = np.full(workers, epochs)
     for worker in order:

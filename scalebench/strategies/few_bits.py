@@ -42,9 +42,8 @@ class RowScaled:
 
         matrices = self._matrices(vector)
         scales = [matrix.abs().amax(1) for matrix in matrices]
-        tiny = torch.finfo(
-            self._dtype
-        ).tiny  # a row of zeros has scale 0, and stays one
+        # a row of zeros has scale 0, and stays one
+        tiny = torch.finfo(self._dtype).tiny
         ratios = torch.cat(
             [
                 (matrix / scale.clamp(min=tiny)[:, None]).view(-1)

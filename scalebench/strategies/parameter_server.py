@@ -54,9 +54,8 @@ class ParameterServerStrategy(Strategy):
     )
     engines: ClassVar[tuple[str, ...]] = ("mpi",)
     deterministic: ClassVar[bool] = False
-    misses_rounds: ClassVar[bool] = (
-        False  # a worker that is behind skips the batches of rounds that are over
-    )
+    # a worker that is behind skips the batches of rounds that are over
+    misses_rounds: ClassVar[bool] = False
 
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that releases workers, for `workers` that push `total` times each."""

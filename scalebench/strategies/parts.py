@@ -125,9 +125,8 @@ def balanced(work: Sequence[float], stages: int) -> list[int]:
     """
     layers, until = len(work), [0.0, *accumulate(work)]
     least = until  # of one stage, by the number of layers
-    cuts: list[
-        list[int]
-    ] = []  # layers before the last of two stages or more, by the number of layers
+    # layers before the last of two stages or more, by the number of layers
+    cuts: list[list[int]] = []
     for before in range(1, stages):
         best, cut = [math.inf] * (layers + 1), [0] * (layers + 1)
         for last in range(before + 1, layers + 1):

@@ -111,9 +111,8 @@ def rule_of(cls: type[Strategy]) -> list[str]:
         for each in cls.__mro__
         if issubclass(each, Strategy) and each is not Strategy
     ]
-    named = next(
-        (each for each in family if "name" in vars(each)), family[0]
-    )  # a real form says how it is run
+    # a real form says how it is run
+    named = next((each for each in family if "name" in vars(each)), family[0])
     base = [
         each
         for each in family

@@ -55,9 +55,8 @@ def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
         found.append(tensor)
         first, begin, end, limit = tensor, place, place + nbytes, 0
         if tensor.is_contiguous():
-            storage = (
-                tensor.untyped_storage()
-            )  # memory behind its end belongs to another storage
+            # memory behind its end belongs to another storage
+            storage = tensor.untyped_storage()
             dtype, limit = tensor.dtype, storage.data_ptr() + storage.nbytes()
     found[-1] = _over(first, end - begin)
     return found
@@ -183,9 +182,8 @@ def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
     """Broadcast worker 0's `tensors`, of any dtypes, in one collective."""
     import torch
 
-    ordered = sorted(
-        tensors, key=lambda tensor: -tensor.element_size()
-    )  # each piece begins where its dtype may
+    # each piece begins where its dtype may
+    ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
     packed = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in ordered])
     comm.broadcast_(packed, 0)
     if comm.rank > 0:
@@ -229,16 +227,14 @@ def _begin(optimizer: Optimizer) -> None:
         return
     import torch
 
-    twin = object.__new__(
-        type(optimizer)
-    )  # torch's copy leaves out attributes of a subclass
+    # torch's copy leaves out attributes of a subclass
+    twin = object.__new__(type(optimizer))
     groups = copy.deepcopy(optimizer.param_groups)
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=groups)
     for group in twin.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(
-                parameter
-            )  # a copy of a parameter has none
+            # a copy of a parameter has none
+            parameter.grad = torch.zeros_like(parameter)
     twin.step()
     for group, made in zip(optimizer.param_groups, twin.param_groups, strict=True):
         for parameter, stepped in zip(group["params"], made["params"], strict=True):

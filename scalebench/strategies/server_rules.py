@@ -111,9 +111,8 @@ class Bounded(Gate):
     def __init__(self, workers: int, total: int, staleness: int) -> None:
         super().__init__(workers, total)
         self.staleness = staleness
-        self.in_rounds = (
-            staleness == 0
-        )  # no worker sees the weights between two barriers: that is BSP
+        # no worker sees the weights between two barriers: that is BSP
+        self.in_rounds = staleness == 0
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self.pushes[worker] += 1
@@ -214,13 +213,11 @@ class Elastic(Gate):
     def __init__(self, workers: int, total: int, lookahead: int) -> None:
         super().__init__(workers, total)
         self._lookahead = lookahead
-        self._duration = [
-            math.nan
-        ] * workers  # of the last iteration, from release to push
+        # of the last iteration, from release to push
+        self._duration = [math.nan] * workers
         self._released_at = [0.0] * workers
-        self._points = [
-            1
-        ] * workers  # the push after which each worker waits at the barrier
+        # the push after which each worker waits at the barrier
+        self._points = [1] * workers
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self.pushes[worker] += 1

@@ -77,9 +77,8 @@ class ParameterServer:
         self.gate = gate
         self.updates = 0
         self.shards = shards
-        self._computes = (
-            not weights.is_meta
-        )  # torch computes shapes in Python, slower than a small model's numbers
+        # torch computes shapes in Python, slower than a small model's numbers
+        self._computes = not weights.is_meta
         self._weights = (
             weights.detach().cpu() if self._computes else weights.detach()
         ).clone()
@@ -89,9 +88,8 @@ class ParameterServer:
         self._sum_weight = 0.0
         self._share, self._of_round, self._slow_stale = share, of_round, slow_stale
         self._pulled = [0] * gate.workers  # `updates` when each worker last pulled
-        self._heard = [
-            (0, False, 0)
-        ] * gate.workers  # staleness, used, lead of each worker's last push
+        # staleness, used, lead of each worker's last push
+        self._heard = [(0, False, 0)] * gate.workers
         self._ends, self._marked = ends, 0
         self._replies: list[Tensor | None] = [None] * gate.workers
 

@@ -222,9 +222,8 @@ class Fragment:
             self._codec = RowScaled(
                 [shapes[place] for place in tensors], policies.bits, self._anchor
             )
-        self._sent: Tensor | None = (
-            None  # weights; their mean once the request has been waited for
-        )
+        # weights; their mean once the request has been waited for
+        self._sent: Tensor | None = None
         self._request: Request | None = None
         self._gathering: Gathering | None = None
 

@@ -47,9 +47,8 @@ class StrongestOfTiles:
         cosines: bool = False,
     ) -> None:
         self._sizes = [math.prod(shape) for shape in shapes]
-        self._grids = [
-            _grid(shape, side) for shape in shapes
-        ]  # (rows of tiles, height, columns of tiles, width)
+        # (rows of tiles, height, columns of tiles, width)
+        self._grids = [_grid(shape, side) for shape in shapes]
         self._tiles = [
             (down * across, height * width)
             for down, height, across, width in self._grids

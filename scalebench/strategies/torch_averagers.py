@@ -78,9 +78,8 @@ class RealAverager:
                 if isinstance(rule, HierarchicalLocalSgd)
                 else None
             )
-            worker.comm.carried(
-                worker.parameters.nbytes, group, calls=1
-            )  # torch flattens them too
+            # torch flattens them too
+            worker.comm.carried(worker.parameters.nbytes, group, calls=1)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -273,9 +272,8 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # its package scripts other optimizers when loaded
+            # its package scripts other optimizers when loaded
+            warnings.simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import PostLocalSGDOptimizer
 
         _begin(self, worker)

@@ -43,19 +43,15 @@ class Traits:
     for those of its node.
     """
 
-    stretches: tuple[Stretch, ...] | None = (
-        None  # None: the program is recorded whole, for every worker
-    )
-    fraction: float = (
-        1.0  # of the workers that train in a round; below 1, who does is drawn
-    )
-    mean_over_global_batch: bool = (
-        False  # each step takes the mean gradient over the batches of all workers
-    )
+    # None: the program is recorded whole, for every worker
+    stretches: tuple[Stretch, ...] | None = None
+    # of the workers that train in a round; below 1, who does is drawn
+    fraction: float = 1.0
+    # each step takes the mean gradient over the batches of all workers
+    mean_over_global_batch: bool = False
     local_steps: bool = False  # a worker's optimizer steps are by its own batches alone
-    averages_buffers: bool = (
-        False  # floating-point buffers are averaged with the weights
-    )
+    # floating-point buffers are averaged with the weights
+    averages_buffers: bool = False
     sends_buffers: bool = False  # worker 0's buffers replace those of the others
     servers: int = 0  # 1: a parameter server answers the workers
     pipeline: int = 1  # stages of a replica
@@ -68,33 +64,27 @@ class Traits:
     mixed: bool = False  # layers are shared by numbers of workers of their own
     # what is exchanged in an epoch depends on the measured times of those before
     adapts: bool = False
-    shards: int = (
-        1  # ranks over which the server's weights are spread, at most one a worker
-    )
-    in_rounds: bool | None = (
-        None  # the server answers when the pushes of all have come, or at once
-    )
-    interval_option: str | None = (
-        None  # the option that is the interval between synchronisations
-    )
+    # ranks over which the server's weights are spread, at most one a worker
+    shards: int = 1
+    # the server answers when the pushes of all have come, or at once
+    in_rounds: bool | None = None
+    # the option that is the interval between synchronisations
+    interval_option: str | None = None
     # after which a thread of the engine looks for gradients anew; 0: they do not wait
     # for one
     cycle_s: float = 0.0
     wire: str | None = None  # dtype that travels in place of the study's
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # variables that the engine reads at its start
-    split_is_measured: bool = (
-        True  # native runs measure compute and communication separately
-    )
+    # variables that the engine reads at its start
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # native runs measure compute and communication separately
+    split_is_measured: bool = True
     # at the end of an epoch, from nothing but a replica's weights, buffers and
     # optimizer
     resumes: bool = False
     # of sums of gradients, so that a different rounding can change a step's direction
     takes_signs: bool = False
-    final_weights: FinalWeights | None = (
-        None  # of each worker's training in the final model
-    )
+    # of each worker's training in the final model
+    final_weights: FinalWeights | None = None
 
     def __post_init__(self) -> None:
         open_ended = [

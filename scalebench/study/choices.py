@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-EngineName = Literal[
-    "mpi", "horovod", "gloo", "nccl", "tasks"
-]  # native engines; each is a file of comm/engines
+# native engines; each is a file of comm/engines
+EngineName = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]
 Backend = Literal["processes", "dask", "ray"]  # where tasks are computed
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 SCHEDULED: tuple[EngineName, ...] = (
     "gloo",
 )  # whose collectives wait for the system to wake their threads
 VIRTUAL = "virtual"  # engine of executions whose time is a price
-LauncherName = Literal[
-    "auto", "local", "mpirun", "srun", "torchrun", "horovodrun"
-]  # all but auto: comm/launchers
+# all but auto: comm/launchers
+LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
 Allreduce = Literal[
     "auto",  # of an MPI library
     "ring",

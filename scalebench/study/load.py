@@ -79,9 +79,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         ]
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
     completed = {_set_key(item) for item in sets if "." in item.partition("=")[0]}
-    raw |= {
-        key: value for key, value in flags.items() if key in completed
-    }  # --dataset csv --set dataset.file=my.csv
+    # --dataset csv --set dataset.file=my.csv
+    raw |= {key: value for key, value in flags.items() if key in completed}
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
@@ -107,9 +106,8 @@ def _name_by_content(study: Study) -> str:
     if (study.dataset, study.scaling) == (default.dataset, default.scaling):
         return default.name
     data = str(study.dataset.options.get("file", study.dataset.name)).partition(":")[0]
-    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling").lstrip(
-        "_"
-    )  # a name begins with a letter or digit
+    # a name begins with a letter or digit
+    return slug(f"{Path(data).stem[:60]}-{study.scaling}-scaling").lstrip("_")
 
 
 def dump_study(study: Study) -> str:
@@ -124,9 +122,8 @@ def dump_study(study: Study) -> str:
     kept = {key: values[key] for key in order if values[key] is not None}
     if not study.strategy_sha256:
         del kept["strategy_sha256"]
-    kept["virtual"] = study.virtual.model_dump(
-        mode="json", exclude_unset=True
-    )  # the cluster has the others
+    # the cluster has the others
+    kept["virtual"] = study.virtual.model_dump(mode="json", exclude_unset=True)
     if study.until is not None:
         del kept["repetitions"]
     for key in (*_SHORTCUTS, "strategies"):
@@ -326,7 +323,6 @@ def _origin(
         return f"--{ {'strategies': 'strategy'}.get(key, key).replace('_', '-') }"
     for item in sets:
         if _set_key(item) == key:
-            return (
-                "--until" if item.startswith("until.ci_width=") else f"--set {item}"
-            )  # written by the flag
+            # written by the flag
+            return "--until" if item.startswith("until.ci_width=") else f"--set {item}"
     return where

@@ -41,12 +41,10 @@ _DIGITS = 3  # significant digits of values drawn from a range
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 _LR_DECAY = 0.1
 _LARGEST_LR = 1e38  # float32 and bfloat16 end at 3.4e38
-DEFAULT_TARGET = (
-    0.9  # accuracy of the default study; serial reaches it after the first epoch
-)
-MOST_RUNS = (
-    100_000  # of a study, and of an execution of it: planning takes some 20 seconds
-)
+# accuracy of the default study; serial reaches it after the first epoch
+DEFAULT_TARGET = 0.9
+# of a study, and of an execution of it: planning takes some 20 seconds
+MOST_RUNS = 100_000
 ADAMW_DECAY = 0.01  # weight decay of adamw unless it is stated, as torch's
 BY_LAYER = (
     "lars",
@@ -54,9 +52,9 @@ BY_LAYER = (
     "muon",
 )  # optimizers whose steps depend on whole layers, which one flat vector cannot have
 TRIAL_SEED = MOST_RUNS  # added to the study's seed: no repetition has it
-MOST_SEED = (
-    2**32 - 1
-)  # limit of the random generators; the seed of a repetition is the study's plus its number
+# limit of the random generators; the seed of a repetition is the study's plus its
+# number
+MOST_SEED = 2**32 - 1
 
 
 class Tune(StrictModel):

@@ -37,9 +37,8 @@ _EXPECTED = {
     "model": "a mapping",
     "path": "a path",
 }  # by the first word of pydantic's error type
-_BRANCH = re.compile(
-    r".*\[.*\]|int|str|float|bool|constrained-\w+"
-)  # of a union, in pydantic's location
+# of a union, in pydantic's location
+_BRANCH = re.compile(r".*\[.*\]|int|str|float|bool|constrained-\w+")
 _LENGTH = re.compile(r"\w+ should have (at least \d+ \w+).*")
 _LONGEST = 60  # characters of a value in a message
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -283,9 +282,8 @@ def find_faults(error: ValidationError) -> list[ValidationFault]:
 def _key(fault: ErrorDetails) -> tuple[str, ...]:
     """Return the key of a fault without the parts of pydantic's location that name a branch of a union."""
     loc = fault["loc"]
-    written = len(loc) - (
-        fault["type"] == "extra_forbidden"
-    )  # from here on a part is a key, whatever it looks like
+    # from here on a part is a key, whatever it looks like
+    written = len(loc) - (fault["type"] == "extra_forbidden")
     return tuple(
         str(part)
         for place, part in enumerate(loc)

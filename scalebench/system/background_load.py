@@ -83,9 +83,8 @@ def _busy_s(cores: set[int]) -> float:
     for line in lines:
         name, *cells = line.split()
         if name in ours:
-            user, nice, system, _, _, *interrupts_and_steal = map(
-                int, cells[:8]
-            )  # without idle, and waiting for disks
+            # without idle, and waiting for disks
+            user, nice, system, _, _, *interrupts_and_steal = map(int, cells[:8])
             busy += user + nice + system + sum(interrupts_and_steal)
     return busy / _TICKS_PER_S
 
@@ -95,7 +94,6 @@ def _process_s(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return 0.0
-    user, system = fields.rpartition(")")[2].split()[
-        11:13
-    ]  # fields 14 and 15; field 2 is a name with any characters
+    # fields 14 and 15; field 2 is a name with any characters
+    user, system = fields.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / _TICKS_PER_S

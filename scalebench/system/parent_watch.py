@@ -19,9 +19,8 @@ _PRELOADED = [
     "scalebench.calibration.steps_under_load",
 ]
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(
-    None
-)  # loaded at import, as no library may be loaded between fork and exec
+# loaded at import, as no library may be loaded between fork and exec
+_LIBC = ctypes.CDLL(None)
 
 
 def end_with_parent() -> None:

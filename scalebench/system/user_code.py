@@ -121,9 +121,8 @@ def _module(file: Path, *_: int) -> ModuleType:
     for library in _DRAWING:
         if library.encode() in source:  # loaded first, for its generator to be seeded
             importlib.import_module(library)
-    sys.modules[name] = (
-        module  # for dataclasses and pickle, which look up the module of a class
-    )
+    # for dataclasses and pickle, which look up the module of a class
+    sys.modules[name] = module
     try:
         with seeded(_IMPORT_SEED):
             spec.loader.exec_module(module)

@@ -72,9 +72,8 @@ _TEX = {
     "‘": "`",
     "’": "'",
 }
-_LIGATURES = re.compile(
-    r"([-,'])(?=\1)"
-)  # two hyphens are a dash, two apostrophes a closing quote
+# two hyphens are a dash, two apostrophes a closing quote
+_LIGATURES = re.compile(r"([-,'])(?=\1)")
 # the letters from À to ſ that stop LaTeX with T1 fonts, found by trying each
 _NOT_IN_T1 = "ĦħĸĿŀŉŦŧſ"
 _LINE = 110
@@ -124,9 +123,8 @@ class Rounded:
                 f"${self.value}${mark}" if needs_math else to_latex(self.value) + mark
             )
         down, up = self.sides()
-        alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(
-            up.partition(".")[2]
-        )  # apart by rounding only
+        # apart by rounding only
+        alike = abs(float(up) - float(down)) < 1.5 * 10.0 ** -len(up.partition(".")[2])
         spread = (
             f" \\pm {max(up, down, key=float)}" if alike else f"^{{+{up}}}_{{-{down}}}"
         )
@@ -497,9 +495,8 @@ def _places(number: float, significant: int) -> int:
     """Return the decimals that show `significant` digits of a number; negative: to tens, hundreds."""
     if number == 0:
         return 0
-    rounded = float(
-        f"{number:.{significant - 1}e}"
-    )  # first: 9.99 with two digits is 10, of another order
+    # first: 9.99 with two digits is 10, of another order
+    rounded = float(f"{number:.{significant - 1}e}")
     return significant - 1 - math.floor(math.log10(abs(rounded)))
 
 
@@ -560,6 +557,5 @@ def _advance_em(letter: str, family: str) -> float:
     if not font.get_char_index(ord(letter)):
         return 1.0
     font.set_size(size, 72)
-    return (
-        float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size
-    )  # fixed point: 16 bits behind the point
+    # fixed point: 16 bits behind the point
+    return float(font.load_char(ord(letter)).linearHoriAdvance) / 65536 / size

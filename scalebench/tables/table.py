@@ -94,14 +94,12 @@ TIME_ALONE = Form(_value(seconds), SECONDS)  # the same without the interval on 
 RATIO = Form(digits_with_interval)  # 1.30 [1.21, 1.40]
 SPEEDUP = Form(_times)  # 1.30x
 NUMBER = Form(_value(digits))
-SAVED = Form(
-    percent_with_interval, _PERCENT, 1, is_reduction_supported
-)  # +54 % [51, 57]: 1 - ratio of times
+# +54 % [51, 57]: 1 - ratio of times
+SAVED = Form(percent_with_interval, _PERCENT, 1, is_reduction_supported)
 CHANGE = Form(_value(percent), _PERCENT, 1, _always)  # +54 %
 SHARE = Form(_value(share), _PERCENT, 1, _always)  # 54 %
-METRIC = Form(
-    metric_with_interval, decimals=3, supported=_always
-)  # 0.907 [0.899, 0.915]
+# 0.907 [0.899, 0.915]
+METRIC = Form(metric_with_interval, decimals=3, supported=_always)
 METRIC_ALONE = Form(
     lambda value, low, high: metric_with_interval(value, math.nan, math.nan),
     METRIC.units,

@@ -227,9 +227,8 @@ class Ray:
 
         self._ray, self._workers = ray, workers
         self._ended: SimpleQueue[Ended] = SimpleQueue()
-        os.environ.setdefault(
-            "RAY_USAGE_STATS_ENABLED", "0"
-        )  # else a cluster of our own reports to its makers
+        # else a cluster of our own reports to its makers
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet = {
             "logging_level": "error",
             "log_to_driver": False,

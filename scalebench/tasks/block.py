@@ -133,9 +133,8 @@ class _Trainer:
             replica.local_steps(replica.batches(0), steps)
 
     def train(self, worker: int, pieces: tuple[Piece, ...], state: State) -> Trained:
-        torch.set_num_threads(
-            self._run.threads_per_worker
-        )  # of this thread of the process
+        # of this thread of the process
+        torch.set_num_threads(self._run.threads_per_worker)
         replica, clock = self._replica, self._replica.clock
         replica.rank, replica.steps = worker, state.steps
         state.put_into(replica)

@@ -21,9 +21,8 @@ from scalebench.system.parent_watch import (
     signals_blocked,
 )
 
-Ended = tuple[
-    Hashable, Any
-]  # the ticket of a task and its result, or the exception that it raised
+# the ticket of a task and its result, or the exception that it raised
+Ended = tuple[Hashable, Any]
 
 
 class DeadWorkerError(EngineError):
@@ -35,16 +34,14 @@ class TaskProcess:
 
     def __init__(self) -> None:
         context = preloaded_forkserver()
-        self.pipe, theirs = (
-            context.Pipe()
-        )  # can be read once a task, or the process, has ended
+        # can be read once a task, or the process, has ended
+        self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_compute, args=(theirs,), daemon=True)
         with signals_blocked():
             self._process.start()
         theirs.close()  # the process has its own: its end is then the end of the pipe
-        self._tasks: deque[tuple[Hashable, bytes]] = (
-            deque()
-        )  # the first is computed, the others wait for it
+        # the first is computed, the others wait for it
+        self._tasks: deque[tuple[Hashable, bytes]] = deque()
 
     @property
     def pid(self) -> int | None:

@@ -52,9 +52,8 @@ from scalebench.virtual.shared import HostedState, Hosts
 
 _T = TypeVar("_T")
 _POLL_S = 0.2  # between two looks at the time limit
-_TICKETS = (
-    count()
-)  # numbers of tasks, over all runs: a late result of an ended run is no other task's
+# numbers of tasks, over all runs: a late result of an ended run is no other task's
+_TICKETS = count()
 
 
 class TaskClock(WallClock):

@@ -185,9 +185,8 @@ class SharedLayout:
         self.peers = [peers for _, peers in communicators]
         self._held = self._shares_of(whole)
         self._models = [each.model for each in self._held]
-        self.lengths = [
-            trained_vector(model).numel() for model in self._models
-        ]  # parameters of each component
+        # parameters of each component
+        self.lengths = [trained_vector(model).numel() for model in self._models]
 
     @property
     def model(self) -> nn.Module:

@@ -11,9 +11,8 @@ from torch import Tensor
 from scalebench.errors import ModelError, ResultsError
 from scalebench.system.atomic_write import open_own
 
-_MOST_BYTES_EACH = (
-    16  # of a number: 8, or 16 of a complex one, which is refused by its dtype
-)
+# of a number: 8, or 16 of a complex one, which is refused by its dtype
+_MOST_BYTES_EACH = 16
 _HEADER = 10_000  # most bytes before the numbers of an array
 
 

@@ -69,9 +69,8 @@ def train(
     with replica.clock.paused():
         elapsed = replica.clock.elapsed()
         last = replica.epochs - 1
-        agreed = (
-            strategy.in_agreement(replica, last) is not False
-        )  # None: replicas are equal after `finish`
+        # None: replicas are equal after `finish`
+        agreed = strategy.in_agreement(replica, last) is not False
         if not replica.is_finite():  # no loss follows the last update
             message = f"worker {replica.world.rank}: the weights are not finite at the end of training"
             raise DivergedError(message, everywhere=agreed)

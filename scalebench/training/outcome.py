@@ -92,25 +92,20 @@ class WorkerReport:
     peak_device_mib: float | None = None
     node: str | None = None  # of a real run: its host hash
     cores: str | None = None  # that the process may use, as `0-3,8`
-    mhz_before: float | None = (
-        None  # clock rate of these cores before training, after the warm-up
-    )
+    # clock rate of these cores before training, after the warm-up
+    mhz_before: float | None = None
     mhz_after: float | None = None
     throttles: int | None = None  # of the most throttled of them, during training
-    gpu_mhz_before: int | None = (
-        None  # clock rate of its GPU before training, after the warm-up
-    )
+    # clock rate of its GPU before training, after the warm-up
+    gpu_mhz_before: int | None = None
     gpu_mhz_after: int | None = None
-    gpu_slowdowns: str | None = (
-        None  # reasons for which its GPU was clocked down during training, or `none`
-    )
-    clock_offset_s: float | None = (
-        None  # of its node's time of day against that of worker 0, on several nodes
-    )
+    # reasons for which its GPU was clocked down during training, or `none`
+    gpu_slowdowns: str | None = None
+    # of its node's time of day against that of worker 0, on several nodes
+    clock_offset_s: float | None = None
     clock_error_s: float | None = None  # most that the offset can be wrong
-    histograms: dict[str, dict[str, int]] = field(
-        default_factory=dict
-    )  # counts by the strategy, such as staleness
+    # counts by the strategy, such as staleness
+    histograms: dict[str, dict[str, int]] = field(default_factory=dict)
     laps: list[Lap] = field(default_factory=list)  # of a traced run, in order
 
 
@@ -118,14 +113,12 @@ class WorkerReport:
 class Evaluation:
     """Metric of the consensus model at one moment of training."""
 
-    epoch: (
-        int  # 0-based; the moment is the end of this epoch, or its equivalent in merges
-    )
+    # 0-based; the moment is the end of this epoch, or its equivalent in merges
+    epoch: int
     elapsed_s: float
     metric: float
-    train_metric: float | None = (
-        None  # of training samples, as many as are held out; after the last epoch
-    )
+    # of training samples, as many as are held out; after the last epoch
+    train_metric: float | None = None
 
 
 @dataclass(frozen=True)
@@ -146,32 +139,26 @@ class RunFacts:
     gpus: int | None = None  # that the workers held, one each; None without
     launcher: str | None = None
     blocks_retrained: int | None = None  # of tasks, as a process died
-    malloc_trim_bytes: int | None = (
-        None  # of tasks whose processes have such a threshold
-    )
+    # of tasks whose processes have such a threshold
+    malloc_trim_bytes: int | None = None
     binding: str | None = None
-    oversubscribed: bool | None = (
-        None  # a paced run: too many of its steps were slower than the pace
-    )
+    # a paced run: too many of its steps were slower than the pace
+    oversubscribed: bool | None = None
     reference_step_s: float | None = None  # the speed of the machine beside the run
     others_load: float | None = None  # share of the cores that other programs took
     arithmetic: str | None = None  # of a virtual run: per_replica, batched or one_batch
     why_single: str = ""  # each virtual worker computes its own gradients
-    calibration: str | None = (
-        None  # of a virtual run: quiet, or disturbed by other programs
-    )
+    # of a virtual run: quiet, or disturbed by other programs
+    calibration: str | None = None
     energy_j: float | None = None
     energy_source: str | None = None
-    train_s_no_jitter: float | None = (
-        None  # of a virtual run whose steps all take equally long
-    )
-    machines: dict[str, dict[str, Any]] | None = (
-        None  # description of each node, by host hash; None: this one alone
-    )
+    # of a virtual run whose steps all take equally long
+    train_s_no_jitter: float | None = None
+    # description of each node, by host hash; None: this one alone
+    machines: dict[str, dict[str, Any]] | None = None
     began_unix_s: float | None = None  # of a traced native run
-    servers: int | None = (
-        None  # of a traced virtual run; `server_laps` has one list for all of them
-    )
+    # of a traced virtual run; `server_laps` has one list for all of them
+    servers: int | None = None
     server_laps: list[list[Lap]] = field(default_factory=list)  # of a traced run
 
     @classmethod

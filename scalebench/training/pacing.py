@@ -30,9 +30,8 @@ _FADING, _MOST_REST = (
     0.9,
     0.1,
 )  # decay per step, and upper bound in backward passes, of the time after all gradients
-_TOLERANCE = (
-    0.01  # share of a step's time by which it may be late, for the cost of waking up
-)
+# share of a step's time by which it may be late, for the cost of waking up
+_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ class PacedClock(WallClock):
         self._waiting_gradients = 0
         self._gradients = 0
         self._waits_in_backward = False
-        self._released = self._rest = (
-            0.0  # time of the last gradient, and duration of the pass after it
-        )
+        # time of the last gradient, and duration of the pass after it
+        self._released = self._rest = 0.0
 
     @property
     def step_time(self) -> PacedStep:

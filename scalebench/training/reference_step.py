@@ -76,9 +76,8 @@ class Gauge:
         processor: list[float] = []
         for _ in range(_WINDOWS):
             self._stopwatch.start()
-            self.steps(
-                _STEPS
-            )  # reading the counters, and whatever ran before, evicts caches
+            # reading the counters, and whatever ran before, evicts caches
+            self.steps(_STEPS)
             computed = time.thread_time()
             seconds = self.steps(_STEPS)
             processor.append((time.thread_time() - computed) / _STEPS)

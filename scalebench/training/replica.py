@@ -87,9 +87,8 @@ class Snapshot:
     # True if the vector is the consensus; else it is computed from the vectors of all
     # workers
     agreed: bool
-    buffers: list[Tensor] = field(
-        default_factory=list
-    )  # floating-point buffers of that moment
+    # floating-point buffers of that moment
+    buffers: list[Tensor] = field(default_factory=list)
 
 
 class Replica:
@@ -149,26 +148,22 @@ class Replica:
         self._begin_model(memory)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
         self.loss = loss_for(dataset.task)
-        self.stage: Stage | TorchStage | TorchStyles | None = (
-            None  # that this worker holds; None for the whole model
-        )
+        # that this worker holds; None for the whole model
+        self.stage: Stage | TorchStage | TorchStyles | None = None
         self.assembly: Assembly | None = None
-        self.sharded: ShardedModel | None = (
-            None  # of which this worker keeps shards; None for whole parameters
-        )
+        # of which this worker keeps shards; None for whole parameters
+        self.sharded: ShardedModel | None = None
         self.torch_shards: TorchShards | None = None  # the same, by torch
-        self.layout: SharedLayout | None = (
-            None  # of components that several workers share
-        )
+        # of components that several workers share
+        self.layout: SharedLayout | None = None
         self._passes: Passes | None = None  # through these
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
         self._last_loss = torch.zeros((), dtype=self.dtype, device=self.device)
-        self._losses: list[
-            Tensor
-        ] = []  # mean losses () or (m,) of batches of the current epoch
+        # mean losses () or (m,) of batches of the current epoch
+        self._losses: list[Tensor] = []
         self._samples: list[int] = []  # of these batches
         self.first_epoch = 0
         self.on_epoch: Callable[[int], None] | None = None
@@ -364,9 +359,8 @@ class Replica:
         self.torch_shards = TorchShards(
             self.model, self._layers, self.comm, reshard=reshard
         )
-        self.parameters = self.gradients = self.initial = self.parameters.new_empty(
-            0
-        )  # torch has its own
+        # torch has its own
+        self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)
         self.optimizer = build_optimizer(
             self.run.optimizer, self.torch_shards.trained, self.run.lr
         )

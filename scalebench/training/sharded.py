@@ -141,9 +141,8 @@ class ShardedModel:
         for unit, (own, own_gradients) in zip(self.units, pieces, strict=True):
             unit.keep(own, own_gradients, rank)
         for buffer in model.buffers():
-            buffer.data = (
-                buffer.detach().clone()
-            )  # it may lie in one storage with parameters, which ends
+            # it may lie in one storage with parameters, which ends
+            buffer.data = buffer.detach().clone()
 
     def step(
         self,

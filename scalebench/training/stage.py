@@ -210,9 +210,8 @@ class Stage:
         self._order = order
         self._micro_batches = micro_batches
         self._stage, self._stages = chunks[0].facts.stage, mesh.pipeline
-        self._programs: dict[
-            int, tuple[list[int], list[Move]]
-        ] = {}  # by samples of a batch
+        # by samples of a batch
+        self._programs: dict[int, tuple[list[int], list[Move]]] = {}
         self._mesh, self._rank = mesh, replica.rank
         self._sent: list[Request] = []
         self._handed_over: dict[tuple[int, int], Tensor] = {}  # by tag and micro-batch
@@ -635,9 +634,8 @@ class Assembly:
         None on the others. Collective over the replica.
         """
         behind = [buffer.reshape(-1).to(vector.dtype) for buffer in buffers]
-        joined = torch.cat(
-            [vector.detach().reshape(-1), *behind]
-        )  # one message for all
+        # one message for all
+        joined = torch.cat([vector.detach().reshape(-1), *behind])
         if self._replica.rank:
             self._replica.send(joined, 0)
             return None

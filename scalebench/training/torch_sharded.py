@@ -67,9 +67,8 @@ class TorchShards:
         for place, nbytes in enumerate(self._whole):
             again = self._reshard and place < len(self._whole) - 1
             for _ in range(1 + again):
-                self._comm.count(
-                    -(-nbytes // self._comm.size), 1
-                )  # allgather of this worker's shard
+                # allgather of this worker's shard
+                self._comm.count(-(-nbytes // self._comm.size), 1)
             self._comm.count(nbytes, 1)  # reduce-scatter
         return mean.detach()
 

@@ -48,9 +48,8 @@ class TorchStage:
         compute = chunks[0].compute
         assert isinstance(compute, StageArithmetic)
         self._loss, self._like = compute.loss, compute.like
-        self._schedules: dict[
-            tuple[int, int], Any
-        ] = {}  # by micro-batches, and samples of each
+        # by micro-batches, and samples of each
+        self._schedules: dict[tuple[int, int], Any] = {}
         self._weights: list[float] = []  # of the losses of the micro-batches of a step
         self._targets: Sequence[Tensor] = ()
         self._found: list[Tensor] = []  # these losses
@@ -70,9 +69,8 @@ class TorchStage:
             for end in ("is_first", "is_last")
         )
         inputs = [_filled(batch.x, sizes)] if first else []
-        places = (
-            torch.arange(len(sizes)).repeat_interleave(room) if last else None
-        )  # whose targets are wanted
+        # whose targets are wanted
+        places = torch.arange(len(sizes)).repeat_interleave(room) if last else None
         schedule.step(*inputs, target=places, return_outputs=False)
         clock.did(Task.COMM)
         self._count(len(sizes), room)

@@ -141,9 +141,8 @@ class _Attention(nn.Module):
         whole = PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Replicate()
         )
-        parallelize_module(
-            self, mesh, whole
-        )  # one sum of the three gradients of the input
+        # one sum of the three gradients of the input
+        parallelize_module(self, mesh, whole)
 
     def forward(self, x: Tensor) -> Tensor:
         samples, places, _ = x.shape

@@ -68,9 +68,8 @@ _ASSUMED = (
     0.03,
 )  # e, s, its range, deviation: without configurations to fit them to
 _LEAST_CONFIGURATIONS = 3
-Buckets = tuple[
-    tuple[float, float], ...
-]  # share of the bytes, share of the backward pass
+# share of the bytes, share of the backward pass
+Buckets = tuple[tuple[float, float], ...]
 
 
 class Overheads(NamedTuple):
@@ -100,9 +99,8 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     release = step_table(Stated(1.0, 1), layers, [1]).release_at(1)
     gradients = tuple(gradients_of(layers, release))
     own = sum(gradient.nbytes for gradient in gradients)
-    size = round(
-        _BUCKET * own / nbytes
-    )  # a stated size of the model is not that of its layer table to the byte
+    # a stated size of the model is not that of its layer table to the byte
+    size = round(_BUCKET * own / nbytes)
     plan = bucket_plan(
         gradients, Overlap("", bucket_bytes=size, first_bucket_bytes=size)
     )

@@ -58,12 +58,11 @@ QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
 # apart).
 _INTRA = {"PCIe": 15.75e9, "NVLink1": 80e9, "NVLink2": 150e9, "NVLink/NVSwitch": 300e9}
 _PCIE = _INTRA["PCIe"]
-_FLOW = (
-    5e9 / 8
-)  # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is limited to 5 Gbps
-_PER_SWITCH = (
-    2  # devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
-)
+# bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is
+# limited to 5 Gbps
+_FLOW = 5e9 / 8
+# devices below a PCIe switch: the two GPUs of a K80 board, two of a DGX-1
+_PER_SWITCH = 2
 
 _CONFIGURATION = (
     *(
@@ -78,12 +77,10 @@ _CONFIGURATION = (
     ),
     *("model", "data", "precision"),
 )
-_SETTINGS = (
-    r"(?:seq|act\.ckpt)=\w+"  # of a note: sequence length, activations computed again
-)
-_NEAR = math.sqrt(
-    2
-)  # batches are chosen in doublings; those closer than half of one count as the same
+# of a note: sequence length, activations computed again
+_SETTINGS = r"(?:seq|act\.ckpt)=\w+"
+# batches are chosen in doublings; those closer than half of one count as the same
+_NEAR = math.sqrt(2)
 
 _HEADER = 10_000  # most characters of the first line
 
@@ -251,9 +248,8 @@ def stated_cluster(
         _PCIE,
     )
     if family(str(row.strategy)) == "server":
-        intra = (
-            _PCIE  # variables lie in the memory of the host, or are copied through it
-        )
+        # variables lie in the memory of the host, or are copied through it
+        intra = _PCIE
     stated = float(row.inter_gbps_per_node)
     inter = stated * 1e9 / 8 if math.isfinite(stated) else intra
     if (

@@ -244,9 +244,8 @@ def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
         )
     )
     outputs = profile["activation_bytes"].to_numpy(dtype=float)
-    crossing = (
-        2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth
-    )  # at a border before layer 0, 1, ...
+    # at a border before layer 0, 1, ...
+    crossing = 2 * np.concatenate([[0.0], outputs[:-1], [0.0]]) / bandwidth
     compute = seconds[None] - seconds[:, None]
     owned = parameters[None] - parameters[:, None]
     ends = np.maximum(crossing[:, None], crossing[None])
@@ -268,9 +267,8 @@ def _fastest_stages(costs: Floats) -> tuple[list[tuple[int, int]], float]:
     workers, borders, _ = costs.shape
     least = np.full((workers + 1, borders), math.inf)
     least[0, 0] = 0.0
-    cut = np.zeros(
-        (workers + 1, borders, 2), dtype=int
-    )  # layers before the last stage, and its workers
+    # layers before the last stage, and its workers
+    cut = np.zeros((workers + 1, borders, 2), dtype=int)
     for used in range(1, workers + 1):
         for replicas in range(1, used + 1):
             slowest = np.maximum(least[used - replicas][:, None], costs[replicas - 1])

@@ -75,9 +75,8 @@ def read_placements(path: Path) -> pd.DataFrame:
             several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
         )
         alone = (group["replicas"] == 1).any()
-        fewest = min(
-            kinds.get(1, 0), kinds.get(2, 0)
-        )  # placements on one node, on several
+        # placements on one node, on several
+        fewest = min(kinds.get(1, 0), kinds.get(2, 0))
         if not alone or fewest < _LEAST_PLACEMENTS:
             raise ResultsError(
                 f"{path}: model {model}: to calibrate on, rows of one replica and {_LEAST_PLACEMENTS} placements each "

@@ -43,9 +43,8 @@ from scalebench.virtual.recorded import RecordedReplica
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
 _STEPS, _ROUNDS = 3, 5  # of a measurement
-_FASTER = (
-    0.8  # of the processor time of single replicas, from which gradients are batched
-)
+# of the processor time of single replicas, from which gradients are batched
+_FASTER = 0.8
 _CLOSE = {
     torch.float64: 1e-9,
     torch.float32: 1e-3,
@@ -267,9 +266,8 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     one_batch = _is_close(_of_one_batch(first, batches), single.mean(dim=0), close)
     try:
         equal = all(_agrees(pool, replicas, some, close) for some in twice)
-        records = all(
-            _repeats(replicas, some) for some in twice
-        )  # of a model that vmap takes, so without branches
+        # of a model that vmap takes, so without branches
+        records = all(_repeats(replicas, some) for some in twice)
     except (
         Exception
     ) as error:  # of any kind: what a model does may have no batched form

@@ -242,9 +242,8 @@ class Batched:
         with (
             warnings.catch_warnings()
         ):  # an operation that is batched by a loop is no matter of the model's author:
-            warnings.filterwarnings(
-                "ignore", message="There is a performance drop"
-            )  # which form is faster is measured
+            # which form is faster is measured
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             made = torch.func.vmap(self._forward_with, randomness="error")(
                 tuple(leaves), x
             )
@@ -283,9 +282,8 @@ class Gradients:
         self._x, self._y = (
             like.new_zeros(models, size, *like.shape[1:]) for like in (x, y)
         )
-        self._shares = leaves[0].new_zeros(
-            2, models, size
-        )  # of each sample in what is differentiated, and in the mean
+        # of each sample in what is differentiated, and in the mean
+        self._shares = leaves[0].new_zeros(2, models, size)
         self._shared: tuple[list[int], list[float]] = (
             [],
             [],

@@ -23,9 +23,8 @@ from scalebench.virtual.scheduler import Group, Rendezvous, Scheduler
 from scalebench.virtual.virtual_clock import VirtualClock
 
 _T = TypeVar("_T")
-ExchangeLap = tuple[
-    float, float, float
-]  # (end, seconds of waiting, those of the message) of an exchange
+# (end, seconds of waiting, those of the message) of an exchange
+ExchangeLap = tuple[float, float, float]
 
 
 class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
@@ -304,9 +303,8 @@ def exchange_laps(
             until = max(now[rank], now[source] + message) + (
                 merging if rank == high else 0.0
             )
-            laps[rank].append(
-                (until, max(0.0, now[source] - now[rank]), message)
-            )  # transfer is not waiting
+            # transfer is not waiting
+            laps[rank].append((until, max(0.0, now[source] - now[rank]), message))
             now[rank] = until
     return laps
 

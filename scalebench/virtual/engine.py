@@ -154,9 +154,8 @@ class Simulation(Prepared):
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
         traits = self.strategy.traits
-        whole = (
-            self.mesh.parts == 1 and not traits.sharded and not traits.mixed
-        )  # models
+        # models
+        whole = self.mesh.parts == 1 and not traits.sharded and not traits.mixed
         choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
         if traits.takes_signs:  # batched gradients are rounded differently
             choice = replace(choice, batched=False, reason="")
@@ -201,9 +200,8 @@ class Simulation(Prepared):
         return made
 
     def _played(self, replicas: Sequence[Replica], why_single: str) -> Played:
-        initial = replicas[
-            0
-        ].initial  # of a whole model, from which a worker may take a part
+        # of a whole model, from which a worker may take a part
+        initial = replicas[0].initial
         reports = self.scheduler.run(
             {rank: self._training(replica) for rank, replica in enumerate(replicas)}
         )

@@ -121,13 +121,11 @@ class Trace:
 
     losses: list[list[float | None]]
     evaluated: list[Evaluation]  # the moments are those of the computed run
-    workers_per_node: int | None = (
-        None  # where they were computed; None for the same as now
-    )
+    # where they were computed; None for the same as now
+    workers_per_node: int | None = None
     arithmetic: str | None = None  # that computed the gradients
-    sent: tuple[int, float] | None = (
-        None  # synchronisations of worker 0 and bytes per worker, if they are known
-    )
+    # synchronisations of worker 0 and bytes per worker, if they are known
+    sent: tuple[int, float] | None = None
     weights: Weights = field(default_factory=dict)
     eval_s: float | None = None
     is_trained: bool = True

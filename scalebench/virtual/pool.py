@@ -232,9 +232,8 @@ def run_virtual(
                 return
         return
     waiting = list(pieces.values())
-    suspects: list[
-        list[Run]
-    ] = []  # under way when a process died: repeated, one at a time
+    # under way when a process died: repeated, one at a time
+    suspects: list[list[Run]] = []
     while (waiting or suspects) and not stopping():
         alone = bool(suspects)
         work = [suspects.pop(0)] if alone else waiting

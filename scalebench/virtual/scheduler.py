@@ -183,9 +183,8 @@ class Group:
     results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stream: Stream = field(default_factory=Stream)
-    parts: dict[int, dict[int, Group]] = field(
-        default_factory=dict
-    )  # by split and color
+    # by split and color
+    parts: dict[int, dict[int, Group]] = field(default_factory=dict)
 
     def part(self, split: int, color: Callable[[int], int], rank: int) -> Group:
         """Return the part with `rank` of the group's `split`, one object for all its members."""

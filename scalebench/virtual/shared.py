@@ -26,9 +26,8 @@ class VirtualStore:
         self.merges = 0
         self.free_at = 0.0
         self.held = False
-        self.queue: deque[int] = (
-            deque()
-        )  # workers that found it held by a worker waiting for another model
+        # workers that found it held by a worker waiting for another model
+        self.queue: deque[int] = deque()
 
 
 class VirtualShared:

@@ -34,9 +34,8 @@ class Epoch:
 
     @cached_property
     def _batches(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        x, y = self._replica.samples_of(
-            self._epoch
-        )  # not before they are asked for, as rows may move
+        # not before they are asked for, as rows may move
+        x, y = self._replica.samples_of(self._epoch)
         return self._pieces(x), self._pieces(y)
 
     def __iter__(self) -> Epoch:

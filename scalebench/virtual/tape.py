@@ -64,9 +64,8 @@ class _Tape(TorchDispatchMode):
         self._graph = fx.Graph()
         self._lasting: dict[str, Tensor] = {}  # by name in the graph
         self._nodes: dict[Tensor, fx.Node] = {}
-        self._once: set[Tensor] = (
-            set()
-        )  # of which one stands for two, equal as long as none is changed
+        # of which one stands for two, equal as long as none is changed
+        self._once: set[Tensor] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,9 +77,8 @@ class _Tape(TorchDispatchMode):
             [None if result is None else self._node(result) for result in results]
         )
         module = fx.GraphModule(self._lasting, self._graph)
-        vars(module).update(
-            self._lasting
-        )  # found at once, and not by a search among buffers
+        # found at once, and not by a search among buffers
+        vars(module).update(self._lasting)
         repeated: Callable[[], Results] = module.forward
         return repeated
 

@@ -47,9 +47,8 @@ class VirtualClock:
         self._speed = speed
         self._jitter = jitter or (lambda step: 1.0)
         self._slowness = slowness
-        self._parts: dict[
-            int, list[float]
-        ] = {}  # seconds of a step's tasks by its samples
+        # seconds of a step's tasks by its samples
+        self._parts: dict[int, list[float]] = {}
         self._step = -1
         self._factor = speed * self._jitter(0)
 

@@ -427,9 +427,8 @@ def test_ratios_of_adaptive_studies_have_their_own_level(study, paired):
         half = stats.t(3).ppf((1 + RATIO_WHEN_STOPPED) / 2) * (a - b).std(ddof=1) / 2
     else:
         shares = a.var(ddof=1) / 4, b.var(ddof=1) / 4
-        freedom = min(
-            sum(shares) ** 2 / sum(share**2 / 5 for share in shares) - 2, 6
-        )  # Welch 1947
+        # Welch 1947
+        freedom = min(sum(shares) ** 2 / sum(share**2 / 5 for share in shares) - 2, 6)
         half = stats.t(freedom).ppf((1 + RATIO_WHEN_STOPPED) / 2) * math.sqrt(
             sum(shares)
         )

@@ -224,9 +224,8 @@ def test_name_of_a_simulated_interval_has_seeds_where_they_vary(study):
 def test_simulated_interval_covers_what_it_says(draws, seeds):
     random, hit = np.random.default_rng(1), 0
     for _ in range(800):
-        calibrated = random.normal(
-            0, draws
-        )  # its distance from the machine is that of one more draw
+        # its distance from the machine is that of one more draw
+        calibrated = random.normal(0, draws)
         times, shares = random.normal(calibrated, draws, 5), random.normal(0, seeds, 5)
         found = simulated_interval(
             np.exp(times).tolist(), np.exp(shares).tolist(), None

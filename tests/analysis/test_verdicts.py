@@ -56,9 +56,8 @@ def test_a_difference_of_metrics_against_one_hundredth(low, high, verdict):
 @given(BOUNDS, THRESHOLDS)
 def test_verdict_is_antisymmetric(bounds, threshold):
     low, high = bounds
-    assume(
-        min(abs(abs(x) - math.log1p(threshold)) for x in bounds) > 1e-9
-    )  # where rounding decides
+    # where rounding decides
+    assume(min(abs(abs(x) - math.log1p(threshold)) for x in bounds) > 1e-9)
     turned = {"regression": "improvement", "improvement": "regression"}
     verdict = verdict_of_time(ratio_of(low, high), threshold)
     assert verdict_of_time(ratio_of(-high, -low), threshold) == turned.get(

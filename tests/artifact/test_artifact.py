@@ -220,9 +220,8 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
 
 @pytest.mark.usefixtures("one_figure")
 def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
-    files = [
-        ("scalebench/__init__.py", b"")
-    ]  # the real ones may be edited while this runs
+    # the real ones may be edited while this runs
+    files = [("scalebench/__init__.py", b"")]
     monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
     folder = study()
     first, second = (

@@ -243,9 +243,8 @@ def test_load_scales_steps_by_its_reference_step_at_least_one():
         windows(2.0, load=2, reference=1.3e-3, alone=1e-3),
         windows(2.0, load=2, reference=1.3e-3),
     ]
-    slower[1] = slower[1]._replace(
-        alone=np.empty(0)
-    )  # only process 0 looks at the reference step alone
+    # only process 0 looks at the reference step alone
+    slower[1] = slower[1]._replace(alone=np.empty(0))
     one, two = step_tables([alone, *slower], [1, 2], None).tables
     assert step_s(one) == pytest.approx([2e-3] * BLOCKS)
     assert step_s(two) == pytest.approx([1.3 * 2e-3] * BLOCKS)

@@ -174,9 +174,8 @@ def test_recalibrated_study_names_the_calibration_that_charges_it(machine, invok
     invoke("recalibrate", "results/mine", "--calibration", second.name)
     after = rows()["train_s"].tolist()
     assert load_study(MINE / "study.yaml", {}, []).calibration == Path(second.name)
-    invoke(
-        *RUN, "--calibration", second.name
-    )  # goes on by the new calibration, and has nothing to do
+    # goes on by the new calibration, and has nothing to do
+    invoke(*RUN, "--calibration", second.name)
     assert rows()["train_s"].tolist() == after
     refused = invoke(*RUN, "--calibration", first.name, code=2)
     assert re.search(r"another study .*calibration .*2\.json.* 1\.json", refused), (

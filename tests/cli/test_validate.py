@@ -142,9 +142,8 @@ def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
     assert (
         scattered["high"] / scattered["low"] > table["high"] / table["low"]
     ).all(), "equal runs differ by more"
-    of_mean = (
-        math.sqrt(2) * math.log(1.1) / math.sqrt(2)
-    )  # standard deviation of two runs, of their mean
+    # standard deviation of two runs, of their mean
+    of_mean = math.sqrt(2) * math.log(1.1) / math.sqrt(2)
     assert math.log(scattered["high"][1] / scattered["predicted"][1]) == pytest.approx(
         1.96 * of_mean, rel=0.2
     )

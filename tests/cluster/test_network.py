@@ -82,9 +82,8 @@ def test_one_worker_per_node_costs_the_closed_form(
 
 
 def test_hierarchical_costs_rings_inside_and_between_nodes() -> None:
-    cluster = PRESETS[
-        "marenostrum5-acc"
-    ]  # as many cards as workers: every rank has a card to itself
+    # as many cards as workers: every rank has a card to itself
+    cluster = PRESETS["marenostrum5-acc"]
     intra, inter, gamma = (
         cluster.links.intra,
         cluster.links.inter,

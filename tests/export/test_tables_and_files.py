@@ -100,9 +100,8 @@ def test_parquet_round_trip(results, tmp_path):
     ]
     for file, (name, expected) in zip(files, tables(results).items(), strict=True):
         read = pd.read_parquet(file)
-        texts = dict.fromkeys(
-            expected.select_dtypes("str"), "str"
-        )  # in any of pandas' text types
+        # in any of pandas' text types
+        texts = dict.fromkeys(expected.select_dtypes("str"), "str")
         pd.testing.assert_frame_equal(
             read.astype(texts), expected.astype(texts), check_exact=True, obj=name
         )

@@ -75,16 +75,14 @@ def test_second_ctrl_c_abandons_the_runs_under_way(place, jobs):
     endless = ("--output", "endless", "--set", "epochs=100000", "--set", "workers=4")
     command = place.start("run", "study.yaml", *endless, "--jobs", jobs, "--verbose")
     place.until(lambda: "start " in place.printed(), "the first run")
-    processes = (
-        4 if jobs == "2" else 0
-    )  # two workers, the process that forks them, the tracker of their resources
+    # two workers, the process that forks them, the tracker of their resources
+    processes = 4 if jobs == "2" else 0
     place.until(lambda: len(command.family()) >= processes, "the worker processes")
     family = command.family()
     command.send(signal.SIGINT)
     place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
-    time.sleep(
-        0.5
-    )  # a signal within 0.3 s would count as the first one delivered twice
+    # a signal within 0.3 s would count as the first one delivered twice
+    time.sleep(0.5)
     command.send(signal.SIGINT)
     assert command.wait() == 130, place.printed()
     no_orphans(place, family)
@@ -144,9 +142,8 @@ def test_real_ranks_finish_their_run_at_the_first_signal_and_leave_it_at_the_sec
     command.send(signal.SIGINT)
     if signals == 2:
         place.until(lambda: "Ctrl-C again" in place.printed(), "the promise")
-        time.sleep(
-            0.5
-        )  # a signal within 0.3 s would count as the first one delivered twice
+        # a signal within 0.3 s would count as the first one delivered twice
+        time.sleep(0.5)
         command.send(signal.SIGINT)
     assert command.wait() == 130, place.printed()
     no_orphans(place, family)

@@ -14,9 +14,8 @@ from tests.figures.test_time_to_target import drawn
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(
-        "scalebench.analysis.critical_batch.DRAWS", 3
-    )  # each takes milliseconds
+    # each takes milliseconds
+    monkeypatch.setattr("scalebench.analysis.critical_batch.DRAWS", 3)
 
 
 def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811

@@ -341,9 +341,8 @@ def test_caption_names_data_cluster_and_interval(results):
 
 
 def test_caption_names_drawn_executions_only(results):
-    text = caption(
-        results, "scaling-laws"
-    )  # native runs have three worker counts, too few for a law
+    # native runs have three worker counts, too few for a law
+    text = caption(results, "scaling-laws")
     assert "Virtual on this-machine" in text
     assert "ative on" not in text
     assert "Real runs" not in text
@@ -484,9 +483,8 @@ def _overlaps(figure) -> tuple[list[tuple[str, str]], int]:
         for text in _texts(figure)
         if text.get_text().strip() and text.get_color() != "none"
     ]
-    boxes = [
-        (text.get_text(), Text.get_window_extent(text)) for text in shown
-    ]  # without the line of an annotation
+    # without the line of an annotation
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in shown]
     found = [
         (one, other)
         for index, (one, box) in enumerate(boxes)

@@ -56,9 +56,8 @@ def test_figure_has_time_reduction_epochs_and_what_was_not_reached(study):  # no
 
 
 def test_costs_to_the_target_are_times_at_the_rate_of_the_training(study):  # noqa: F811
-    rows = cell(
-        "serial", 1, (1.0, 1.0, 1.0), cost_core_hours=0.2, energy_j=80.0
-    )  # trainings of 4 s, at 20 W
+    # trainings of 4 s, at 20 W
+    rows = cell("serial", 1, (1.0, 1.0, 1.0), cost_core_hours=0.2, energy_j=80.0)
     data = drawn(study(rows=rows)).data().set_index("quantity")
     assert data.loc["core_hours", "y"] == pytest.approx(0.05)
     assert data.loc["energy_j", "y"] == pytest.approx(20.0)

@@ -93,9 +93,8 @@ class Host:
         self._daemons: list[subprocess.Popen[str]] = []
         until((folder / "up").exists, f"host {name} is up")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
-        self.pid = int(
-            children.read_text().split()[0]
-        )  # of its first process, as seen from here
+        # of its first process, as seen from here
+        self.pid = int(children.read_text().split()[0])
 
     def resolve(self, names: Mapping[str, str]) -> None:
         """Write this host's /etc/hosts: `names` by address."""
@@ -103,9 +102,8 @@ class Host:
             "127.0.0.1 localhost",
             *(f"{address} {name}" for name, address in names.items()),
         ]
-        (self.folder / "hosts").write_text(
-            "\n".join(lines) + "\n"
-        )  # in place: it is bound over /etc/hosts
+        # in place: it is bound over /etc/hosts
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
     def start(
         self, command: Sequence[str | Path], *, cwd: Path = Path("/"), **options: object

@@ -64,9 +64,8 @@ class Slurm:
             for node in hosts.nodes
         ]
         conf.write_text(_CONF.format(folder=self.folder) + "".join(nodes))
-        (self.folder / "mpi.conf").write_text(
-            "PMIxCliTmpDirBase=/dev/shm\n"
-        )  # the hosts have /tmp in common
+        # the hosts have /tmp in common
+        (self.folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
         for number in range(GPUS):
             os.mknod(
                 self.folder / f"gpu{number}",
@@ -198,6 +197,5 @@ def on_a_host(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith(("SLURM_", "SBATCH_"))
     }
-    return kept | {
-        "TMPDIR": "/dev/shm"
-    }  # daemons' folders have process ids as names, and hosts have these in common
+    # daemons' folders have process ids as names, and hosts have these in common
+    return kept | {"TMPDIR": "/dev/shm"}

@@ -151,9 +151,8 @@ def test_relative_width_is_the_interval_over_the_geometric_mean():
     # of `at_least` runs, which covers 95 % although it stops the study where it happens
     # to be narrow
     level = 0.96
-    t = level * math.sqrt(
-        2 / (1 - level**2)
-    )  # of two degrees of freedom, in closed form
+    # of two degrees of freedom, in closed form
+    t = level * math.sqrt(2 / (1 - level**2))
     half = t * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
     assert relative_width([math.exp(x) for x in logs], STUDY.until) == pytest.approx(
         2 * math.sinh(half), rel=1e-9

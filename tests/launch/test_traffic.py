@@ -112,9 +112,8 @@ def test_averaged_optimizer_state_is_recorded(machine, optimizer):
     moments = {"sgd": 1, "lars": 1, "muon": 1}.get(optimizer, 2)
     numbers = outcome.facts.parameters * (1 + moments) + optimizer.startswith("adam")
     if optimizer == "muon":
-        numbers += (
-            128 + 3 + 2
-        )  # second moments and counters of two biases, which AdamW steps
+        # second moments and counters of two biases, which AdamW steps
+        numbers += 128 + 3 + 2
     assert expected.bytes_sent == 4 * numbers
 
 

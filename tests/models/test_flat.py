@@ -44,9 +44,8 @@ def test_parameters_statistics_and_room_are_contiguous(room):
     assert whole.data_ptr() + whole.nbytes == behind.data_ptr() or room == 0
     now = [*model.parameters(), *floating(model)]
     assert all(one is other for one, other in zip(now, held, strict=True))
-    model(
-        torch.randn(8, 3)
-    ).sum().backward()  # BatchNorm changes its statistics where they lie
+    # BatchNorm changes its statistics where they lie
+    model(torch.randn(8, 3)).sum().backward()
     after = torch.cat([tensor.detach().reshape(-1) for tensor in held])
     assert torch.equal(whole, after)
     assert not torch.equal(after, before)

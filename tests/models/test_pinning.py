@@ -107,9 +107,8 @@ def test_resume_refuses_a_changed_file(scalebench, key):
     assert said.count("\n") == 1
     scalebench(*more, "--new")
     assert len(load("results/mine-2").runs) == 2
-    scalebench(
-        "run", "results/mine/study.yaml", "--name", "theirs", *FILES
-    )  # a flag names another file
+    # a flag names another file
+    scalebench("run", "results/mine/study.yaml", "--name", "theirs", *FILES)
 
 
 def test_file_changed_during_the_study_fails_the_run(scalebench):

@@ -78,9 +78,8 @@ def test_bubble_of_a_stage_is_its_waiting_for_others_alone():
 def test_receiver_waits_for_the_sender_but_not_the_transfer():
     sender, receiver, mail = EventLog(), EventLog(), ((), 0, 1, 7)
     sender.sent[mail].extend(numbers((2, 2.1), (5, 5.1)))
-    receiver.received[mail].extend(
-        numbers((1, 4), (6, 6.5))
-    )  # two seconds on the way; then it was there already
+    # two seconds on the way; then it was there already
+    receiver.received[mail].extend(numbers((1, 4), (6, 6.5)))
     assert seconds([sender, receiver]) == [
         pytest.approx(0.1),
         1,
@@ -97,12 +96,10 @@ def test_sender_of_an_unbuffered_message_waits_for_the_receiver():
 def test_access_to_a_shared_vector_waits_for_the_previous_one():
     first, second, third = EventLog(), EventLog(), EventLog()
     first.accesses.append(numbers((1.0, 1.5, 4.0, 0)))  # half a second to fetch
-    second.accesses.append(
-        numbers((2.0, 6.5, 7.0, 2))
-    )  # asked before the third, was let in after it
-    third.accesses.append(
-        numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3))
-    )  # nobody was there the second time
+    # asked before the third, was let in after it
+    second.accesses.append(numbers((2.0, 6.5, 7.0, 2)))
+    # nobody was there the second time
+    third.accesses.append(numbers((3.0, 4.5, 6.0, 1), (9.0, 9.5, 10.0, 3)))
     assert seconds([first, second, third]) == [0, 4, 1]
 
 
@@ -110,9 +107,8 @@ def test_request_waits_for_queue_and_rule_but_not_for_the_servers_work():
     """Worker 0 is held until worker 1's request is taken up; worker 1's stands in the queue behind it until 2.0."""
     workers = [EventLog(), EventLog()]
     workers[0].requests.extend(numbers((0, 0.9, 2.4), (1, 5.0, 5.3)))
-    workers[1].requests.extend(
-        numbers((1, 1.2, 2.5))
-    )  # its request 0 was made before training
+    # its request 0 was made before training
+    workers[1].requests.extend(numbers((1, 1.2, 2.5)))
     server = {
         0: numbers((0.0, 1.0, 2.0), (2.3, 5.1, 5.1)),  # free, taken up, let go
         1: numbers((0.0, 0.5, 0.5), (2.0, 2.0, 2.0)),

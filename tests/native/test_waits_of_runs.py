@@ -85,9 +85,8 @@ def test_fast_workers_wait_in_every_epoch_only_in_lockstep(paced):
     for name in LOCKSTEP:
         assert all(epoch.wait_s > STEP_S for epoch in paced[name].workers[0].epochs)
     for name in FREE:
-        first = (
-            paced[name].workers[0].epochs[0]
-        )  # the last one of ad_psgd ends in a mean of all
+        # the last one of ad_psgd ends in a mean of all
+        first = paced[name].workers[0].epochs[0]
         assert first.wait_s < 0.25 * first.compute_s
     fast = {name: in_epochs(paced[name].workers[0]) for name in ("bsp", "ssp", "asp")}
     assert fast["asp"] < fast["ssp"] < fast["bsp"]

@@ -318,9 +318,8 @@ def cuttable(batches: int = WORKERS * STEPS) -> Predictor:
 def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, workers):
     """An excerpt of one replica, against all steps of all workers."""
     component = Component.model_validate(yaml.safe_load(strategy))
-    own = cuttable(
-        12 * cuttable().mesh(component, workers).data
-    )  # 12 steps of each replica
+    # 12 steps of each replica
+    own = cuttable(12 * cuttable().mesh(component, workers).data)
     found = own.times(component, workers, [Case(own.platform, 16)])
     program, mesh, pieces = (
         own.strategy(component),

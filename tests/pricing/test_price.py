@@ -111,9 +111,8 @@ def test_replicas_of_parts_are_recorded_and_priced_together(
     assert sorted(
         rank for program in programs for rank in program.ranks.tolist()
     ) == list(range(16))
-    own = [
-        replace(each, events=list(each.events)) for each in schedules
-    ]  # nothing in common: each by itself
+    # nothing in common: each by itself
+    own = [replace(each, events=list(each.events)) for each in schedules]
     assert len(programs_of(own)) == 16
     (together,), (apart,) = (price(each, prepared.charges) for each in (schedules, own))
     assert together.end.now.tolist() == apart.end.now.tolist()

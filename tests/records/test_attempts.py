@@ -133,9 +133,8 @@ def test_run_that_lost_any_of_its_epochs_is_found(with_epochs, place):
     table.write_bytes(b"".join(lines))
     expected = [] if lost.startswith(b"r0,1,") else [lost[:2].decode()]
     assert lacking(with_epochs) == expected
-    table.write_bytes(
-        b"".join([*lines, lines[3]])
-    )  # another epoch twice does not make up for it
+    # another epoch twice does not make up for it
+    table.write_bytes(b"".join([*lines, lines[3]]))
     assert lacking(with_epochs) == expected
 
 

@@ -16,9 +16,8 @@ def test_rows_belong_to_named_or_matching_provenance():
         same | {"environment": {"OMP_PROC_BIND": value}}
         for value in ("close", "spread")
     ]
-    files = [
-        facts | {"provenance": name_of(facts)} for facts in files
-    ]  # as `provenance_in` reads them
+    # as `provenance_in` reads them
+    files = [facts | {"provenance": name_of(facts)} for facts in files]
     named = (
         files[0]["provenance"],
         files[1]["provenance"],

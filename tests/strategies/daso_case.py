@@ -42,9 +42,8 @@ class GivenReplica(Replica):
             yield Batch(x, y, 1.0, step, step == 0)
 
     def epoch_done(self, epoch, agreed):
-        self.epoch_losses += [
-            float(loss) for loss in self._losses[-1:]
-        ]  # before its update, as heat reports it
+        # before its update, as heat reports it
+        self.epoch_losses += [float(loss) for loss in self._losses[-1:]]
         super().epoch_done(epoch, agreed)
 
     def gradient(self, batch, weight=1.0, *, add=False):

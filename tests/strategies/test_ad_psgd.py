@@ -47,9 +47,8 @@ def replicas(monkeypatch, play):
                 super().__init__(*arguments, **options)
                 made.append(self)
 
-        monkeypatch.setattr(
-            engine, "choose", lambda *_: Choice()
-        )  # gradients replica by replica
+        # gradients replica by replica
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())
         monkeypatch.setattr(engine, "Replica", Kept)
         monkeypatch.setattr(
             engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None)

@@ -35,15 +35,12 @@ SGD, ADAM = {"sgd": {"momentum": 0.9}}, {"adam": {}}
 MLPS = [("mlp", 2, [1, 2, 2, 1]), ("mlp", 4, [4, 2, 1, 1]), ("mlp", 4, [1, 4, 2, 1])]
 OTHERS = [("convolutional", 2, [1, 1, 2, 1, 2]), ("transformer", 2, [1, 2, 2, 1, 1])]
 CASES = [(*layout, optimizer) for optimizer in (SGD, ADAM) for layout in MLPS]
-CASES += [
-    (*layout, SGD) for layout in OTHERS
-]  # adam would divide by rounding errors of gradients that are zero
-WIDE = {
-    "mlp": {"hidden": [256, 256]}
-}  # more parameters than numbers in a batch of two samples
-UNEVEN = {
-    "partition": {"dirichlet": {"alpha": 1}}
-}  # 17, 37, 23 and 19 samples on four workers
+# adam would divide by rounding errors of gradients that are zero
+CASES += [(*layout, SGD) for layout in OTHERS]
+# more parameters than numbers in a batch of two samples
+WIDE = {"mlp": {"hidden": [256, 256]}}
+# 17, 37, 23 and 19 samples on four workers
+UNEVEN = {"partition": {"dirichlet": {"alpha": 1}}}
 
 
 @pytest.fixture(scope="module")

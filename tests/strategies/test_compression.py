@@ -276,9 +276,8 @@ def test_a_tree_takes_the_time_of_besch_and_pohl(make_run, blobs, machine, worke
 
 
 def test_two_levels_cross_the_network_once_a_node(play):
-    outcome, weights = play(
-        {"allreduce": {"collective": "hierarchical"}}, 6, epochs=2
-    )  # nodes of two workers
+    # nodes of two workers
+    outcome, weights = play({"allreduce": {"collective": "hierarchical"}}, 6, epochs=2)
     n = weights["final"].numel() * 8
     steps = outcome.workers[0].optimizer_steps
     assert steps > 0
@@ -312,9 +311,8 @@ def test_accumulated_batches_are_one_large_batch(play, workers, strategy):
 def test_accumulation_communicates_once_per_step_and_takes_the_rest_of_an_epoch_too(
     play,
 ):
-    outcome, _ = play(
-        {"allreduce": {"accumulate": 4}}, 2, epochs=3
-    )  # six batches an epoch: steps of 4 and 2
+    # six batches an epoch: steps of 4 and 2
+    outcome, _ = play({"allreduce": {"accumulate": 4}}, 2, epochs=3)
     assert [(worker.optimizer_steps, worker.syncs) for worker in outcome.workers] == [
         (6, 6)
     ] * 2

@@ -19,9 +19,8 @@ from tests.strategies import daso_case
 
 
 def simulate(run, replica_class, x, y, machine, monkeypatch):
-    monkeypatch.setattr(
-        engine, "choose", lambda *_: Choice()
-    )  # gradients replica by replica
+    # gradients replica by replica
+    monkeypatch.setattr(engine, "choose", lambda *_: Choice())
     monkeypatch.setattr(engine, "Replica", replica_class)
     replica_class.made.clear()
     outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)

@@ -49,9 +49,8 @@ def trained(
 
     if samples is not None:
         Given.samples = property(lambda self: samples[self.rank])
-    monkeypatch.setattr(
-        engine, "choose", lambda *_: Choice()
-    )  # gradients replica by replica
+    # gradients replica by replica
+    monkeypatch.setattr(engine, "choose", lambda *_: Choice())
     monkeypatch.setattr(engine, "Replica", Given)
     run = daso_case.daso_run(strategy, x, y, lr=lr, **values)
     outcome, weights = engine.simulate(run, daso_case.stand_in(x, y), machine)

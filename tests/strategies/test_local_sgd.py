@@ -50,9 +50,8 @@ def trained(arrays, machine, monkeypatch):
                 (made,),
                 {"samples": property(lambda self: samples[self.rank])},
             )
-        monkeypatch.setattr(
-            engine, "choose", lambda *_: Choice()
-        )  # gradients replica by replica
+        # gradients replica by replica
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())
         monkeypatch.setattr(engine, "Replica", made)
         made.made.clear()
         spec = daso_case.daso_run(strategy, x, y, lr=LR, **values)
@@ -320,9 +319,8 @@ def test_gossip_decays_weights_as_they_were_before_mixing(trained, arrays, name)
     replicas = Replicas(arrays, weights["initial"], name)
     for t in range(STEPS):
         own, g = replicas.w.copy(), replicas.gradients(t)
-        replicas.update(
-            t, g + decay * own if name == "sgd" else g
-        )  # Replicas' AdamW decays by itself
+        # Replicas' AdamW decays by itself
+        replicas.update(t, g + decay * own if name == "sgd" else g)
         if (t + 1) % 2 == 0:
             replicas.w = replicas.w - own + mixing @ own
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
@@ -369,9 +367,8 @@ def test_each_round_draws_clients_anew_and_all_alike(fraction):
         np.bincount([client for chosen in rounds for client in chosen], minlength=8)
         / 400
     )
-    np.testing.assert_allclose(
-        often, int(8 * fraction) / 8, atol=0.1
-    )  # four standard errors of 0.025
+    # four standard errors of 0.025
+    np.testing.assert_allclose(often, int(8 * fraction) / 8, atol=0.1)
     assert rounds != [strategy.clients(4, round_, 8) for round_ in range(400)]
 
 

@@ -176,12 +176,10 @@ def test_the_last_batch_may_have_fewer_samples_than_micro_batches(
 def test_shards_train_as_whole_models_do(
     monkeypatch, play, make_run, patterns, model, shard, workers
 ):
-    monkeypatch.setattr(
-        virtual_engine, "choose", lambda *_: Choice()
-    )  # no replica computes for others
-    optimizer = (
-        {"adam": {}} if model == "mlp" else {"sgd": {"momentum": 0.9}}
-    )  # adam divides by rounding errors
+    # no replica computes for others
+    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
+    # adam divides by rounding errors
+    optimizer = {"adam": {}} if model == "mlp" else {"sgd": {"momentum": 0.9}}
     values = {"model": MODELS[model], "optimizer": optimizer, "lr": 0.02}
     _, weights = play({"fsdp": {"shard": shard}}, workers, data=patterns, **values)
     expected = trained_alone(make_run(**values), patterns, workers)
@@ -495,9 +493,8 @@ def test_micro_batches_shorten_a_step_and_placement_does_not(play, patterns):
     times = {"model_parallel": play("model_parallel", 2, **values)[0].train_s}
     for pieces in (2, 8):
         outcome, _ = play({"pipeline": {"micro_batches": pieces}}, 2, **values)
-        times[pieces] = (
-            outcome.train_s / pieces
-        )  # the machine of the tests takes equally long for any batch
+        # the machine of the tests takes equally long for any batch
+        times[pieces] = outcome.train_s / pieces
     assert times[8] < times[2] < times["model_parallel"]
 
 

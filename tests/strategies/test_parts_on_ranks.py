@@ -161,9 +161,8 @@ def check_all(runs, found, expected, patterns, machine):
         if run.run_id in expected:
             check_whole(run, native, patterns, *expected[run.run_id])
         counted = check_twin(run, native, patterns, machine)
-        alike = (
-            slice(1) if run.strategy.name == "torch_fsdp" else slice(2)
-        )  # which fills shards up
+        # which fills shards up
+        alike = slice(1) if run.strategy.name == "torch_fsdp" else slice(2)
         assert native["counted"][:, alike].tolist() == counted[:, alike].tolist(), (
             run.run_id
         )

@@ -70,9 +70,8 @@ def replicas(monkeypatch, play):
                 super().__init__(*arguments, **options)
                 made.append(self)
 
-        monkeypatch.setattr(
-            engine, "choose", lambda *_: Choice()
-        )  # gradients replica by replica
+        # gradients replica by replica
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())
         monkeypatch.setattr(engine, "Replica", Kept)
         monkeypatch.setattr(
             engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None)
@@ -255,9 +254,8 @@ def test_easgd_draws_to_the_centre_by_samples(replicas):
         expected = np.tile(np.average(buffers_of(alone), 0, weight), (WORKERS, 1))
         np.testing.assert_allclose(buffers_of(made), expected, atol=1e-12)
     left = replicas({"easgd": {"steps": 10_000, "trailing": "leave"}})
-    np.testing.assert_array_equal(
-        weights_of(left), np.tile(initial, (WORKERS, 1))
-    )  # nothing was ever exchanged
+    # nothing was ever exchanged
+    np.testing.assert_array_equal(weights_of(left), np.tile(initial, (WORKERS, 1)))
 
 
 @pytest.mark.parametrize("merge", ["half", "inverse_k"])
@@ -343,9 +341,8 @@ def test_daso_carries_the_statistics_with_the_parameters(replicas):
     np.testing.assert_array_equal(
         weights_of(kept), weights_of(replicas({"daso-fixed": daso}, 4, **even))
     )
-    alike = replicas(
-        {"daso-fixed": {**daso, "weighting": "samples"}}, 4, **even
-    )  # shards of one size
+    # shards of one size
+    alike = replicas({"daso-fixed": {**daso, "weighting": "samples"}}, 4, **even)
     np.testing.assert_allclose(weights_of(alike), weights_of(kept), atol=1e-12)
     uneven = [
         replicas({"daso-fixed": {**daso, "weighting": weighting}}, 4)

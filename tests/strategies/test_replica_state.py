@@ -124,9 +124,8 @@ def observed(monkeypatch, play):
             sent.append([(each.data_ptr(), each.numel()) for each in tensors])
             mean_(comm, tensors, weight)
 
-        monkeypatch.setattr(
-            engine, "choose", lambda *_: Choice()
-        )  # gradients replica by replica
+        # gradients replica by replica
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())
         monkeypatch.setattr(engine, "Replica", Kept)
         monkeypatch.setattr(
             engine, "evaluate", lambda *arguments: engine.EvaluationResult([], None)

@@ -223,9 +223,8 @@ def test_rounding_decides_no_tie_of_dssp(bounds, step_s):
     assert leads([float(seconds) for seconds in exact]) == leads(exact)
 
 
-quarters = st.integers(0, 30).map(
-    lambda each: each / 4
-)  # ties are the rule, not the exception
+# ties are the rule, not the exception
+quarters = st.integers(0, 30).map(lambda each: each / 4)
 
 
 @settings(deadline=None, max_examples=300)

@@ -140,9 +140,8 @@ def test_what_is_not_sent_stays_for_the_next_round(
         unsent -= messages
         anchor = anchor - outer_lr * messages.mean(0)
         replicas.w[:] = anchor
-    tolerance = (
-        EXACT if bits == 32 else {"atol": 1e-6, "rtol": 0}
-    )  # the table of a message is in float32
+    # the table of a message is in float32
+    tolerance = EXACT if bits == 32 else {"atol": 1e-6, "rtol": 0}
     np.testing.assert_allclose(weights["final"].numpy(), anchor, **tolerance)
 
 

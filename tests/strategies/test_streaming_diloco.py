@@ -38,9 +38,8 @@ def trained(reference, machine, monkeypatch, tmp_path):
     def run(strategy, **values):
         x, y = reference["x"], reference["y"]
         made = type("Ended", (daso_case.given(x, y),), {"epoch_done": ended})
-        monkeypatch.setattr(
-            engine, "choose", lambda *_: Choice()
-        )  # gradients replica by replica
+        # gradients replica by replica
+        monkeypatch.setattr(engine, "choose", lambda *_: Choice())
         monkeypatch.setattr(engine, "Replica", made)
         np.savez(tmp_path / "initial.npz", initial=reference["initial"])
         values = {"model": MODEL, "optimizer": ADAMW, "lr": 0.05, **values}
@@ -157,9 +156,8 @@ def test_few_bits_keep_signs_and_the_largest_of_each_row(bits, seed, dtype):
     for row, kept in zip(values[:12].view(3, 4), found[:12].view(3, 4), strict=True):
         most = row.abs().argmax()
         torch.testing.assert_close(kept[most], row[most], rtol=1e-6, atol=0)
-        gap = row.abs().max() * (
-            0.5 / 127 if bits == 8 else 0.25
-        )  # half the widest gap between two numbers
+        # half the widest gap between two numbers
+        gap = row.abs().max() * (0.5 / 127 if bits == 8 else 0.25)
         assert ((kept - row).abs() <= gap * (1 + 1e-5)).all()
 
 

@@ -21,9 +21,8 @@ SPIN = "import time; end = time.perf_counter() + {}; [None for _ in iter(lambda:
 
 def test_load_counts_other_processes_only():
     program = "print(flush=True)\nwhile True: pass"
-    other = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE
-    )  # a child that has not ended
+    # a child that has not ended
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
         other.stdout.readline()  # it spins
         others = BackgroundLoad()
@@ -77,9 +76,8 @@ def test_own_work_and_ended_children_are_excluded(monkeypatch, stand_still):
     with stand_still() as now:
         own = process_and_children_s() - own
         without = others.cores()
-        monkeypatch.setattr(
-            others, "_taken", lambda: others._own
-        )  # as if this one did nothing
+        # as if this one did nothing
+        monkeypatch.setattr(others, "_taken", lambda: others._own)
         rate = own / (now - began)
         assert rate > 0.02
         assert others.cores() - without == pytest.approx(

@@ -14,9 +14,8 @@ from scalebench.system.interruption import AbandonedError, Interruption
 @pytest.fixture
 def said(monkeypatch):
     monkeypatch.setattr("scalebench.system.interruption._ECHO_S", 0.0)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs ignore it
+    # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield []
     signal.signal(signal.SIGINT, before)
 

@@ -71,9 +71,8 @@ def machine(monkeypatch):
 def test_window_is_disturbed_by_waits_pauses_and_steal(
     machine, options, passed, undisturbed
 ):
-    machine.passes(
-        5.0, cpu=0.0, waited=5.0, steal=5
-    )  # before the first window: counts for nothing
+    # before the first window: counts for nothing
+    machine.passes(5.0, cpu=0.0, waited=5.0, steal=5)
     stopwatch = Stopwatch(**options)
     machine.passes(1.0, **passed)
     assert stopwatch.stop() == (pytest.approx(1.0), undisturbed)

@@ -64,9 +64,8 @@ def test_a_dead_worker_s_block_is_trained_again_once(
     def kill_soon(self, worker, place, arguments):
         if not killed:
             killed.append(True)
-            threading.Timer(
-                0.2, kill_one, [self.backend]
-            ).start()  # its block takes 0.6 s
+            # its block takes 0.6 s
+            threading.Timer(0.2, kill_one, [self.backend]).start()
         return begin(self, worker, place, arguments)
 
     def kill_one(backend):

@@ -189,9 +189,8 @@ def test_a_dead_process_s_block_is_trained_again_once(
         if worker == 0 and not killed:
             pid = self.backend._processes[0].pid
             killed.append(pid)
-            threading.Timer(
-                0.2, os.kill, (pid, signal.SIGKILL)
-            ).start()  # its block takes 0.6 s
+            # its block takes 0.6 s
+            threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
         return begin(self, worker, place, arguments)
 
     monkeypatch.setattr(_Tasks, "_computed", kill_soon)

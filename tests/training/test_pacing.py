@@ -91,9 +91,8 @@ def test_late_task_shortens_the_padding_of_the_next(time):
     steps(clock, time, 4, forward=0.003, backward=0.023, update=0.001)
     assert time.perf_counter() - began == pytest.approx(8 * STEP.total_s, abs=24 * LATE)
     assert clock.overrun == 0.0
-    steps(
-        clock, time, 1, forward=0.014, backward=0.023
-    )  # 2 ms more than the update has
+    # 2 ms more than the update has
+    steps(clock, time, 1, forward=0.014, backward=0.023)
     assert clock.overrun == pytest.approx(1 / 9)
 
 

@@ -76,12 +76,10 @@ def test_a_file_without_held_rows_or_columns_is_refused(tmp_path: Path) -> None:
 
 def test_held_values_never_enter_the_calibration() -> None:
     """Predictions, intervals and overheads stay the same when every held value is another."""
-    table = some_rows(
-        "TensorFlow", "Baidu", "MosaicML"
-    )  # Mosaic's are calibrated on rows of no series, too
-    colocated = table["strategy"].str.contains(
-        "colocated"
-    )  # the configurations with base rows of several workers
+    # Mosaic's are calibrated on rows of no series, too
+    table = some_rows("TensorFlow", "Baidu", "MosaicML")
+    # the configurations with base rows of several workers
+    colocated = table["strategy"].str.contains("colocated")
     table = table[
         colocated | ~table["source"].str.startswith("TensorFlow")
     ].reset_index(drop=True)
@@ -192,9 +190,8 @@ def test_rows_of_another_configuration_do_not_calibrate(
 def test_the_step_of_the_base_row_is_reproduced_and_linear_scaling_keeps_it() -> None:
     table = some_rows("MXNet")
     base = table[table["split"] == "base"]
-    table = pd.concat(
-        [base, base.assign(split="hold")], ignore_index=True
-    )  # predict the base itself
+    # predict the base itself
+    table = pd.concat([base, base.assign(split="hold")], ignore_index=True)
     found, overheads = predict_published(table)
     assert found["predicted"].tolist() == pytest.approx(
         found["measured"].tolist(), rel=1e-6

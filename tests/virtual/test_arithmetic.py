@@ -155,9 +155,8 @@ def test_program_that_reads_the_loss_is_computed_by_every_replica(
     make_run, blobs, machine, monkeypatch
 ):
     monkeypatch.setattr(lock_step, "strategy_of", lambda run: Watching())
-    run = make_run(
-        {"allreduce": {"collective": "tree"}}, 2, epochs=6
-    )  # arithmetic of its own
+    # arithmetic of its own
+    run = make_run({"allreduce": {"collective": "tree"}}, 2, epochs=6)
     single, _ = weights_by(Choice(), run, blobs, machine, monkeypatch)
     found, _ = weights_by(Choice(one_batch=True), run, blobs, machine, monkeypatch)
     steps = single.workers[0].optimizer_steps
@@ -252,9 +251,8 @@ def test_steps_of_a_block_that_are_taken_together_are_those_taken_one_by_one(
 def test_filled_batches_give_the_gradients_of_unequal_ones(
     make_run, blobs, machine, monkeypatch
 ):
-    run = make_run(
-        "allreduce", 5, evaluate_every=1
-    )  # 19 and 20 samples: batches of 6 and 7
+    # 19 and 20 samples: batches of 6 and 7
+    run = make_run("allreduce", 5, evaluate_every=1)
     _, expected = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
     _, found = weights_by(
         Choice(batched=True, fills=True), run, blobs, machine, monkeypatch

@@ -43,9 +43,8 @@ def test_time_of_a_schedule_equals_a_computed_run(make_run, blobs, machine, work
     assert len({alike(run) for run in runs}) == 1
     for run, outcome, weights in simulate_alike(runs, blobs, machine):
         alone, alone_weights = simulate(run, blobs, machine)
-        differ = (
-            0 if workers == 1 else 1e-12
-        )  # one replica for all sums in another order
+        # one replica for all sums in another order
+        differ = 0 if workers == 1 else 1e-12
         assert torch.allclose(
             weights["final"], alone_weights["final"], rtol=0, atol=differ
         )

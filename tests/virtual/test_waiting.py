@@ -61,9 +61,8 @@ def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
     outcome, _ = play(strategy, 4, machine=free, **SLOW)
     assert len(outcome.workers) == 4
     for worker in outcome.workers:
-        epochs = (
-            worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs
-        )  # its mean ends the last epoch
+        # its mean ends the last epoch
+        epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs
         assert epochs
         assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(
             0, abs=0.5 * STEP

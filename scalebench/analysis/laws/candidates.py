@@ -45,9 +45,8 @@ _ITERATIONS = 100
 _SETTLED = 1e-13
 _NOISELESS = 1e-12  # relative; below it residuals are rounding
 _SEEN = 0.15  # level of the test for shared noise
-_NO_SHARE = (
-    1e-9  # of the time at every count: a coefficient that is zero but for rounding
-)
+# of the time at every count: a coefficient that is zero but for rounding
+_NO_SHARE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -180,9 +179,8 @@ def mechanistic(workload: SeriesWork, name: str) -> Law:
 
 
 def _inverse_of_last(coefficients: Array) -> float:
-    slowness = float(
-        coefficients[-1]
-    )  # seconds a byte; 0 where bytes cost nothing that can be seen
+    # seconds a byte; 0 where bytes cost nothing that can be seen
+    slowness = float(coefficients[-1])
     return 1 / slowness if slowness > 0 else math.inf
 
 

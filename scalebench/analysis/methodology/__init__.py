@@ -163,9 +163,8 @@ def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
     """
     ignored = sorted({RULES.find(name).name for name in ignore})
     evidence = study if isinstance(study, Evidence) else Evidence(load(study))
-    _ = (
-        evidence.progress
-    )  # which reads epochs.csv as bytes: before there is a table of it, too
+    # which reads epochs.csv as bytes: before there is a table of it, too
+    _ = evidence.progress
     found = {
         name: list(RULES.find(name).find(evidence))
         for name in RULES.names()

@@ -86,9 +86,8 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     table = table[
         (table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)
     ]
-    plain = (
-        table["label"] == "allreduce"
-    )  # with options it is a variant, and a baseline only where it ran alone
+    # with options it is a variant, and a baseline only where it ran alone
+    plain = table["label"] == "allreduce"
     places = [table["execution"], table["engine"], table["workers"]]
     alone = ~plain.groupby(places).transform("any").astype(bool)
     table = table[plain | alone]

@@ -101,9 +101,8 @@ def spread(evidence: Evidence, most: float = 0.1) -> Iterator[Finding]:
             "spread", ascending=False, kind="stable"
         )
         if len(wide):
-            worst = (
-                f" ({in_words(cells_in(wide[:1]))})" if len(wide) > 1 else ""
-            )  # else the finding's place says it
+            # else the finding's place says it
+            worst = f" ({in_words(cells_in(wide[:1]))})" if len(wide) > 1 else ""
             yield finding(
                 "warning",
                 f"the times of {len(wide)} of {counted(len(own), f'{execution} cell')} vary by more than "

@@ -43,15 +43,13 @@ from scalebench.comm.engines.base import Place
 from scalebench.system.clock import WallClock
 from scalebench.system.parent_watch import end_with_launcher
 
-_UNDISTURBED = (
-    0.1  # share of the windows, below which an engine's costs are marked as disturbed
-)
+# share of the windows, below which an engine's costs are marked as disturbed
+_UNDISTURBED = 0.1
 _FEWEST, _MOST = 3, 200  # repetitions of an operation
 _ALWAYS = 1 << 20  # bytes: up to here all sizes are measured, however long it takes
 _Operation = Callable[[torch.Tensor], object]
-_Measure = Callable[
-    [MPI.Comm, Callable[[], object], int], list[float]
-]  # seconds of so many repetitions
+# seconds of so many repetitions
+_Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]
 
 
 def main(text: str) -> None:

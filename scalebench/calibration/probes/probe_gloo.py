@@ -64,9 +64,8 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     # Threads of joined ranks compete for the cores in a step, which costs more than the
     # bucket's bare allreduce.
     sizes, seconds = zip(*curve, strict=True)
-    bucket = sum(
-        parameter.numel() for parameter in reference_network().parameters()
-    )  # DDP's only one
+    # DDP's only one
+    bucket = sum(parameter.numel() for parameter in reference_network().parameters())
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
     made = partial(entry, ranks=rounds.mpi.size, source=source)
     others = [

@@ -33,9 +33,8 @@ from scalebench.comm.mpi import MpiCommunicator
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
-_SMALL = (
-    16 << 10
-)  # bytes: up to here Horovod's negotiation can be told from its transport
+# bytes: up to here Horovod's negotiation can be told from its transport
+_SMALL = 16 << 10
 _CYCLES = 16  # of Horovod's loop, timed in a round
 _QUARTILES = 1.349  # standard deviations of a normal distribution between its quartiles
 
@@ -43,9 +42,8 @@ _QUARTILES = 1.349  # standard deviations of a normal distribution between its q
 def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     """Measure Horovod's allreduce, divided into cycle, negotiation and transport, and its cost per step."""
     buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
-    hooked = [
-        torch.zeros(16) for _ in range(4)
-    ]  # as many as a model with two layers hands over
+    # as many as a model with two layers hands over
+    hooked = [torch.zeros(16) for _ in range(4)]
     transport = MpiCommunicator(rounds.mpi, rounds.clock)
 
     def one_round() -> list[Sample]:

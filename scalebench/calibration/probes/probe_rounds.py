@@ -30,9 +30,8 @@ from scalebench.training.reference_step import Gauge, Step
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CYCLE_S = (
-    1e-3  # Horovod's default; it keeps the cycle of its last start where none is stated
-)
+# Horovod's default; it keeps the cycle of its last start where none is stated
+CYCLE_S = 1e-3
 _WINDOW_S = 3e-3  # aimed at; at least one operation
 _MOST = 100  # operations of a window
 _ROUNDS, _FEWEST_ROUNDS = 5, 2  # at least, within the time and within twice the time
@@ -363,9 +362,8 @@ def beside_reference(
     """
     samples = []
     for _ in range(_PAIRS):
-        stopwatch = Stopwatch(
-            computes=False, shares_cores=True
-        )  # DDP's main thread waits for gloo's on this core
+        # DDP's main thread waits for gloo's on this core
+        stopwatch = Stopwatch(computes=False, shares_cores=True)
         rounds.gauge.steps(_STEPS)
         reference_s = rounds.gauge.steps(_STEPS)
         for _ in range(_STEPS):

@@ -11,9 +11,8 @@ from scalebench.comm.engines.base import Engine
 from scalebench.errors import EngineError, nearest
 from scalebench.study.choices import VIRTUAL, EngineName
 
-NAMES: tuple[str, ...] = get_args(
-    EngineName
-)  # of native engines; each is a file here that makes an `ENGINE`
+# of native engines; each is a file here that makes an `ENGINE`
+NAMES: tuple[str, ...] = get_args(EngineName)
 
 
 def named(name: str) -> Engine:

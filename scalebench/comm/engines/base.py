@@ -37,9 +37,8 @@ class Place:
     # what takes long to start stays up for the next run, which has to have the same
     # ranks
     for_good: bool = False
-    waits_for: Callable[[int | None], None] = lambda _: (
-        None
-    )  # hears for which rank this one waits, or None: all
+    # hears for which rank this one waits, or None: all
+    waits_for: Callable[[int | None], None] = lambda _: None
 
 
 class Engine(ABC):
@@ -48,25 +47,20 @@ class Engine(ABC):
     name: ClassVar[str]
     provides: ClassVar[frozenset[Capability]]  # what strategies may ask of it
     progress_threads: ClassVar[int] = 0  # of each rank, that move bytes beside compute
-    needs_mpi: ClassVar[bool] = (
-        False  # an MPI joins its ranks, so only launchers that start those serve it
-    )
+    # an MPI joins its ranks, so only launchers that start those serve it
+    needs_mpi: ClassVar[bool] = False
     on_gpus: ClassVar[bool] = False  # a worker takes a GPU of its own
     has_ranks: ClassVar[bool] = True  # started together by a launcher, for whole runs
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
-    is_measured: ClassVar[bool] = (
-        False  # by calibration/probes/probe_NAME.py, for the cost of virtual runs
-    )
-    moves_by: ClassVar[str] = (
-        ""  # engine that moves its bytes, and has its costs between nodes
-    )
+    # by calibration/probes/probe_NAME.py, for the cost of virtual runs
+    is_measured: ClassVar[bool] = False
+    # engine that moves its bytes, and has its costs between nodes
+    moves_by: ClassVar[str] = ""
     added_by: ClassVar[str] = ""  # command that builds it beside pip's packages
-    elastic_launcher: ClassVar[str] = (
-        ""  # starts ranks of which one may die without the run; empty: there is none
-    )
-    timeline_variable: ClassVar[str] = (
-        ""  # names the file of a timeline that it writes itself
-    )
+    # starts ranks of which one may die without the run; empty: there is none
+    elastic_launcher: ClassVar[str] = ""
+    # names the file of a timeline that it writes itself
+    timeline_variable: ClassVar[str] = ""
 
     def lacks(self, *, here: bool = True) -> str | None:
         """Return None if it can be launched, else the reason and the command that adds it; imports little.

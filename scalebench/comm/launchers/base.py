@@ -23,9 +23,8 @@ class Placement:
         None
     )
     passed: tuple[str, ...] = ()  # variables that ranks on other hosts need by name
-    restarts: int | None = (
-        None  # ranks that may die before the launch fails; None: it is not elastic
-    )
+    # ranks that may die before the launch fails; None: it is not elastic
+    restarts: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -54,22 +53,17 @@ class Launcher(ABC):
 
     name: ClassVar[str]
     without_mpi: ClassVar[bool] = True  # can start ranks that no MPI joins
-    names_hosts: ClassVar[bool] = (
-        False  # starts ranks by the names of hosts, on a single one too
-    )
+    # starts ranks by the names of hosts, on a single one too
+    names_hosts: ClassVar[bool] = False
     binds: ClassVar[bool] = True  # can bind ranks to cores
-    binds_surely: ClassVar[bool] = (
-        True  # the binding that is asked for is the one that ranks get
-    )
-    has_daemons: ClassVar[bool] = (
-        False  # of its own on other hosts, which can end before the ranks
-    )
-    silent_code: ClassVar[int | None] = (
-        None  # its exit code after a signal, of which it says nothing
-    )
-    gpus_of_task: ClassVar[bool] = (
-        False  # a rank sees the GPUs of a task, not those of its node
-    )
+    # the binding that is asked for is the one that ranks get
+    binds_surely: ClassVar[bool] = True
+    # of its own on other hosts, which can end before the ranks
+    has_daemons: ClassVar[bool] = False
+    # its exit code after a signal, of which it says nothing
+    silent_code: ClassVar[int | None] = None
+    # a rank sees the GPUs of a task, not those of its node
+    gpus_of_task: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:

@@ -95,9 +95,8 @@ class Mpirun(Launcher):
         path = find()
         if path is None:
             return ()
-        passed = (
-            ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
-        )  # an agent such as ssh passes nothing on
+        # an agent such as ssh passes nothing on
+        passed = ("-x", "PYTHONPATH") if "PYTHONPATH" in os.environ else ()
         return (
             str(path),
             *passed,

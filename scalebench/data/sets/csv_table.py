@@ -34,14 +34,12 @@ _DELIMITERS = {
     " ": "' '",
     ",": "','",
 }  # and how YAML writes them
-_MISSING = frozenset(
-    {"", "na", "n/a", "nan", "null", "none", "?", "-"}
-)  # in lower case, beside numbers
+# in lower case, beside numbers
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _LARGEST = float(np.finfo(np.float32).max)
-_BYTES_PER_BYTE = (
-    12  # of memory for a byte of the file: cells of eight characters as texts
-)
+# of memory for a byte of the file: cells of eight characters as texts
+_BYTES_PER_BYTE = 12
 
 
 @dataclass(frozen=True)
@@ -140,9 +138,8 @@ class Csv(DatasetBuilder):
                     if row:
                         lines.append(before + 1)
                         rows.append([cell.strip() for cell in row])
-                    before = (
-                        reader.line_num
-                    )  # the last line of a quoted cell that has several
+                    # the last line of a quoted cell that has several
+                    before = reader.line_num
         except (OSError, csv.Error, UnicodeDecodeError) as error:
             raise DataError(
                 f"{path}, line {before + 1}: not readable as CSV ({error}); expected UTF-8 text"

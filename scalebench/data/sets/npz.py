@@ -70,9 +70,8 @@ class Npz(DatasetBuilder):
                 raise DataError(
                     f"{path}: x {x.shape} and y {y.shape}; expected as many targets as samples"
                 )
-            _require_numbers(
-                path, {"x": x, "y": y}
-            )  # before rows are split, so that those of the file are named
+            # before rows are split, so that those of the file are named
+            _require_numbers(path, {"x": x, "y": y})
             task = self._task_of(path, [y])
             if task == "classification":
                 _require_class_numbers(path, {"y": y})

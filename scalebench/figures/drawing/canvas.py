@@ -207,9 +207,8 @@ class Canvas:
             w_pad=0.09 * self.style.scale, h_pad=0.06 * self.style.scale
         )
         figure = Figure(figsize=(self.style.width_in, 4), layout=layout)
-        FigureCanvasAgg(
-            figure
-        )  # texts that it measures for the layout are not measured again for a PNG
+        # texts that it measures for the layout are not measured again for a PNG
+        FigureCanvasAgg(figure)
         parts = 3 if self.style.caption == "below" else 2
         bands = figure.add_gridspec(parts, 1)
         strip, *foot = (figure.add_subfigure(bands[row]) for row in range(1, parts))
@@ -229,9 +228,8 @@ class Canvas:
         foot = (_CAPTION_LINE * self._caption_pt / 72 * _MOST_LINES + 0.16) * (
             self.style.caption == "below"
         )
-        room = (
-            1.05 * (self.style.page_in - legend - foot) / self.style.height
-        )  # `finish` makes panels fit
+        # `finish` makes panels fit
+        room = 1.05 * (self.style.page_in - legend - foot) / self.style.height
         parts = [
             rows[start : start + together] for start in range(0, len(rows), together)
         ]
@@ -437,9 +435,8 @@ class Canvas:
         for entries in self._legend_of(page):
             legends += self._wrap(entries)
         row_in = _LEGEND_ROW_IN * self.style.scale
-        tall = [
-            max(name.count("\n") + 1 for _, name in row) for row in legends
-        ]  # lines of each row
+        # lines of each row
+        tall = [max(name.count("\n") + 1 for _, name in row) for row in legends]
         strip = row_in * sum(tall) + 0.08 * self.style.scale
         feet = [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(page.foot)
         panels = min(page.panels_in, self.style.page_in - strip - sum(feet))

@@ -286,9 +286,8 @@ def _batch(runs: pd.DataFrame) -> str:
     }
     steps = []
     for some in taken.values():
-        ends = dict.fromkeys(
-            [*some[:1], *some[-1:]]
-        )  # one number, or the least and the most
+        # one number, or the least and the most
+        ends = dict.fromkeys([*some[:1], *some[-1:]])
         steps.append("-".join(str(own) for own in ends) or "–")
     if set(steps) == {"–"}:
         return f"{policy}."

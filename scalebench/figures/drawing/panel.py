@@ -117,15 +117,13 @@ class Panel:
         self.name = ""
         self._title = ""
         self.series: set[str] = set()  # drawn as curves
-        self.explained: set[str] = (
-            set()
-        )  # words of the legend for what is drawn here besides curves
+        # words of the legend for what is drawn here besides curves
+        self.explained: set[str] = set()
         self.marks: set[str] = set()  # of MARKS, over points
         self._tables: list[pd.DataFrame] = []
         self._rows: list[dict[str, object]] = []
-        self._bars: list[
-            tuple[Bar, str, tuple[float, float]]
-        ] = []  # with colour and point
+        # with colour and point
+        self._bars: list[tuple[Bar, str, tuple[float, float]]] = []
         self._ends: list[float] = []
         self._lines: list[Line2D] = []
         self.has_context = False

@@ -134,9 +134,8 @@ _LABEL = re.compile(
     r"(?P<head>[^(]*?)(?:\((?P<options>.*)\))?(?P<rest> (?:on|in) .*)?", re.DOTALL
 )
 _LETTER = re.compile(r"\([a-z]+\)")  # of a panel
-_BREAKS = re.compile(
-    r"(?<=[(,_:/])|(?<=\.)(?!\d)"
-)  # a word may be broken after these, a number nowhere
+# a word may be broken after these, a number nowhere
+_BREAKS = re.compile(r"(?<=[(,_:/])|(?<=\.)(?!\d)")
 
 
 def cross() -> dict[str, Any]:
@@ -396,9 +395,8 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
             len(found) > 1
         ):  # a lone name keeps its options: beside nothing they say what it is
             common[head] = set.intersection(*found)
-    plain = {
-        head for head, own, _ in map(_label_parts, known) if not own
-    }  # beside these no option is common to all
+    # beside these no option is common to all
+    plain = {head for head, own, _ in map(_label_parts, known) if not own}
     short = {
         name: _without(name, common[family(name)], family(name) in plain)
         for name in known

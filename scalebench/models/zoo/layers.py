@@ -45,9 +45,8 @@ def without_values(table: LayerTable) -> nn.Module:
     module = torch.nn.Module()
     for place, layer in enumerate(table.layers):
         if layer.parameters:
-            whole = (
-                layer.n > 0 and layer.parameters % layer.n == 0
-            )  # else the table gives no sizes: a vector
+            # else the table gives no sizes: a vector
+            whole = layer.n > 0 and layer.parameters % layer.n == 0
             shape = (
                 (layer.n, layer.parameters // layer.n) if whole else (layer.parameters,)
             )

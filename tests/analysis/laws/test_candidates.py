@@ -305,9 +305,8 @@ def test_more_draws_do_not_change_the_weights():
             found, _ = candidates([amdahl(), universal(weak=False)], series)
             amdahls = next(one for one in found if one.fit.law.name == "amdahl")
             other = next(one for one in found if one.fit.law.name == "usl")
-            k = (
-                2 * 4 * 5 / (7 * draws - 5) - 2 * 3 * 4 / (7 * draws - 4) + 2
-            )  # what USL's further coefficient costs
+            # what USL's further coefficient costs
+            k = 2 * 4 * 5 / (7 * draws - 5) - 2 * 3 * 4 / (7 * draws - 4) + 2
             weights[execution, draws] = other.aicc - amdahls.aicc - k
     assert weights["virtual", 30] == pytest.approx(weights["virtual", 3])
     assert weights["native", 30] == pytest.approx(10 * weights["native", 3])

@@ -55,9 +55,8 @@ def test_workload_interpolates_and_extrapolates_powers_of_n(count):
 def test_workload_is_never_negative(count):
     n = np.array([count])
     counts = np.array(COUNTS, dtype=float)
-    shrinking = np.where(
-        counts > 1, 70 - counts, 0.0
-    )  # a straight line would go below zero
+    # a straight line would go below zero
+    shrinking = np.where(counts > 1, 70 - counts, 0.0)
     load = SeriesWork(
         counts, STEPS / counts, shrinking, shrinking * (1 + 1 / counts), -1.0
     )

@@ -64,9 +64,8 @@ def check_operations(engine, comm, clock):
         request.wait()
         assert request.done()
         expect(f"iallreduce {op}", tensor, wanted)
-    comm.share_bytes = (
-        800  # 1001 numbers then go in pieces of 100 for each rank, the last one shorter
-    )
+    # 1001 numbers then go in pieces of 100 for each rank, the last one shorter
+    comm.share_bytes = 800
     tensor = mine()
     comm.allreduce_(tensor, "mean")
     expect("mean in pieces", tensor, reduced["mean"])
@@ -206,14 +205,12 @@ def check_operations(engine, comm, clock):
     ]
     expect("second allgather in flight", flying[1].result(), 2 * every.sum(0))
     expect("first allgather in flight", flying[0].result(), every.sum(0))
-    expect(
-        "once", torch.tensor(comm.cached(lambda: float(rank))), rank
-    )  # nothing travels: each computes its own
+    # nothing travels: each computes its own
+    expect("once", torch.tensor(comm.cached(lambda: float(rank))), rank)
     (own,) = comm.by_rows(lambda rows, times: [times * rows], [mine()], 2)
     expect("own row", own, 2 * mine())
-    give = [
-        torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)
-    ]  # rank 0 gives itself nothing
+    # rank 0 gives itself nothing
+    give = [torch.full((rank + 2 * to, 3), 10.0 * rank + to) for to in range(size)]
     got = comm.alltoallv(give)
     for source, tensor in enumerate(got):
         expect(
@@ -250,9 +247,8 @@ def check_operations(engine, comm, clock):
         if size & (size - 1) == 0:
             tensor = torch.tensor([float(rank + 1)])
             comm.merge_(tensor, lambda a, b: a.mul_(10).add_(b))
-            expect(
-                "merge", tensor, [{1: 1, 2: 12, 4: 154}[size]]
-            )  # ((1, 2), (3, 4)): 10 * 12 + 34
+            # ((1, 2), (3, 4)): 10 * 12 + 34
+            expect("merge", tensor, [{1: 1, 2: 12, 4: 154}[size]])
     except EngineError as error:
         lacks.append(str(error))
 

@@ -144,9 +144,8 @@ def beats_until_taken(server):
             server.request(torch.empty(0))
         workers_mpi.send("served", 0)
         return None
-    WORLD.Send(
-        torch.empty(0).numpy(), size - 1, tag=3
-    )  # asks, and does not look for the answer
+    # asks, and does not look for the answer
+    WORLD.Send(torch.empty(0).numpy(), size - 1, tag=3)
     deadline = time.monotonic() + 20
     found["served_meanwhile"] = 0
     for other in range(1, size - 1):
@@ -185,9 +184,8 @@ if rank == size - 1:
     except RunError as error:
         WORLD.send(str(error), 0, tag=9)
     for worker in range(size - 1):
-        WORLD.Send(
-            torch.zeros(1).numpy(), worker, tag=4
-        )  # what the rule would not send
+        # what the rule would not send
+        WORLD.Send(torch.zeros(1).numpy(), worker, tag=4)
 else:
     RankServer(workers_comm, WORLD, Deaf()).request(torch.zeros(1))
 if rank == 0:

@@ -117,9 +117,8 @@ def files(folder):
             file.create_dataset("packed", data=array, chunks=(5, 3), compression="gzip")
     WORLD.Barrier()
     for layout in (None, HOLD):
-        blocks = (
-            min(SIZE, ROWS) if layout is None else layout
-        )  # by default one for each rank
+        # by default one for each rank
+        blocks = min(SIZE, ROWS) if layout is None else layout
         whole = DsTensor(array, blocks)
         for made in (
             DsTensor.from_npy(folder / "x.npy", layout, comm=COMM),
@@ -129,9 +128,8 @@ def files(folder):
         ):
             same(made, whole)
             assert not isinstance(made.array, np.memmap)
-    mine = folder / (
-        "x.npy" if RANK == 0 else "missing.npy"
-    )  # as where a node does not see the folder
+    # as where a node does not see the folder
+    mine = folder / ("x.npy" if RANK == 0 else "missing.npy")
     refused(
         "missing.npy: not a readable .npy", lambda: DsTensor.from_npy(mine, comm=COMM)
     )

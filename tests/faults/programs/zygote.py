@@ -24,9 +24,8 @@ def main() -> None:
     import scalebench.launch.study_run
     from scalebench.cli.main import main as scalebench
 
-    signal.signal(
-        signal.SIGUSR2, signal.SIG_IGN
-    )  # what is left once a command that ends has put its handlers back
+    # what is left once a command that ends has put its handlers back
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     for line in sys.stdin:
         folder, *arguments = json.loads(line)
         stack = os.open(f"{folder}/stack.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -36,9 +35,8 @@ def main() -> None:
             os.setpgid(0, 0)
             os.chdir(folder)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            signal.signal(
-                signal.SIGINT, signal.default_int_handler
-            )  # a shell's background jobs ignore it
+            # a shell's background jobs ignore it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             output = os.open("printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)

@@ -123,9 +123,8 @@ def work(rank, store, results):
             )
         )
     dist.barrier()
-    os._exit(
-        0
-    )  # gloo's threads, let go by an interpreter that ends, sometimes abort it
+    # gloo's threads, let go by an interpreter that ends, sometimes abort it
+    os._exit(0)
 
 
 if __name__ == "__main__":

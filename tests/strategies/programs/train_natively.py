@@ -16,9 +16,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-sys.path.insert(
-    0, str(Path(__file__).parents[3])
-)  # the checkout, for the tests' own modules
+# the checkout, for the tests' own modules
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
