@@ -228,44 +228,10 @@ def predict(
     Raises:
         UsageError: an unknown option, or a value that is out of its range.
     """
-    import click
-
     from scalebench.cli.predict import STRATEGIES, one_count, predicted
-    from scalebench.cli.predict import predict as command
     from scalebench.cli.what_if import varied_training
 
-    if not {"csv", "figure"}.isdisjoint(options):
-        raise UsageError(
-            "predict: csv and figure are options of the command alone; the table has to_csv and plot"
-        )
-    words = [] if model is None else [model]
-    if workers is not None:
-        options["workers"] = (
-            str(workers)
-            if isinstance(workers, (str, int))
-            else ",".join(map(str, workers))
-        )
-    for name, given in options.items():
-        for value in (
-            given if isinstance(given, (list, tuple)) else [given]
-        ):  # two axes are a list
-            if value is not None and value is not False:
-                words += [
-                    f"--{name.replace('_', '-')}",
-                    *([] if value is True else [str(value)]),
-                ]
-    words += [
-        word for strategy in _several(strategies) for word in ("--strategy", strategy)
-    ]
-    try:
-        flags = command.make_context("predict", words).params
-    except click.UsageError as error:
-        message = (
-            error.format_message()
-            .removeprefix("Invalid value for ")
-            .replace("No such option", "no such keyword")
-        )
-        raise UsageError(f"predict: {message}") from None
+    flags = _flags_of_predict(model, strategies, workers, options)
     model, counts, chosen, varied = (
         flags.pop(name) for name in ("model", "workers", "strategies", "varied")
     )
@@ -284,6 +250,47 @@ def predict(
     table = pd.DataFrame(found.rows(price))
     table.attrs["answer"] = found.answer(budget, price) if found.grid.points else []
     return table
+
+
+def _flags_of_predict(
+    model: str | None,
+    strategies: str | Sequence[str],
+    workers: str | int | Sequence[int] | None,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the parameters of `scalebench predict` that stand for these keywords, checked as the command does."""
+    import click
+
+    from scalebench.cli.predict import predict as command
+
+    if not {"csv", "figure"}.isdisjoint(options):
+        raise UsageError(
+            "predict: csv and figure are options of the command alone; the table has to_csv and plot"
+        )
+    words = [] if model is None else [model]
+    if isinstance(workers, (str, int)):
+        words += ["--workers", str(workers)]
+    elif workers is not None:
+        words += ["--workers", ",".join(map(str, workers))]
+    for name, given in options.items():
+        option = f"--{name.replace('_', '-')}"
+        # two axes are a list
+        for value in given if isinstance(given, (list, tuple)) else [given]:
+            if value is True:
+                words += [option]
+            elif value is not None and value is not False:
+                words += [option, str(value)]
+    for strategy in _several(strategies):
+        words += ["--strategy", strategy]
+    try:
+        return command.make_context("predict", words).params
+    except click.UsageError as error:
+        message = (
+            error.format_message()
+            .removeprefix("Invalid value for ")
+            .replace("No such option", "no such keyword")
+        )
+        raise UsageError(f"predict: {message}") from None
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -212,17 +212,27 @@ def run(
         return 0
     plan = _plan(wanted, runs=not dry_run)
     if elastic:
-        from scalebench.cli.run_elastic import run_elastic_plan
-
-        return run_elastic_plan(
-            plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run
-        )
+        return _run_elastic(plan, output, max_restarts, fail_fast, dry_run)
     if dry_run:
-        from scalebench.cli.dry_run import show_plan
-
-        show_plan(plan, output, jobs)
-        return 0
+        return _show(plan, output, jobs)
     return make(plan, output)
+
+
+def _run_elastic(
+    plan: StudyPlan, output: Path, restarts: int, fail_fast: bool, dry_run: bool
+) -> int:
+    from scalebench.cli.run_elastic import run_elastic_plan
+
+    return run_elastic_plan(
+        plan, output, restarts=restarts, fail_fast=fail_fast, dry_run=dry_run
+    )
+
+
+def _show(plan: StudyPlan, output: Path, jobs: int | None) -> int:
+    from scalebench.cli.dry_run import show_plan
+
+    show_plan(plan, output, jobs)
+    return 0
 
 
 def _plan(wanted: Study, *, runs: bool) -> StudyPlan:

@@ -68,6 +68,7 @@ from scalebench.training.stage import (
     Stage,
     StageFacts,
     StageShapes,
+    by_mesh,
     segment_facts,
     sizes_of,
 )
@@ -209,18 +210,14 @@ class RecordingWorker:
         # by each chunk for the backward pass, if a table says so
         self._kept: tuple[Kept, ...] | None = None
         self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
-        self.world = self.comm = self.replica = comm
+        self.world = comm
         world_rank = comm.rank
-        if (parts := self.mesh.parts) > 1:
-            self.replica = comm.split(lambda rank: rank // parts)
-            self.comm = comm.split(lambda rank: rank % parts)
-        self._rank, self.size, self.epochs, self.first_epoch = (
-            self.comm.rank,
-            self.comm.size,
-            run.epochs,
-            0,
+        self.replica, self.comm = by_mesh(comm, self.mesh)
+        self._rank, self.size = self.comm.rank, self.comm.size
+        self.epochs, self.first_epoch = run.epochs, 0
+        self._workers_per_node = max(
+            1, min(workers_per_node, comm.size) // self.mesh.parts
         )
-        self._workers_per_node = max(1, min(workers_per_node, comm.size) // parts)
         self.stage: Stage | None = None
         self.sharded: RecordedUnits | None = None
         self._passes: Passes | None = None

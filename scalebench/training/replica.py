@@ -64,6 +64,7 @@ from scalebench.training.stage import (
     Order,
     Stage,
     StageArithmetic,
+    by_mesh,
     run_backward,
     sizes_of,
 )
@@ -119,18 +120,12 @@ class Replica:
         require_unchanged(run)
         self.run, self.plan, self.clock = run, plan, clock
         self.mesh = mesh or Mesh(comm.size)
-        self.world = self.comm = self.replica = comm
-        if (parts := self.mesh.parts) > 1:
-            self.replica = comm.split(lambda rank: rank // parts)
-            self.comm = comm.split(lambda rank: rank % parts)
-        self.rank, self.size, self.epochs, self.seed = (
-            self.comm.rank,
-            self.comm.size,
-            run.epochs,
-            run.seed,
-        )
+        self.world = comm
+        self.replica, self.comm = by_mesh(comm, self.mesh)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.epochs, self.seed = run.epochs, run.seed
         self.workers_per_node = max(
-            1, min(workers_per_node or comm.size, comm.size) // parts
+            1, min(workers_per_node or comm.size, comm.size) // self.mesh.parts
         )
         self.task = dataset.task
         self.device = device or torch.device("cpu")

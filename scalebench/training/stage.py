@@ -188,6 +188,14 @@ class Chunk(NamedTuple):
     compute: StageCompute
 
 
+def by_mesh(comm: Communicator, mesh: Mesh) -> tuple[Communicator, Communicator]:
+    """Divide all workers: into those of one replica, and those with the same part of every replica."""
+    if mesh.parts == 1:
+        return comm, comm
+    replica = comm.split(lambda rank: rank // mesh.parts)
+    return replica, comm.split(lambda rank: rank % mesh.parts)
+
+
 class Stage:
     """The chunks of layers that this worker holds, and its channels to the neighbouring stages.
 

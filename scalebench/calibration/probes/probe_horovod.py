@@ -80,6 +80,11 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
 
     with _default_cycle():
         found = rounds.measure(one_round, relative=False)
+    return found, [_costs(found, rounds.mpi.size, source)]
+
+
+def _costs(found: Found, ranks: int, source: str) -> EngineCost:
+    """Return Horovod's costs among `ranks`, from the operations that were timed."""
     lengths = found.values(("cycle", 4), relative=False)
     cycle_s, (low, high) = median(lengths), np.quantile(lengths, (0.25, 0.75))
     # A tensor of a lone worker that is ready at any moment waits for half a cycle on
@@ -105,20 +110,18 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
         for nbytes, seconds in whole.items()
     ]
     alone_s, together_s = added_by_hooks(found)
-    return found, [
-        entry(
-            ENGINE.name,
-            points,
-            ranks=rounds.mpi.size,
-            source=source,
-            negotiation_s=negotiation,
-            message_s=found.least(("at once", 4)),
-            cycle_s=cycle_s,
-            cycle_spread_s=float(high - low) / _QUARTILES,
-            per_step_s=found.seconds(("enqueue", 0)) + together_s,
-            alone_s=alone_s,
-        )
-    ]
+    return entry(
+        ENGINE.name,
+        points,
+        ranks=ranks,
+        source=source,
+        negotiation_s=negotiation,
+        message_s=found.least(("at once", 4)),
+        cycle_s=cycle_s,
+        cycle_spread_s=float(high - low) / _QUARTILES,
+        per_step_s=found.seconds(("enqueue", 0)) + together_s,
+        alone_s=alone_s,
+    )
 
 
 @contextmanager
