@@ -34,17 +34,20 @@ _OF_A_CHECKSUM = 12  # digits
 _SHOWN = 5  # names of runs in a note
 # Equal for all runs of a study; the batch belongs to the cell.
 CONDITION = [
-    *(
-        "model",
-        "model_sha256",
-        "init_weights_sha256",
-        "dtype",
-        "dataset",
-        "partition",
-        "shuffle",
-        "threads_per_worker",
-    ),
-    *("scaling", "batch_policy", "lr", "lr_policy", "optimizer", "epochs"),
+    "model",
+    "model_sha256",
+    "init_weights_sha256",
+    "dtype",
+    "dataset",
+    "partition",
+    "shuffle",
+    "threads_per_worker",
+    "scaling",
+    "batch_policy",
+    "lr",
+    "lr_policy",
+    "optimizer",
+    "epochs",
 ]
 T = TypeVar("T")
 

@@ -245,13 +245,11 @@ def summary(results: Results) -> Table:
     columns = [
         replace(STRATEGY, shared=True),
         WORKERS_MARKED,
-        *(
-            known["time"],
-            *([target] if aims else []),
-            known["median"],
-            known["spread"],
-            known["speedup"],
-        ),
+        known["time"],
+        *([target] if aims else []),
+        known["median"],
+        known["spread"],
+        known["speedup"],
         *(known[name] for name in of_baselines),
         replace(known["metric"], form=METRIC_ALONE),
         Column(

@@ -50,39 +50,37 @@ SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
 _OVER_SEEDS = ", and over seeds"
 COLUMNS = [
     *CELL,
-    *(
-        "strategy",
-        "metric_name",
-        "target_metric",
-        "oversubscribed",
-        "disturbed",
-        "n_aimed",
-        "n_reached",
-    ),
-    *(
-        "time_to_target_s",
-        "target_low_s",
-        "target_high_s",
-        "target_interval",
-        "epochs_to_target",
-    ),
+    "strategy",
+    "metric_name",
+    "target_metric",
+    "oversubscribed",
+    "disturbed",
+    "n_aimed",
+    "n_reached",
+    "time_to_target_s",
+    "target_low_s",
+    "target_high_s",
+    "target_interval",
+    "epochs_to_target",
 ]
 _HALF = 0.5
 _ROUNDING = 1e-12
 
 RATIO_COLUMNS = [
     *CELL,
-    *(
-        "strategy",
-        "oversubscribed",
-        "disturbed",
-        "baseline",
-        "baseline_engine",
-        "n",
-        "time_to_target_s",
-        "baseline_s",
-    ),
-    *("reduction", "reduction_low", "reduction_high", "interval", "note"),
+    "strategy",
+    "oversubscribed",
+    "disturbed",
+    "baseline",
+    "baseline_engine",
+    "n",
+    "time_to_target_s",
+    "baseline_s",
+    "reduction",
+    "reduction_low",
+    "reduction_high",
+    "interval",
+    "note",
 ]
 
 

@@ -133,17 +133,13 @@ def watching() -> Iterator[Watcher]:
 
     console = Console(stderr=True)
     columns = (
-        *(
-            bars.SpinnerColumn(),
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-        ),
-        *(
-            bars.TimeElapsedColumn(),
-            bars.TimeRemainingColumn(),
-            bars.TextColumn("[dim]{task.fields[run]}"),
-        ),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("[dim]{task.fields[run]}"),
     )
     with bars.Progress(
         *columns,

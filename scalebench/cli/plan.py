@@ -27,16 +27,18 @@ _CARRIED = {
 _PANELS = {  # of `--help`
     "What is trained": ("--batch", "--dtype", "--optimizer", "--layers", "--input"),
     "Where": (
-        *(
-            "--cluster",
-            "--devices",
-            "--memory",
-            "--device",
-            "--step-time",
-            "--step-batch",
-            "--calibration",
-        ),
-        *("--roofline", "--measured-on", "--jitter", "--collective", "--input-rate"),
+        "--cluster",
+        "--devices",
+        "--memory",
+        "--device",
+        "--step-time",
+        "--step-batch",
+        "--calibration",
+        "--roofline",
+        "--measured-on",
+        "--jitter",
+        "--collective",
+        "--input-rate",
     ),
     "Output": ("--format", "--write", "--quiet", "--verbose", "--help"),
 }

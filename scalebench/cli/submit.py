@@ -35,25 +35,21 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Study
 
 _KEYS = [
-    *(
-        "workers",
-        "dataset",
-        "data_dir",
-        "model",
-        "epochs",
-        "repetitions",
-        "scaling",
-        "batch_per_worker",
-    ),
-    *(
-        "batch_global",
-        "lr",
-        "execution",
-        "engine",
-        "cluster",
-        "device_step_time",
-        "name",
-    ),
+    "workers",
+    "dataset",
+    "data_dir",
+    "model",
+    "epochs",
+    "repetitions",
+    "scaling",
+    "batch_per_worker",
+    "batch_global",
+    "lr",
+    "execution",
+    "engine",
+    "cluster",
+    "device_step_time",
+    "name",
 ]
 
 

@@ -36,17 +36,16 @@ if TYPE_CHECKING:
 _VERDICT = "Metric against allreduce: better or worse by more than 0.01, equal within that, or undecided"
 _ALL = "all"  # as a value of --columns
 _DEFAULT = (
-    *(
-        "time",
-        "speedup",
-        "vs-allreduce",
-        "vs-horovod",
-        "vs-ddp",
-        "target",
-        "epochs",
-        "target-vs-allreduce",
-    ),
-    *("metric", "metric-vs-allreduce"),
+    "time",
+    "speedup",
+    "vs-allreduce",
+    "vs-horovod",
+    "vs-ddp",
+    "target",
+    "epochs",
+    "target-vs-allreduce",
+    "metric",
+    "metric-vs-allreduce",
 )
 _MOST_TELLING = (
     "time",

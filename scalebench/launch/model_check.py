@@ -356,20 +356,16 @@ def kept_step(plan: StudyPlan) -> float:
     study, workers = plan.study, min(plan.prepared.plans)
     dataset, batches = plan.prepared.datasets[workers], plan.prepared.plans[workers]
     facts = (
-        *(
-            version("torch"),
-            cpu_model(),
-            study.threads_per_worker,
-            study.dtype,
-            str(study.optimizer),
-        ),
-        *(
-            str(study.model),
-            study.model_sha256,
-            dataset.input_shape,
-            dataset.outputs,
-            dataset.task,
-        ),
+        version("torch"),
+        cpu_model(),
+        study.threads_per_worker,
+        study.dtype,
+        str(study.optimizer),
+        str(study.model),
+        study.model_sha256,
+        dataset.input_shape,
+        dataset.outputs,
+        dataset.task,
         batches.batch_size,
     )
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -334,13 +334,15 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
     ]
     saved = f"This layout moves {plan.numbers_saved():.1%} fewer numbers in a step than data parallelism:"
     return [
-        *(
-            plan.description,
-            "",
-            f"Memory of the fullest worker, modelled: {', '.join(memories)}.",
-            "",
-        ),
-        *(saved, "", *components, "", f"![plan]({picture.name})"),
+        plan.description,
+        "",
+        f"Memory of the fullest worker, modelled: {', '.join(memories)}.",
+        "",
+        saved,
+        "",
+        *components,
+        "",
+        f"![plan]({picture.name})",
     ]
 
 

@@ -36,15 +36,15 @@ SCHEMA_VERSION = 1
 # Columns of a virtual run that depend on when and where it was computed, not on the
 # study and its calibration.
 ENVIRONMENT_COLUMNS = (
-    *("eval_s", "peak_rss_mib", "started_utc"),
-    *(
-        "host_hash",
-        "git_commit",
-        "git_dirty",
-        "packages_hash",
-        "scheduler_job_id",
-        "provenance",
-    ),
+    "eval_s",
+    "peak_rss_mib",
+    "started_utc",
+    "host_hash",
+    "git_commit",
+    "git_dirty",
+    "packages_hash",
+    "scheduler_job_id",
+    "provenance",
 )
 
 NOT_SLOWED, POWER_CAP = (

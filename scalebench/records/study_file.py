@@ -21,24 +21,20 @@ from scalebench.system.atomic_write import write_atomic
 # Keys that may change while the study stays the same: they add points and leave the
 # meaning of old ones.
 _MAY_CHANGE = {
-    *(
-        "name",
-        "description",
-        "label",
-        "workers",
-        "strategies",
-        "repetitions",
-        "until",
-        "time_limit_s",
-        "save_weights",
-    ),
-    *(
-        "calibration_budget_s",
-        "require_quiet",
-        "native_budget_s",
-        "patience",
-        "launcher",
-    ),
+    "name",
+    "description",
+    "label",
+    "workers",
+    "strategies",
+    "repetitions",
+    "until",
+    "time_limit_s",
+    "save_weights",
+    "calibration_budget_s",
+    "require_quiet",
+    "native_budget_s",
+    "patience",
+    "launcher",
 }
 _DATA = "dataset_sha256"
 _SHOWN = 4  # differing keys in a message

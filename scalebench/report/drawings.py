@@ -43,15 +43,15 @@ from scalebench.figures.plotting import (
 from scalebench.formatting import digits
 
 ORDER = (
-    *(
-        "time-reduction",
-        "reduction-parts",
-        "time-to-target",
-        "strong-scaling",
-        "weak-scaling",
-        "convergence",
-    ),
-    *("scaling-laws", "breakdown", "agreement"),
+    "time-reduction",
+    "reduction-parts",
+    "time-to-target",
+    "strong-scaling",
+    "weak-scaling",
+    "convergence",
+    "scaling-laws",
+    "breakdown",
+    "agreement",
 )
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
 _KEY_IN = (0.36, 0.15)

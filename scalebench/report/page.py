@@ -195,7 +195,10 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     return Table.of(
         f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
         [
-            *(STRATEGY, EXECUTION, WORKERS, replace(_TIME, of=fields("strategy_s"))),
+            STRATEGY,
+            EXECUTION,
+            WORKERS,
+            replace(_TIME, of=fields("strategy_s")),
             Column(
                 "baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"
             ),
@@ -242,8 +245,11 @@ def _target(results: Results) -> Table:
     return Table.of(
         f"Time and epochs to {metric} {goal}",
         [
-            *(STRATEGY, EXECUTION, WORKERS),
-            *(known["target"], known["epochs"]),
+            STRATEGY,
+            EXECUTION,
+            WORKERS,
+            known["target"],
+            known["epochs"],
             Column(
                 "reached",
                 partial(_of, "n_reached", "n_aimed"),
@@ -277,7 +283,8 @@ def _tuning(results: Results) -> Table:
     return Table.of(
         "Tuned values",
         [
-            *(STRATEGY, WORKERS),
+            STRATEGY,
+            WORKERS,
             *(
                 Column(key, partial(_tuned, key), meaning=edge, left=True)
                 for key in keys
@@ -325,7 +332,9 @@ def _cells(results: Results) -> Table:
     return Table.of(
         "Every point of the study",
         [
-            *(STRATEGY, EXECUTION, WORKERS),
+            STRATEGY,
+            EXECUTION,
+            WORKERS,
             Column(
                 "batch",
                 fields("batch_per_worker"),
@@ -353,7 +362,8 @@ def _laws(results: Results) -> Table:
     return Table.of(
         "Scaling laws",
         [
-            *(STRATEGY, EXECUTION),
+            STRATEGY,
+            EXECUTION,
             Column("law", text("law"), meaning="the one of the lowest AICc", left=True),
             Column(
                 "weight",
@@ -425,13 +435,11 @@ def _split(results: Results) -> Table:
     return Table.of(
         "Time saved against Horovod and DDP, in two parts",
         [
-            *(
-                STRATEGY,
-                Column("baseline", text("baseline"), left=True),
-                EXECUTION,
-                WORKERS,
-                _TIME,
-            ),
+            STRATEGY,
+            Column("baseline", text("baseline"), left=True),
+            EXECUTION,
+            WORKERS,
+            _TIME,
             Column("baseline's time", fields("baseline_s"), TIME_ALONE),
             Column(
                 "time saved",
@@ -470,11 +478,11 @@ def _agreement(results: Results) -> Table:
     return Table.of(
         "How close virtual times are",
         [
-            *(STRATEGY, replace(EXECUTION, name="engine", meaning=""), WORKERS),
-            *(
-                Column("native", fields("native_s"), TIME_ALONE),
-                Column("virtual", fields("virtual_s"), TIME_ALONE),
-            ),
+            STRATEGY,
+            replace(EXECUTION, name="engine", meaning=""),
+            WORKERS,
+            Column("native", fields("native_s"), TIME_ALONE),
+            Column("virtual", fields("virtual_s"), TIME_ALONE),
             Column(
                 "virtual / native",
                 fields("ratio ratio_low ratio_high"),
@@ -500,7 +508,9 @@ def _failed(results: Results) -> Table:
         "Runs that were not completed",
         [
             Column("run", text("run_id"), left=True),
-            *(STRATEGY, EXECUTION, WORKERS),
+            STRATEGY,
+            EXECUTION,
+            WORKERS,
             Column("what became of it", text("status"), left=True),
             Column("why", text("error"), left=True),
         ],

@@ -29,28 +29,25 @@ from scalebench.study.choices import NCCL
 from scalebench.system.bounded_read import read_bytes
 
 COLUMNS = (
-    *(
-        "series",
-        "split",
-        "source",
-        "system",
-        "devices_per_node",
-        "nodes",
-        "workers",
-        "intra_node",
-        "inter_node",
-    ),
-    *(
-        "inter_gbps_per_node",
-        "strategy",
-        "model",
-        "params_million",
-        "batch_per_worker",
-        "quantity",
-        "value",
-        "unit",
-    ),
-    *("data", "note"),
+    "series",
+    "split",
+    "source",
+    "system",
+    "devices_per_node",
+    "nodes",
+    "workers",
+    "intra_node",
+    "inter_node",
+    "inter_gbps_per_node",
+    "strategy",
+    "model",
+    "params_million",
+    "batch_per_worker",
+    "quantity",
+    "value",
+    "unit",
+    "data",
+    "note",
 )
 QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
 # Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks
@@ -65,17 +62,17 @@ _FLOW = 5e9 / 8
 _PER_SWITCH = 2
 
 _CONFIGURATION = (
-    *(
-        "source",
-        "system",
-        "device",
-        "devices_per_node",
-        "intra_node",
-        "framework",
-        "strategy",
-        "comm",
-    ),
-    *("model", "data", "precision"),
+    "source",
+    "system",
+    "device",
+    "devices_per_node",
+    "intra_node",
+    "framework",
+    "strategy",
+    "comm",
+    "model",
+    "data",
+    "precision",
 )
 # of a note: sequence length, activations computed again
 _SETTINGS = r"(?:seq|act\.ckpt)=\w+"

@@ -14,28 +14,26 @@ import numpy as np
 import pandas as pd
 
 _COLUMNS = (
-    *(
-        "source",
-        "series",
-        "system",
-        "execution",
-        "strategy",
-        "model",
-        "workers",
-        "nodes",
-    ),
-    *(
-        "quantity",
-        "unit",
-        "measured",
-        "predicted",
-        "low",
-        "high",
-        "linear",
-        "doublings",
-        "configuration",
-    ),
-    *("seconds", "predicted_s", "linear_s"),
+    "source",
+    "series",
+    "system",
+    "execution",
+    "strategy",
+    "model",
+    "workers",
+    "nodes",
+    "quantity",
+    "unit",
+    "measured",
+    "predicted",
+    "low",
+    "high",
+    "linear",
+    "doublings",
+    "configuration",
+    "seconds",
+    "predicted_s",
+    "linear_s",
 )
 CLEARLY = 0.10  # strategies that differ by more are compared in their order
 

@@ -196,22 +196,19 @@ def choose(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
 
 def _kept_or_measured(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
     facts = (
-        *(
-            torch.__version__,
-            cpu_model(),
-            run.threads_per_worker,
-            str(run.model),
-            run.model_sha256,
-            run.dtype,
-        ),
-        *(
-            str(run.optimizer),
-            dataset.input_shape,
-            dataset.outputs,
-            dataset.task,
-            plan.batch_size,
-        ),
-        *(_workers_tried(run), *(field.name for field in fields(Choice))),
+        torch.__version__,
+        cpu_model(),
+        run.threads_per_worker,
+        str(run.model),
+        run.model_sha256,
+        run.dtype,
+        str(run.optimizer),
+        dataset.input_shape,
+        dataset.outputs,
+        dataset.task,
+        plan.batch_size,
+        _workers_tried(run),
+        *(field.name for field in fields(Choice)),
     )
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     path = cache_folder("arithmetic") / f"{key}.json"

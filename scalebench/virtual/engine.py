@@ -354,17 +354,16 @@ class Simulation(Prepared):
         hosts = HostedState(self.hosts, comm)
         memory = None if self._pool is None else self._pool.memory(rank)
         replica = self._kind_of_replica()(
-            *(
-                self.run,
-                self.dataset,
-                self.plan,
-                comm,
-                clock,
-                None,
-                hosts.shared,
-                hosts.server,
-            ),
-            *(self.workers_per_node, memory),
+            self.run,
+            self.dataset,
+            self.plan,
+            comm,
+            clock,
+            None,
+            hosts.shared,
+            hosts.server,
+            self.workers_per_node,
+            memory,
             mesh=self.mesh,
         )
         if isinstance(replica, BatchedReplica):
