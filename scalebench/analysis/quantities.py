@@ -66,84 +66,6 @@ WORKERS: Column[Row] = Column("workers", fields("workers"), COUNT)
 WORKERS_MARKED = replace(WORKERS, mark=marks)  # where no column has marks
 
 
-def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
-    """Return the columns of a table of `cells` and `with_ratios`, by the names that `scalebench table` takes.
-
-    `metrics` are the names of the metrics of the cells; where these are several, each
-    number has its own behind it.
-    """
-
-    def name_of_metric(row: Row) -> str:
-        return (
-            f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
-        )
-
-    head = metric_head(metrics)
-    return {
-        "time": Column("time", _time, TIME, "geometric mean, with its interval"),
-        "median": Column(
-            "median",
-            fields("median_s median_low_s median_high_s"),
-            TIME_ALONE,
-            "of the repetitions",
-            spare=5,
-            title="Median time",
-        ),
-        "bootstrap": Column(
-            "trimmed mean",
-            fields("trimmed_s trimmed_low_s trimmed_high_s"),
-            TIME,
-            f"20 % trimmed geometric mean with its bootstrap interval, from {BOOTSTRAP_FROM} repetitions",
-            title="Trimmed mean",
-        ),
-        "spread": Column(
-            "spread", fields("spread"), SHARE, "coefficient of variation", spare=4
-        ),
-        "target": Column(
-            "time to target",
-            fields("time_to_target_s target_low_s target_high_s"),
-            TIME,
-            "training time until the target; a Kaplan-Meier median where runs stayed below",
-            mark=censor_mark,
-        ),
-        "epochs": Column(
-            "epochs to target",
-            fields("epochs_to_target"),
-            EPOCHS,
-            "median number of epochs until then",
-            mark=censor_mark,
-        ),
-        "speedup": Column(
-            "speedup",
-            fields("speedup speedup_low speedup_high"),
-            SPEEDUP,
-            "T(serial, 1) / T(N); scaled where the study scales weakly",
-            spare=1,
-        ),
-        "efficiency": Column(
-            "efficiency",
-            fields("efficiency efficiency_low efficiency_high"),
-            RATIO,
-            "speedup / workers, with its interval",
-        ),
-        **{f"vs-{name}": _saving(name) for name in PER_BATCH},
-        **{f"target-vs-{name}": _saving(name, "target-") for name in PER_BATCH},
-        "metric": Column(
-            head,
-            fields("metric metric_low metric_high"),
-            METRIC,
-            "mean over seeds, with its 95 % confidence interval",
-            mark=name_of_metric,
-        ),
-        "metric-vs-allreduce": Column(
-            f"{head} vs allreduce",
-            _verdict,
-            meaning="better, worse, equal or undecided, as `scalebench compare` says",
-        ),
-        "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
-    }
-
-
 def _saving(baseline: str, of: str = "") -> Column[Row]:
     """Return the column of the time saved against `baseline`; with `of` "target-", of the time to the target."""
     return Column(
@@ -161,6 +83,92 @@ def _saving(baseline: str, of: str = "") -> Column[Row]:
 
 def _verdict(row: Row) -> str:
     return EMPTY if pd.isna(row["metric_verdict"]) else str(row["metric_verdict"])
+
+
+_TIMES: dict[str, Column[Row]] = {
+    "time": Column("time", _time, TIME, "geometric mean, with its interval"),
+    "median": Column(
+        "median",
+        fields("median_s median_low_s median_high_s"),
+        TIME_ALONE,
+        "of the repetitions",
+        spare=5,
+        title="Median time",
+    ),
+    "bootstrap": Column(
+        "trimmed mean",
+        fields("trimmed_s trimmed_low_s trimmed_high_s"),
+        TIME,
+        f"20 % trimmed geometric mean with its bootstrap interval, from {BOOTSTRAP_FROM} repetitions",
+        title="Trimmed mean",
+    ),
+    "spread": Column(
+        "spread", fields("spread"), SHARE, "coefficient of variation", spare=4
+    ),
+    "target": Column(
+        "time to target",
+        fields("time_to_target_s target_low_s target_high_s"),
+        TIME,
+        "training time until the target; a Kaplan-Meier median where runs stayed below",
+        mark=censor_mark,
+    ),
+    "epochs": Column(
+        "epochs to target",
+        fields("epochs_to_target"),
+        EPOCHS,
+        "median number of epochs until then",
+        mark=censor_mark,
+    ),
+}
+_RATIOS: dict[str, Column[Row]] = {
+    "speedup": Column(
+        "speedup",
+        fields("speedup speedup_low speedup_high"),
+        SPEEDUP,
+        "T(serial, 1) / T(N); scaled where the study scales weakly",
+        spare=1,
+    ),
+    "efficiency": Column(
+        "efficiency",
+        fields("efficiency efficiency_low efficiency_high"),
+        RATIO,
+        "speedup / workers, with its interval",
+    ),
+    **{f"vs-{name}": _saving(name) for name in PER_BATCH},
+    **{f"target-vs-{name}": _saving(name, "target-") for name in PER_BATCH},
+}
+
+
+def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
+    """Return the columns of a table of `cells` and `with_ratios`, by the names that `scalebench table` takes.
+
+    `metrics` are the names of the metrics of the cells; where these are several, each
+    number has its own behind it.
+    """
+
+    def name_of_metric(row: Row) -> str:
+        return (
+            f" {metric_word(str(row['metric_name']))}" if len(set(metrics)) > 1 else ""
+        )
+
+    head = metric_head(metrics)
+    return {
+        **_TIMES,
+        **_RATIOS,
+        "metric": Column(
+            head,
+            fields("metric metric_low metric_high"),
+            METRIC,
+            "mean over seeds, with its 95 % confidence interval",
+            mark=name_of_metric,
+        ),
+        "metric-vs-allreduce": Column(
+            f"{head} vs allreduce",
+            _verdict,
+            meaning="better, worse, equal or undecided, as `scalebench compare` says",
+        ),
+        "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
+    }
 
 
 def metric_head(names: Collection[str]) -> str:
