@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -290,7 +291,6 @@ def _submit_study(
     )
     from scalebench.batch.shards import divide
     from scalebench.batch.submission import Submitter, begin, submitting
-    from scalebench.formatting import Detail
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
 
@@ -310,9 +310,7 @@ def _submit_study(
         limit_s=limit_s,
     )
     submission = _submission_of(shards, scheduler, allocation)
-    for note in [*only_virtual(plan.study, allocation), *plan.notes]:
-        if not isinstance(note, Detail) or verbosity() > 0:
-            click.echo(f"note: {note}", err=True)
+    _print_notes([*only_virtual(plan.study, allocation), *plan.notes])
     folder = output / plan.study.name
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
     numbers = [shard.number for shard in shards]
@@ -334,6 +332,15 @@ def _submit_study(
             )
             return
     again(folder, scheduler, site, collects=collects)
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    """Print notes, details among them only under -v."""
+    from scalebench.formatting import Detail
+
+    for note in notes:
+        if not isinstance(note, Detail) or verbosity() > 0:
+            click.echo(f"note: {note}", err=True)
 
 
 def _submission_of(

@@ -124,9 +124,8 @@ class Replica:
         self.replica, self.comm = by_mesh(comm, self.mesh)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.epochs, self.seed = run.epochs, run.seed
-        self.workers_per_node = max(
-            1, min(workers_per_node or comm.size, comm.size) // self.mesh.parts
-        )
+        together = min(workers_per_node or comm.size, comm.size)
+        self.workers_per_node = max(1, together // self.mesh.parts)
         self.task = dataset.task
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
@@ -138,7 +137,6 @@ class Replica:
             self.dtype,
             run.seed,
         )
-        self.gives_labels = False
         self.state = SimpleNamespace()
         self._begin_model(memory)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
