@@ -19,6 +19,7 @@ from scalebench.pricing.charges import jitter_of
 from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import RecordingWorker, trainable_numbers
+from scalebench.pricing.table_cut import cut_of
 from scalebench.study.spec import Run
 from scalebench.system.random_state import (
     drawn_since,
@@ -263,6 +264,7 @@ class Simulation(Prepared):
         model = self.without_arithmetic()
         if not self.run.trace:
             self._clock_kind = ModelledClock
+        cut = cut_of(self.run.model)
         workers = []
         for rank in range(self.run.workers):
             clock = self._clock(rank)
@@ -280,9 +282,7 @@ class Simulation(Prepared):
                 self.mesh,
                 self.dataset.input_shape,
             )
-            workers.append(
-                RecordingWorker(*at, shared=hosts.shared, server=hosts.server)
-            )
+            workers.append(RecordingWorker(*at, cut, hosts.shared, hosts.server))
         reports = self.scheduler.run(
             {rank: self._training(worker) for rank, worker in enumerate(workers)}
         )
