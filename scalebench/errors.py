@@ -21,9 +21,10 @@ _USED_UP = {
     errno.ENOSPC: "room on the disk",
     errno.EDQUOT: "room in the quota",
 }
+# of libraries
 _NO_MEMORY = re.compile(
     r"(can't|cannot|unable to) (allocate|map) |failed to map segment", re.IGNORECASE
-)  # of libraries
+)
 _NO_THREAD = re.compile("can't start new thread")
 
 

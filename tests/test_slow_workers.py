@@ -90,9 +90,8 @@ def test_slow_cards_slow_messages_between_nodes():
     n = 10_000_000
     latency = cluster.links.inter.latency_s
     assert slow.time(message(n, 0, 1)) == plain.time(message(n, 0, 1))
-    assert slow.time(message(n, 2, 3)) == plain.time(
-        message(n, 2, 3)
-    )  # inside the slow node
+    # inside the slow node
+    assert slow.time(message(n, 2, 3)) == plain.time(message(n, 2, 3))
     assert slow.time(message(n, 0, 4)) == plain.time(message(n, 0, 4))
     assert slow.time(message(n, 0, 2)) - latency == pytest.approx(
         4 * (plain.time(message(n, 0, 2)) - latency)
@@ -187,9 +186,8 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
         found > 0.00999 * factor for found, factor in zip(seconds, factors, strict=True)
     )
     assert max(factors) > 1.2
-    assert (
-        jitter_of(make_run("allreduce", 2), 1) is None
-    )  # what was measured, the machine does itself
+    # what was measured, the machine does itself
+    assert jitter_of(make_run("allreduce", 2), 1) is None
 
 
 def test_slow_link_between_two_nodes_slows_its_messages():
@@ -370,12 +368,10 @@ def test_slow_links_delay_real_messages_by_the_model(paced):
     assert one == pytest.approx(999 * n / 1.25e9)
     assert mean == pytest.approx(one)  # 2 (p - 1) / p = 1
     assert min(comm["allreduce"]) > 0.999 * steps * mean
-    assert (
-        comm["asp"][1] > 0.999 * steps * 2 * one
-    )  # there and back; worker 0 sits beside the server
-    assert comm["epoch_async"][1] > 0.999 * (
-        2 * one + mean
-    )  # fetched and stored, then the mean of all
+    # there and back; worker 0 sits beside the server
+    assert comm["asp"][1] > 0.999 * steps * 2 * one
+    # fetched and stored, then the mean of all
+    assert comm["epoch_async"][1] > 0.999 * (2 * one + mean)
     assert min(comm["gossip"]) > 0.999 * (steps * one + mean)
 
 

@@ -301,9 +301,8 @@ class Baselines:
 
         found = self._cells.get((cell.execution, name, workers), [])
         found = [base for base in found if engine in ("", base.at.engine)]
-        if name != "serial" or (
-            cell.parts > 1 and not cell.weak
-        ):  # at another global batch: another problem
+        # at another global batch: another problem
+        if name != "serial" or (cell.parts > 1 and not cell.weak):
             of_batch = [
                 base for base in found if base.at.batch_global == cell.at.batch_global
             ]

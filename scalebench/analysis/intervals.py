@@ -331,9 +331,10 @@ def median_ranks(n: int, level: float = LEVEL) -> tuple[int, float]:
     - 2 d) i), where i is the share of the surplus in the step from d to d + 1. The rank
     is -1 where n is too small for `level`.
     """
+    # n over k
     ways = accumulate(
         range(1, n // 2 + 1), lambda number, k: number * (n - k + 1) // k, initial=1
-    )  # n over k
+    )
     below = np.cumsum([number / 2**n for number in ways])  # P(B <= k)
     enclosed = 1 - 2 * below  # [d - 1]
     d = int((enclosed >= level).sum())

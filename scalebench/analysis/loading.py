@@ -335,9 +335,8 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         ("dataset_sha256", runs["dataset_sha256"].dropna().str[:_OF_A_CHECKSUM], grown)
     ]
     for name, values, group in identities:
-        if (
-            group is one and values.nunique(dropna=False) < 2
-        ):  # as in almost every study, found faster than below
+        # as in almost every study, found faster than below
+        if group is one and values.nunique(dropna=False) < 2:
             continue
         texts = values[values.index.isin(runs.index)].map(str)
         latest = texts.groupby(group.loc[texts.index]).transform("last")

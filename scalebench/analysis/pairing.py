@@ -184,9 +184,8 @@ class Comparer:
             else UNKNOWN
         )
         median = median_ratio(above, below) if paired and above else UNKNOWN
-        if (
-            simulated
-        ):  # order statistics of draws say nothing about the error of the calibration
+        # order statistics of draws say nothing about the error of the calibration
+        if simulated:
             median = median._replace(low=math.nan, high=math.nan)
         left_out = (
             len(top.seconds.keys() & bottom.seconds.keys()) - len(above)
@@ -232,9 +231,10 @@ class Comparer:
             test = tests.get(n)
             needed = 0
             if n in tests and test is None and top.execution in MEASURED:
+                # more runs will be paired
                 alone = (
                     self.one_study and min(len(ratio.top_s), len(ratio.bottom_s)) < 2
-                )  # more runs will be paired
+                )
                 needed = repetitions_needed(
                     len(asked), paired=ratio.paired or alone, alpha=alpha
                 )

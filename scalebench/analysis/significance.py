@@ -66,9 +66,8 @@ def rank_sum_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     # by how many are chosen, and the sum of their doubled ranks
     ways = np.zeros((n + 1, int(doubled.sum()) + 1))
     ways[0, 0] = 1.0
-    for seen, rank in enumerate(
-        doubled, start=1
-    ):  # the chance that `k` of the first `seen` are of `top`
+    # the chance that `k` of the first `seen` are of `top`
+    for seen, rank in enumerate(doubled, start=1):
         taken = np.zeros_like(ways)
         taken[1:, rank:] = ways[:-1, : ways.shape[1] - rank]
         share = np.arange(n + 1)[:, None] / seen

@@ -392,9 +392,10 @@ def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
             if note and NO_BASELINE not in note
         }
     )
+    # of serial: any
     engine = lacking["baseline_engine"].where(
         lacking["baseline_engine"] != "", lacking["execution"]
-    )  # of serial: any
+    )
     places = lacking.assign(
         label=lacking["baseline"], workers=lacking["baseline_workers"], engine=engine
     )

@@ -225,9 +225,10 @@ def compare_studies(
     absent = [cell for cell in first if cell not in dict(pairs)]
     compared_of_b = {other for _, other in pairs}
     tried = set(cells_in(b.runs))
+    # of a batch that A lacks
     tried |= {cell.at_any_batch for cell in tried} - {
         cell.at_any_batch for cell in second
-    }  # of a batch that A lacks
+    }
     return Verdicts(
         str(a.folder),
         str(b.folder),

@@ -241,9 +241,8 @@ def _without_names(table: str) -> str:
     for number, line in enumerate(lines[1:], start=1):
         cells = [to_text(cell) for cell in from_line(line.encode())]
         masked = cells.copy()
-        for place, name in enumerate(
-            header[: len(cells)]
-        ):  # a torn line has fewer cells, or more
+        # a torn line has fewer cells, or more
+        for place, name in enumerate(header[: len(cells)]):
             if name in _FREE_TEXTS:
                 masked[place] = redact(cells[place])
         if masked != cells:

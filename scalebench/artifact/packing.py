@@ -116,9 +116,8 @@ def _fill(
     records = building / "results" / name
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
         drawn = plot_folder(records, building / "plots", jobs=jobs)
-    with suppress(
-        OSError
-    ):  # the next artifact states the same time; a read-only folder is left as it is
+    # the next artifact states the same time; a read-only folder is left as it is
+    with suppress(OSError):
         write_atomic(
             results / DURATIONS, (records / DURATIONS).read_text(encoding="utf-8")
         )

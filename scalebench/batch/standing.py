@@ -134,9 +134,8 @@ def _answers(
     if not jobs:
         return {}
     path = folder / JOBS / _ANSWER
-    with suppress(
-        OSError, ValueError, KeyError, TypeError
-    ):  # none was kept, or it is damaged
+    # none was kept, or it is damaged
+    with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["jobs"] == jobs and 0 <= time.time() - kept["asked_at"] < poll_s:
             return {name: JobState(**state) for name, state in kept["states"].items()}

@@ -164,9 +164,8 @@ def _obtained(
         case Given():
             _copy(source, request, path)
             return source.calibration
-        case Kept(
-            place=Place.ANOTHER_MACHINE
-        ):  # what is measured here does not belong beside it
+        # what is measured here does not belong beside it
+        case Kept(place=Place.ANOTHER_MACHINE):
             return source.calibration
         case Kept(place=Place.FOLDER):
             calibration = source.calibration
@@ -430,9 +429,8 @@ def measure_operations(
     gauge = Gauge()
     for name, run in smallest.items():
         strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
-        if (
-            strategy.arithmetic(run.workers) is not None
-        ):  # only steps and averages of gradients
+        # only steps and averages of gradients
+        if strategy.arithmetic(run.workers) is not None:
             times[name] = {}
             continue
         until: Until[_Found] = Until(_RUNS_S, fewest=_FEWEST_RUNS, most=_MOST_RUNS)

@@ -414,9 +414,8 @@ class KeptSteps:
             measured = measured.with_tables(before.tables).model_copy(
                 update={"operations": operations}
             )
-        with suppress(
-            OSError, ResultsError
-        ):  # a cache that cannot be written is one that nothing is read from
+        # a cache that cannot be written is one that nothing is read from
+        with suppress(OSError, ResultsError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             measured.model_copy(update={"engines": EngineCosts()}).save(self._path)
 

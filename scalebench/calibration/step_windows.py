@@ -269,9 +269,8 @@ class Rounds:
             (moments[3] - moments[2]) / steps,
             (moments[1] - moments[0]) / _STEPS,
         )
-        if isinstance(
-            self._gauge, SecondsGauge
-        ):  # the thread waits while the device computes
+        # the thread waits while the device computes
+        if isinstance(self._gauge, SecondsGauge):
             processor_s = float(laps.sum()) / steps, reference_s
         return _Window(laps, reference_s, processor_s, undisturbed)
 

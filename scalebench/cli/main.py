@@ -146,9 +146,8 @@ class LazyGroup(Group):
         **extra: Any,
     ) -> Any:
         """Run, and leave with 0, 1 (a run failed), 2 (usage) or 130 (interrupted); bugs keep their traceback."""
-        if os.environ.get(
-            "NO_COLOR"
-        ):  # no-color.org; rich keeps to it by itself, click does not
+        # no-color.org; rich keeps to it by itself, click does not
+        if os.environ.get("NO_COLOR"):
             extra.setdefault("color", False)
         if not standalone_mode:
             return super().main(
@@ -175,9 +174,8 @@ class LazyGroup(Group):
             _leave(error.format_message(), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             _leave("interrupted", 130)
-        except (
-            BrokenPipeError
-        ):  # the reader of our output has gone, as in `scalebench list | head`
+        # the reader of our output has gone, as in `scalebench list | head`
+        except BrokenPipeError:
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
         except (Exception, SystemExit) as error:

@@ -32,9 +32,10 @@ from scalebench.system.clock import WallClock
 if TYPE_CHECKING:
     from scalebench.comm.engines.base import Place
 
+# before torch 2.13
 _REDUCE_SCATTER: Any = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-)  # before torch 2.13
+)
 STORE: Any = vars(dist)["TCPStore"]  # of which mypy does not know
 # connections that wait to be taken, as of thousands of ranks; the system may allow
 # fewer

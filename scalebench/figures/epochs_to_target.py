@@ -53,9 +53,10 @@ class EpochsToTarget(Figure):
             raise EmptyFigureError(
                 "no run of the selection has a target and a global batch"
             )
+        # a busy machine takes no more
         table = table.assign(
             n=table["n_reached"], oversubscribed=False, disturbed=False
-        )  # a busy machine takes no more
+        )
         found = _laws_by_series(table, results)
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())

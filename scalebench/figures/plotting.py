@@ -272,9 +272,8 @@ def _write(
     data = stem.with_suffix(".csv")
     table = canvas.data()
     texts = table.select_dtypes(exclude=["number", "bool"]).columns
-    for name in (
-        texts
-    ):  # escaped: a spreadsheet would compute a text that begins with an equals sign
+    # escaped: a spreadsheet would compute a text that begins with an equals sign
+    for name in texts:
         table[name] = [
             to_cell(cell) if isinstance(cell, str) else cell for cell in table[name]
         ]
@@ -334,9 +333,8 @@ def house_style(style: Style = REPORT) -> Iterator[None]:
     sheet = mpl.rc_params_from_file(
         Path(__file__).with_name("scalebench.mplstyle"), use_default_template=False
     )
-    with (
-        mpl.rc_context()
-    ):  # whatever the user's own file says, equal records give equal pictures
+    # whatever the user's own file says, equal records give equal pictures
+    with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(sheet)
         mpl.rcParams.update(mpl.RcParams(style.parameters()))

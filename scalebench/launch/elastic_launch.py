@@ -184,9 +184,8 @@ class ElasticLaunch:
                 utc, self._lives.rank, host_hash(), epoch, lost_s, began_s - died_s
             )
         )
-        for path in self._folder.glob(
-            "rank-*.error"
-        ):  # of ranks that lost their peer: no cause of a later end
+        # of ranks that lost their peer: no cause of a later end
+        for path in self._folder.glob("rank-*.error"):
             path.unlink()
 
     def _ended(self, death: Death | None, returncode: int) -> ElasticOutcome:

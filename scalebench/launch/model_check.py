@@ -230,9 +230,8 @@ def memory_notes(
     """
     largest: dict[str, Run] = {}
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
-        if run.execution == "virtual" or (
-            not run.is_virtual and not hardware.gpus()
-        ):  # else in no memory here
+        # else in no memory here
+        if run.execution == "virtual" or (not run.is_virtual and not hardware.gpus()):
             largest[f"{run.strategy} {run.execution}"] = run
     has, needs = usable_memory_mib() * 2**20, []
     for run in largest.values():
@@ -373,9 +372,8 @@ def kept_step(plan: StudyPlan) -> float:
     with suppress(OSError, ValueError, TypeError):
         return float(json.loads(path.read_text(encoding="utf-8")))
     step_s = measured_step(plan)
-    with suppress(
-        OSError
-    ):  # a cache that cannot be written is one that nothing is read from
+    # a cache that cannot be written is one that nothing is read from
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(step_s))
     return step_s

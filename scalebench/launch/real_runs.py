@@ -427,7 +427,6 @@ class _Launch:
         if nodes := Nodes.of_launch(self._folder):
             outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
         self._owner.on_outcome(run, outcome)
-        if (
-            outcome.status != "completed" and self._owner.stopping()
-        ):  # the ranks may have begun the next already
+        # the ranks may have begun the next already
+        if outcome.status != "completed" and self._owner.stopping():
             self._last = self._last or run

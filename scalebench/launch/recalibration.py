@@ -77,9 +77,8 @@ def plan_charged_by(study: Study, calibration: Path | None) -> StudyPlan:
             plan, study=study.model_copy(update={"calibration": calibration})
         )
         check_given_calibration(request_of(given, given.sweep.simulated))
-    elif (
-        study.calibration is not None and plan.cluster.compute != "this-machine"
-    ):  # of which the file has nothing
+    # of which the file has nothing
+    elif study.calibration is not None and plan.cluster.compute != "this-machine":
         plan = replace(plan, study=study.model_copy(update={"calibration": None}))
     return plan
 

@@ -319,9 +319,8 @@ class StudyRun:
         left = [run for run in self.queue.left() if run.is_virtual]
         if not left:
             return {}
-        if (
-            self.plan.cluster.compute == "this-machine"
-        ):  # step times of other machines are stated, not measured
+        # step times of other machines are stated, not measured
+        if self.plan.cluster.compute == "this-machine":
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
         charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)

@@ -411,9 +411,8 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         shared["virtual"] = _injected(study.virtual)
     elif cell.engine == VIRTUAL:
         shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
-    elif (
-        cell.execution == "native"
-    ):  # nothing is injected; shards follow the speeds that are stated
+    # nothing is injected; shards follow the speeds that are stated
+    elif cell.execution == "native":
         shared["virtual"] = VirtualOptions(
             slowdown=study.virtual.slowdown if _by_speed(study) else {}
         )
@@ -475,8 +474,7 @@ def config_hash(run: Run) -> str:
         del values["tasks"]
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
-    if (
-        run.optimizer.name == "adamw"
-    ):  # it had no decay by default once: those runs are others
+    # it had no decay by default once: those runs are others
+    if run.optimizer.name == "adamw":
         values["optimizer"]["options"].setdefault("weight_decay", ADAMW_DECAY)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

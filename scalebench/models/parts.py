@@ -208,9 +208,8 @@ class _Work(DispatchMode):
             for leaf in tree_leaves((args, kwargs))
             if isinstance(leaf, Tensor)
         }
-        if (
-            written is not None and written.untyped_storage()._cdata not in read
-        ):  # a view is no work
+        # a view is no work
+        if written is not None and written.untyped_storage()._cdata not in read:
             self.amount += written.numel() * _per_element(
                 func._overloadpacket.__name__, args
             )
@@ -225,9 +224,8 @@ def _per_element(operation: str, args: Any) -> float:
         return float(2 * args[1].shape[-1])
     if operation == "convolution":
         return float(2 * math.prod(args[1].shape[1:]))
-    if (
-        "attention" in operation
-    ):  # (samples, heads, places, width): two products, over width and over places
+    # (samples, heads, places, width): two products, over width and over places
+    if "attention" in operation:
         return float(4 * args[1].shape[-2])
     return 1.0
 

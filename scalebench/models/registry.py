@@ -168,9 +168,8 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_HUB_NAME = re.compile(
-    r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}"
-)  # owner/model, or bert-base-uncased
+# owner/model, or bert-base-uncased
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}")
 _FORM = "file.py:factory, for example my_model.py:build"
 
 

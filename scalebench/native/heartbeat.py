@@ -164,9 +164,8 @@ def _operation(frame: FrameType) -> str:
 
 def _end_with_daemon() -> None:
     """End this rank, and its daemon if that is stopped: it would not notice that the launch is over."""
-    with suppress(
-        ProcessLookupError, PermissionError
-    ):  # Slurm's own daemon is not ours to end
+    # Slurm's own daemon is not ours to end
+    with suppress(ProcessLookupError, PermissionError):
         if is_stopped(os.getppid()):
             os.kill(os.getppid(), signal.SIGKILL)
     os._exit(1)

@@ -53,9 +53,8 @@ class Gpu:
         self, function: str, found: ctypes.c_uint | ctypes.c_ulonglong, *arguments: int
     ) -> int | None:
         device = ctypes.c_void_p()
-        with suppress(
-            OSError, AttributeError
-        ):  # no such library; no such function in it
+        # no such library; no such function in it
+        with suppress(OSError, AttributeError):
             nvml = ctypes.CDLL(self._library)
             if (
                 nvml.nvmlInit_v2() == 0

@@ -181,9 +181,8 @@ class EqualWorkers:
             found[place] = self.operation_s(
                 compute.names[place], int(compute.amounts[place, 0])
             )
-            if (
-                self.joined is not None and updates is not None and place < updates[-1]
-            ):  # a part of the step
+            # a part of the step
+            if self.joined is not None and updates is not None and place < updates[-1]:
                 found[place] *= self.joined
         return found[:, :, None]
 

@@ -157,9 +157,10 @@ class _Walk:
         self.progress = 0
         self.collectives = Collectives(machines, shape)
         self.variance = np.zeros(shape)  # of the compute since the last collective
+        # by first pair and tag
         self._mail: dict[tuple[int, int, int], list[tuple[Floats, Floats]]] = (
             defaultdict(list)
-        )  # by first pair and tag
+        )
         self._messages: dict[tuple[Program, Operation], _Messages] = {}
 
     def follow(self, program: Program) -> Iterator[str]:

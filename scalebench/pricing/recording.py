@@ -160,9 +160,8 @@ def record_each(
         worker = RecordingWorker(
             run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut
         )
-        with seeded(
-            worker_seed(run.seed, rank)
-        ):  # a user's strategy may draw from the global generators
+        # a user's strategy may draw from the global generators
+        with seeded(worker_seed(run.seed, rank)):
             before = random_state()
             schedule.report = train(worker, strategy)
             if drawn_since(before):

@@ -103,9 +103,8 @@ def folder_lock(
     try:
         yield
     finally:
-        if _is_still(
-            path, descriptor
-        ):  # not the lock of another command, if this one was deleted
+        # not the lock of another command, if this one was deleted
+        if _is_still(path, descriptor):
             with suppress(OSError):
                 path.unlink()
         os.close(descriptor)

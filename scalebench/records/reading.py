@@ -283,9 +283,8 @@ def _are_no_times(moments: pd.Series[str]) -> NDArray[np.bool_]:
         .notna()
         .to_numpy(dtype=bool)
     )
-    dashed = (moments.str.slice(4, 5) == "-").to_numpy(
-        dtype=bool, na_value=False
-    )  # 46348 is a spreadsheet's day
+    # 46348 is a spreadsheet's day
+    dashed = (moments.str.slice(4, 5) == "-").to_numpy(dtype=bool, na_value=False)
     return given & ~(read & dashed)
 
 

@@ -821,9 +821,10 @@ def is_worker_list(name: str, text: str, workers: int) -> bool:
             isinstance(value, str) and pattern.fullmatch(value) is not None
             for value in known
         )
+    # NaN is not below
     return all(
         isinstance(value, int | float) and abs(value) <= LARGEST for value in known
-    )  # NaN is not below
+    )
 
 
 def range_of(name: str) -> str | None:

@@ -92,9 +92,8 @@ def changes(folder: Path, study: Study) -> list[str]:
     before = load_study(path, {}, []).model_dump(mode="json")
     now = study.model_dump(mode="json")
     for values in (before, now):
-        del values["tasks"][
-            "scheduler"
-        ]  # where tasks are computed, another address in each batch job
+        # where tasks are computed, another address in each batch job
+        del values["tasks"]["scheduler"]
     # Of the strategies, which may be added to, only the contents of those in both are
     # compared.
     own = [values.pop(STRATEGIES) for values in (before, now)]

@@ -218,9 +218,8 @@ class Tree(Reducer):
             if rank + stride < size:
                 comm.recv_(vector, rank + stride, add=True)
             stride *= 2
-        if (
-            rank > 0
-        ):  # `stride` is now the lowest set bit of the rank: where it hangs in the tree
+        # `stride` is now the lowest set bit of the rank: where it hangs in the tree
+        if rank > 0:
             comm.send(vector, rank - stride)
             comm.recv_(vector, rank - stride)
         else:

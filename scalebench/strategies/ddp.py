@@ -264,9 +264,8 @@ class Ddp(VirtualDdp):
         if scale != 1.0:
             worker.gradients.mul_(scale)
         if worker.size > 1:
-            if (
-                state.buffer_bytes
-            ):  # DDP has sent them before the first forward pass, dtype by dtype
+            # DDP has sent them before the first forward pass, dtype by dtype
+            if state.buffer_bytes:
                 broadcast = comm.operation(Kind.BROADCAST, state.buffer_bytes)
                 comm.tally(broadcast.payload(worker.rank), state.buffer_calls)
                 comm.linger(broadcast)

@@ -79,9 +79,8 @@ class Gossip(Averaging):
         mine = self._message(worker, packed(state))
         if self.peers == "ring":
             mixed, members = mine.clone(), 1
-            for step in (1, -1)[
-                : worker.size - 1
-            ]:  # two workers are one another's only neighbour
+            # two workers are one another's only neighbour
+            for step in (1, -1)[: worker.size - 1]:
                 to, source = (
                     (worker.rank + step) % worker.size,
                     (worker.rank - step) % worker.size,

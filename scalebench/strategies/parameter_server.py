@@ -108,9 +108,8 @@ class ParameterServerStrategy(Strategy):
 
     def finish(self, worker: Worker) -> None:
         worker.comm.barrier()  # training ends when the last worker has pushed
-        with (
-            worker.clock.paused()
-        ):  # the model is on the server; no worker trains on a last copy
+        # the model is on the server; no worker trains on a last copy
+        with worker.clock.paused():
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:

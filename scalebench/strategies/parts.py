@@ -66,9 +66,8 @@ def scheduled(
     }[schedule]
     forwards = [Move(True, place, chunk) for chunk, place in passes]
     backwards = [Move(False, place, chunks - 1 - chunk) for chunk, place in passes]
-    if (
-        schedule == "interleaved" and micro_batches % stages
-    ):  # of a smaller last batch: others could wait for ever
+    # of a smaller last batch: others could wait for ever
+    if schedule == "interleaved" and micro_batches % stages:
         ahead = len(forwards)
     yield from forwards[:ahead]
     for number, backward in enumerate(backwards):

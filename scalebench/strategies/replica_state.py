@@ -78,6 +78,7 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
         return pieces[0]
     import torch
 
+    # most lie as they are to travel: two calls less for each
     return torch.cat(
         [
             each
@@ -85,7 +86,7 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
             else each.reshape(-1).to(dtype)
             for each in pieces
         ]
-    )  # most lie as they are to travel: two calls less for each
+    )
 
 
 def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:

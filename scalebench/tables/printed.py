@@ -263,9 +263,8 @@ def _unrounded(cell: Entry, shown: Rounded, factor: float) -> Rounded:
         return replace(
             shown, value="" if shown.value == EMPTY else in_cell(shown.value)
         )
-    value, low, high = (
-        f"{factor * number:.15g}" for number in cell.number[:3]
-    )  # a product is exact to so many
+    # a product is exact to so many
+    value, low, high = (f"{factor * number:.15g}" for number in cell.number[:3])
     has_bounds = bool(shown.bounds[0])
     return Rounded(
         value if shown.is_number else "",

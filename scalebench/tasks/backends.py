@@ -176,9 +176,8 @@ def _require_answer(address: str) -> None:
     try:
         asyncio.run(asyncio.wait_for(ask(), ANSWER_S))
         return
-    except (
-        MemoryError
-    ):  # dask takes the first bytes of another protocol for the length of a message
+    # dask takes the first bytes of another protocol for the length of a message
+    except MemoryError:
         why = " (another program does)"
     except TimeoutError:
         why = ""
@@ -234,9 +233,10 @@ class Ray:
             "log_to_driver": False,
         }  # a dead worker is in its row
         if not options.scheduler:
+            # beside any that runs here
             ray.init(
                 address="local", num_cpus=workers, include_dashboard=False, **quiet
-            )  # beside any that runs here
+            )
             return
         _require_ray(options.scheduler)
         try:

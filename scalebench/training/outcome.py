@@ -340,9 +340,8 @@ def _about(run: Run, outcome: Outcome, cluster: str) -> str:
     epochs = f"{run.epochs} epoch{'s' if run.epochs > 1 else ''} of {steps} step{'s' if steps > 1 else ''}"
     uneven = [] if run.execution == "native" else run.virtual.describe(run.workers)
     crowded = ""
-    if (
-        outcome.facts.oversubscribed
-    ):  # of paced runs: more than 1 % of their steps were slower than the pace
+    # of paced runs: more than 1 % of their steps were slower than the pace
+    if outcome.facts.oversubscribed:
         paced = run.execution == "paced"
         crowded = (
             "; its steps took longer than paced"
@@ -387,9 +386,8 @@ def read_horovod(path: Path, began_unix_s: float | None = None) -> list[Lane]:
             raise ValueError("it holds no list of events")
         names = {}
         for event in events:
-            if event["ph"] == "M" and "name" in event.get(
-                "args", {}
-            ):  # metadata, that name a lane
+            # metadata, that name a lane
+            if event["ph"] == "M" and "name" in event.get("args", {}):
                 names[event["pid"]] = event["args"]["name"]
         first: dict[str, Any] = next(
             (event["args"] for event in events if "args" in event), {}
@@ -423,9 +421,8 @@ def _lanes(
             stack.append((event["name"], event["ts"] / 1e6 - shift))
         elif event["ph"] == "E" and stack:
             name, begin = stack.pop()
-            if (
-                not stack and begin >= 0
-            ):  # nested events name the library, and are left out
+            # nested events name the library, and are left out
+            if not stack and begin >= 0:
                 activity = (
                     "waiting" if name.startswith("NEGOTIATE") else "communication"
                 )

@@ -168,9 +168,8 @@ class TimedChunk(nn.Module):
         if samples < len(x):
             rest = made.new_zeros((len(x) - samples, *made.shape[1:]))
             made = torch.cat([made, rest])
-        if (
-            made._is_view()
-        ):  # torch detaches outputs in place, after the first half of a backward pass
+        # torch detaches outputs in place, after the first half of a backward pass
+        if made._is_view():
             made = made.clone(memory_format=torch.contiguous_format)
         return made.contiguous()  # torch sends the memory as it lies
 

@@ -129,9 +129,10 @@ def read_published(path: Path) -> tuple[pd.DataFrame, list[str]]:
         kept &= ~left_out
     table = table[kept]
     require_positive(table, ("value", "workers", "nodes", "devices_per_node"), path)
+    # a step's samples
     require_positive(
         table[table["quantity"] == "throughput_total"], ("batch_per_worker",), path
-    )  # a step's samples
+    )
     if not (table["split"] == "hold").any():
         raise ResultsError(
             f"{path}: no row of split=hold to predict"

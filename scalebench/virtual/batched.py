@@ -239,9 +239,8 @@ class Batched:
 
     def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
-        with (
-            warnings.catch_warnings()
-        ):  # an operation that is batched by a loop is no matter of the model's author:
+        # an operation that is batched by a loop is no matter of the model's author:
+        with warnings.catch_warnings():
             # which form is faster is measured
             warnings.filterwarnings("ignore", message="There is a performance drop")
             made = torch.func.vmap(self._forward_with, randomness="error")(

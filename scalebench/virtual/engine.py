@@ -290,9 +290,8 @@ class Simulation(Prepared):
             raise NotLockStepError("its schedule depends on the training loss")
         reports = {rank: trace.with_losses(report) for rank, report in reports.items()}
         moments: dict[int, float] = {}
-        for worker in reversed(
-            workers
-        ):  # those of worker 0 count, where several have kept the model
+        # those of worker 0 count, where several have kept the model
+        for worker in reversed(workers):
             moments.update(worker.moments)
         facts = {"arithmetic": trace.arithmetic} | self._served()
         return self.outcome(

@@ -277,9 +277,8 @@ def _run_in_processes(
     queue = list(left)
     try:
         while under_way or (queue and not stopping()):
-            while (
-                queue and len(under_way) < 2 * processes and not stopping()
-            ):  # per process: one in work, one waiting
+            # per process: one in work, one waiting
+            while queue and len(under_way) < 2 * processes and not stopping():
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)

@@ -177,9 +177,10 @@ class Group:
 
     ranks: tuple[int, ...]
     pending: dict[int, Rendezvous] = field(default_factory=dict)
+    # sent, there
     mail: dict[tuple[int, int, int], list[tuple[float, float, Tensor]]] = field(
         default_factory=dict
-    )  # sent, there
+    )
     results: dict[int, list[Any]] = field(default_factory=dict)
     receivers: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stream: Stream = field(default_factory=Stream)

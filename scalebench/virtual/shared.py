@@ -150,9 +150,8 @@ class ServerState:
                 tensor,
             )
             self.released[worker] = begin
-            if (
-                worker != comm.world_rank
-            ):  # what it does next takes no effect before the reply has come
+            # what it does next takes no effect before the reply has come
+            if worker != comm.world_rank:
                 comm.scheduler.wake(worker, arrival)
         if self.laps is not None and self.free_at > begin:
             self.laps.append(Lap("serving", begin, self.free_at))

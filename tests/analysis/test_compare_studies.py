@@ -197,10 +197,11 @@ def test_a_test_is_offered_only_where_it_can_reach_its_level(studies):
     row = cell(compare_studies(a, b), "allreduce", 2)
     assert (row["test"], row["repetitions_needed"]) == ("", 5)
     assert math.isnan(row["p"])
+    # never
     assert (
         cell(compare_studies(a, b), "allreduce", 2, "virtual")["repetitions_needed"]
         == 0
-    )  # never
+    )
 
 
 def test_virtual_times_of_one_calibration_are_paired_by_their_draw(studies):
@@ -410,9 +411,10 @@ def test_the_same_computation_is_unchanged_even_if_it_ran_once(studies):
     a, b = studies(both=lambda study: study.drop(lambda row: row.repetition > 0))
     found = compare_studies(a, b, threshold=0.0, execution="virtual")
     assert set(found.table["verdict"]) == {"unchanged"}
+    # one run has no interval
     assert set(compare_studies(a, b, execution="native").table["verdict"]) == {
         "undecided"
-    }  # one run has no interval
+    }
 
 
 def test_virtual_times_of_two_calibrations_vary_by_both(studies):
@@ -453,9 +455,8 @@ def test_metrics_are_paired_by_seed(studies):
     found = compare_studies(*studies(unlearn))
     row = cell(found, "epoch_average", 2)
     assert row["metric_difference"] == pytest.approx(-0.05, abs=1e-4)
-    assert (
-        row["metric_high"] - row["metric_low"] < 1e-3
-    )  # the seeds' own spread, 0.001 each, cancels
+    # the seeds' own spread, 0.001 each, cancels
+    assert row["metric_high"] - row["metric_low"] < 1e-3
     assert (row["verdict"], row["metric_verdict"]) == ("unchanged", "worse")
     assert found.regressed
     assert cell(found, "allreduce", 2)["metric_verdict"] == "equal"

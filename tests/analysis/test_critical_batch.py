@@ -24,9 +24,8 @@ BATCHES = np.array([64, 128, 256, 512, 1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("critical", [500.0, 5_000.0, 50_000.0])
 def test_exact_rows_give_the_law(critical):
     law = fit_epochs(BATCHES, 30 * (1 + BATCHES / critical), draws=2)
-    assert law.epochs_at_zero == pytest.approx(
-        30, rel=1e-3
-    )  # of the optimizer's tolerance
+    # of the optimizer's tolerance
+    assert law.epochs_at_zero == pytest.approx(30, rel=1e-3)
     assert law.critical_batch == pytest.approx(critical, rel=1e-2)
     assert law.epochs(critical).value == pytest.approx(60, rel=1e-2)
 

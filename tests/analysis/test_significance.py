@@ -253,9 +253,8 @@ def test_metrics_are_paired_by_seed_in_every_execution(study):
 
 def test_equal_metric_differences_have_no_interval(study):
     rows = []
-    for seed, (a, b) in enumerate(
-        [(345, 350), (344, 349), (347, 352)]
-    ):  # of 360 test samples
+    # of 360 test samples
+    for seed, (a, b) in enumerate([(345, 350), (344, 349), (347, 352)]):
         rows.append(
             run(
                 "epoch_average",
@@ -312,9 +311,8 @@ def test_p_is_the_share_of_simulated_samples_that_look_as_clear():
     seconds = np.exp(random.normal(0, 0.1, 8))
     simulated = explained_by_a_cut(np.random.default_rng(99).random((20_000, 8)))
     share = np.mean(simulated >= explained_by_a_cut(np.log(seconds)))
-    assert two_groups_p(seconds.tolist()) == pytest.approx(
-        share, abs=0.015
-    )  # three standard errors of both
+    # three standard errors of both
+    assert two_groups_p(seconds.tolist()) == pytest.approx(share, abs=0.015)
 
 
 def test_two_tight_groups_are_clear_and_equal_times_are_not():

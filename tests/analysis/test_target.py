@@ -231,9 +231,8 @@ def test_simulated_interval_covers_what_it_says(draws, seeds):
             np.exp(times).tolist(), np.exp(shares).tolist(), None
         )
         hit += found.low <= 1 <= found.high
-    assert (
-        0.93 <= hit / 800 <= 0.97
-    )  # 3 standard deviations of a binomial share are 0.023
+    # 3 standard deviations of a binomial share are 0.023
+    assert 0.93 <= hit / 800 <= 0.97
 
 
 def test_interval_of_a_torn_cell_covers_at_least_what_it_says():

@@ -163,9 +163,10 @@ def test_verify_accepts_escaped_and_unescaped_formula_texts(
     study, tmp_path, monkeypatch
 ):
     """Artifacts packed before formulas were escaped verify as well."""
+    # has no baseline
     monkeypatch.setattr(
         "scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"]
-    )  # has no baseline
+    )
     folder = write_artifact(study(strategy="=cmd()"), tmp_path, PaperFile()).folder
     assert not [verdict for verdict in verify_artifact(folder) if verdict.fault]
     sums, named = folder / "SHA256SUMS", 0

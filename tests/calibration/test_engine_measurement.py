@@ -54,9 +54,8 @@ def test_each_engine_has_a_complete_curve_with_source(measured):
         assert entry.points[0][1] == entry.alpha_s
         costs_s = [seconds for _, seconds in entry.points]
         assert costs_s == sorted(costs_s), "more bytes never cost less"
-        assert entry.seconds(16 << 20) > entry.seconds(
-            4
-        )  # 16 MiB take longer than 4 bytes on any machine
+        # 16 MiB take longer than 4 bytes on any machine
+        assert entry.seconds(16 << 20) > entry.seconds(4)
         assert 0 < entry.seconds(16 << 20) < 10
 
 
@@ -65,9 +64,8 @@ def test_horovod_waits_for_its_cycle(measured):
     if "horovod" not in here:
         pytest.skip("no Horovod")
     entry = costs.of("horovod")
-    assert (
-        entry.cycle_s > 0.9e-3
-    )  # its loop turns once per millisecond unless told otherwise
+    # its loop turns once per millisecond unless told otherwise
+    assert entry.cycle_s > 0.9e-3
     assert entry.per_step_s > 0
     assert costs.of("mpi").cycle_s == costs.of("mpi").negotiation_s == 0
 

@@ -93,9 +93,8 @@ def test_relative_cost_is_independent_of_the_machine_speed():
     assert found.reference_s == pytest.approx(1.5e-3)
     assert found.values(("mpi", 4), relative=True) == pytest.approx([15.0] * 24)
     assert found.precise(relative=True)
-    assert (
-        found.seconds(("mpi", 4), relative=False) == 15.0
-    )  # the mean of the two in the middle
+    # the mean of the two in the middle
+    assert found.seconds(("mpi", 4), relative=False) == 15.0
     assert not found.precise(relative=False)
 
 

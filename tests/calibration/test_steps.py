@@ -269,9 +269,10 @@ def test_disturbed_windows_are_excluded():
 
 def test_steps_without_undisturbed_windows_are_taken_from_processor_time():
     disturbed = windows(2.0, undisturbed=False)
+    # waits for a core
     disturbed.seconds[:] *= np.random.default_rng(0).uniform(
         1, 20, size=disturbed.seconds.shape[1]
-    )  # waits for a core
+    )
     disturbed.references[:] *= 3
     (table,) = step_tables([disturbed], [1], None).tables
     assert step_s(table) == pytest.approx([2e-3] * BLOCKS)

@@ -25,9 +25,8 @@ def test_every_strategy_is_explained(name: str) -> None:
     strategy = registry.create(name, {})
     assert said.startswith(f"{name}: {strategy.summary}\n")
     assert f"source: {strategy.source}\n" in said
-    assert (
-        "Traffic of mlp" in said or "\ntraffic: strategy " in said
-    )  # or why the default study does not suit it
+    # or why the default study does not suit it
+    assert "Traffic of mlp" in said or "\ntraffic: strategy " in said
     for option in options_of(type(strategy)):
         assert option.description, (
             f"{name}: option {option.name} says nothing of itself"
@@ -69,9 +68,8 @@ def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
         told = "\n".join(rule_of(registry.find(name)))
         assert len(told.splitlines()) <= 24, name
         assert ".py" not in told
-    assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain(
-        "daso-fixed"
-    )  # the part that both presets share
+    # the part that both presets share
+    assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain("daso-fixed")
     assert "continues from the weights of the reply" in explain("ssp")
 
 
@@ -104,11 +102,12 @@ def test_rows_that_a_shuffle_moves_are_in_the_table() -> None:
     )
     assert "of rows that the shuffle moves" in said
     (line,) = [line for line in said.splitlines() if line.startswith("2 ")]
+    # of one epoch of two
     assert (
         0.5
         < int(line.split()[-1].replace(",", "")) / ((13 * 4 + 8) * 142 / 2 / 2 / 2)
         < 1.5
-    )  # of one epoch of two
+    )
     assert "the shuffle moves" not in explain("allreduce", "--workers", "2")
 
 

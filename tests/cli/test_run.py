@@ -611,9 +611,8 @@ def test_flag_choices_match_the_study_model(flag):
         for part in accepted.get("anyOf", [accepted])
         for choice in (part.get("enum") or [part["const"]])
     }
-    assert set(option.type.choices) | {"auto"} == accepted | {
-        "auto"
-    }  # what is not said is auto
+    # what is not said is auto
+    assert set(option.type.choices) | {"auto"} == accepted | {"auto"}
 
 
 def test_dry_run_reads_the_named_calibration(refused, tmp_path):

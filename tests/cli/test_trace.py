@@ -69,23 +69,20 @@ def test_virtual_lanes_have_no_gaps(tmp_path: Path) -> None:
     assert list(found) == [f"worker {rank}" for rank in range(4)]
     for events in found.values():
         for before, after in pairwise(events):
-            assert after["ts"] == pytest.approx(
-                before["ts"] + before["dur"], abs=0.01
-            )  # microseconds, rounded to 1e-3
+            # microseconds, rounded to 1e-3
+            assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
         assert events[0]["ts"] == 0
     ends = {
         name: events[-1]["ts"] + events[-1]["dur"] for name, events in found.items()
     }
-    assert max(ends.values()) == pytest.approx(
-        min(ends.values()), abs=0.01
-    )  # the last thing all do is average
+    # the last thing all do is average
+    assert max(ends.values()) == pytest.approx(min(ends.values()), abs=0.01)
     compute = {
         name: sum(e["dur"] for e in events if e["cat"] == "compute")
         for name, events in found.items()
     }
-    assert compute["worker 1"] == pytest.approx(
-        2 * compute["worker 0"], rel=0.05
-    )  # a batch may differ by a sample
+    # a batch may differ by a sample
+    assert compute["worker 1"] == pytest.approx(2 * compute["worker 0"], rel=0.05)
     waited = {
         name: sum(e["dur"] for e in events if e["cat"] == "waiting")
         for name, events in found.items()
@@ -200,9 +197,8 @@ def test_horovod_timeline_is_included(tmp_path: Path) -> None:
         for event in found[name]
     )
     for name in own:
-        assert (
-            sum(event["cat"] == "communication" for event in found[name]) >= 9 - 1
-        )  # what came before training is out
+        # what came before training is out
+        assert sum(event["cat"] == "communication" for event in found[name]) >= 9 - 1
         assert all(
             event["ts"] >= 0 and event["ts"] + event["dur"] <= end + 1e5
             for event in found[name]

@@ -154,9 +154,8 @@ def test_own_runs_are_predicted_by_the_calibration_that_they_are_given(
         - table["predicted"]
     )
     assert slowed[1] == pytest.approx(0.0)
-    assert slowed[2] == pytest.approx(
-        steps * 0.1, rel=0.02
-    )  # the former allreduce takes 0.1 ms at most
+    # the former allreduce takes 0.1 ms at most
+    assert slowed[2] == pytest.approx(steps * 0.1, rel=0.02)
     of = {
         "dtype": "float32",
         "optimizer": "sgd",

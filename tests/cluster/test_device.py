@@ -23,9 +23,8 @@ def test_every_shipped_device_parses(name):
     assert device.name == name
     assert device.description
     assert 1e12 < device.peak("float32") < 1e14
-    assert (
-        "assumed, range" in device.source
-    )  # of the launch overhead, which no data sheet states
+    # of the launch overhead, which no data sheet states
+    assert "assumed, range" in device.source
 
 
 def test_a_file_is_read(tmp_path):

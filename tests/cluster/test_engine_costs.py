@@ -30,9 +30,8 @@ MPI = EngineCost(
 @given(st.floats(0, 1e9), st.floats(0, 1e9))
 def test_more_bytes_never_cost_less(first: float, second: float) -> None:
     low, high = sorted((first, second))
-    assert MPI.seconds(low) <= MPI.seconds(high) * (
-        1 + 1e-12
-    )  # rounding of the interpolation
+    # rounding of the interpolation
+    assert MPI.seconds(low) <= MPI.seconds(high) * (1 + 1e-12)
 
 
 def test_measured_points_are_met_except_falling_noise() -> None:

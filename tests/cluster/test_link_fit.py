@@ -80,9 +80,8 @@ def test_interval_widens_with_the_distance_and_contains_noisy_measurements() -> 
     fit = fit_links(rows)
     near, far = fit.seconds(8, 8, 10**6), fit.seconds(256, 256, 10**6)
     assert fit.distance(8, 8, 10**6) == 0.0
-    assert fit.distance(32, 32, 10**6) == pytest.approx(
-        4.0
-    )  # two doublings of ranks, two of nodes
+    # two doublings of ranks, two of nodes
+    assert fit.distance(32, 32, 10**6) == pytest.approx(4.0)
     assert math.log(far.high / far.low) > 1.5 * math.log(near.high / near.low)
     truth = [
         (m, n, ring(m, m, n, 20e-6, 1e9) * math.exp(draw.normal(0, 0.05)))

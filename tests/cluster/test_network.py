@@ -76,9 +76,8 @@ def test_one_worker_per_node_costs_the_closed_form(
     n: int, ranks: int, algorithm: str
 ) -> None:
     cost = Network(PRESETS["ethernet-10g"]).time(allreduce(n, range(ranks), algorithm))
-    assert cost == pytest.approx(
-        FORMULAS[algorithm](n, ranks), rel=1e-12
-    )  # same sum, another order
+    # same sum, another order
+    assert cost == pytest.approx(FORMULAS[algorithm](n, ranks), rel=1e-12)
 
 
 def test_hierarchical_costs_rings_inside_and_between_nodes() -> None:
@@ -197,9 +196,10 @@ def test_concurrent_ranks_share_network_cards() -> None:
         one.time(allreduce(n, ranks, "rabenseifner"))
         > many.time(allreduce(n, ranks, "rabenseifner")) + 2 * between
     )
+    # one flow crosses each card
     assert one.time(allreduce(n, ranks, "ring")) == many.time(
         allreduce(n, ranks, "ring")
-    )  # one flow crosses each card
+    )
 
 
 def test_auto_switches_algorithm_like_mpich() -> None:
@@ -339,9 +339,10 @@ def test_ranks_below_one_switch_share_its_link() -> None:
         Network(one).time(allreduce(n, range(2), "rabenseifner"))
         for one in (shared, own)
     )
+    # 2 (p-1)/p n/B once more
     assert two - alone == pytest.approx(
         n / own.links.intra.bandwidth_bytes_per_s, rel=1e-9
-    )  # 2 (p-1)/p n/B once more
+    )
 
 
 def test_flexible_shards_relieve_the_slow_node() -> None:

@@ -72,16 +72,13 @@ def test_shared_state_loses_no_merge_and_server_keeps_arrival_order(ranks):
     if reason := available("mpi"):
         pytest.skip(reason)
     found = run("shared_and_server.py", ranks)
-    assert found["positions"] == list(
-        range(10 * ranks)
-    )  # every access saw its own, none twice
+    # every access saw its own, none twice
+    assert found["positions"] == list(range(10 * ranks))
     assert found["ascending"]
     assert found["handled"] == 3 * (ranks - 1)
     assert found["tickets"] == list(range(ranks - 1, 0, -1))
     assert "leaves every worker waiting" in found["deaf"]
-    assert (
-        found["served_meanwhile"] == ranks - 2
-    )  # by a server whose reply to worker 0 is still on its way
-    assert (
-        found["beats"] >= 1000
-    )  # while a reply was on its way to a worker that did not take it
+    # by a server whose reply to worker 0 is still on its way
+    assert found["served_meanwhile"] == ranks - 2
+    # while a reply was on its way to a worker that did not take it
+    assert found["beats"] >= 1000

@@ -82,9 +82,8 @@ def test_rows_reach_all_workers():
     ]
     assert len(owners[0] & owners[1]) > 2  # half of them stay ...
     assert plan.moved(1).sum() < 64 * 0.8
-    assert (
-        len(set().union(*owners)) > 50
-    )  # ... and in the end nearly all have been there
+    # ... and in the end nearly all have been there
+    assert len(set().union(*owners)) > 50
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,8 @@ def test_validation_samples_come_from_the_training_part_only(tmp_path):
         np.bincount(part.y_test) / part.n_test
         - np.bincount(whole.y_train) / whole.n_train
     )
-    assert (
-        np.abs(shares).max() < 1 / part.n_test
-    )  # stratified: each class is within one sample
+    # stratified: each class is within one sample
+    assert np.abs(shares).max() < 1 / part.n_test
 
 
 def test_no_shifted_copy_of_a_held_out_image_stays_in_training(tmp_path):

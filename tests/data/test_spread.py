@@ -148,9 +148,8 @@ def test_moving_shuffle_makes_one_alltoallv(how):
     tensors = threads.all_do(lambda comm: DsTensor(np.arange(30), 6, comm))
     before = threads.calls
     threads.all_do(lambda comm: tensors[comm.rank].shuffle(how, 1))
-    assert threads.calls - before == 1 + (
-        how in MOVING
-    )  # one more: all ask for the same
+    # one more: all ask for the same
+    assert threads.calls - before == 1 + (how in MOVING)
 
 
 def test_rank_reads_only_its_own_blocks():

@@ -69,9 +69,10 @@ def test_plot_draws_newest_study_by_default(workplace):
 )
 def test_folder_of_studies_means_its_newest(workplace, invoke, monkeypatch, words):
     """Each command on the folder given to `scalebench run --output` takes the study in it."""
+    # of an artifact
     monkeypatch.setattr(
         "scalebench.figures.plotting.default_figures", lambda: ["strong-scaling"]
-    )  # of an artifact
+    )
     (workplace / "results").rename(workplace / "elsewhere")
     code = int(words.startswith("laws"))  # two worker counts are too few for a law
     said = [

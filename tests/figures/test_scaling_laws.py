@@ -58,9 +58,8 @@ def test_drawn_curve_equals_fitted_law_and_band(drawn):
 
 def test_series_without_law_are_not_drawn(drawn):
     _, table = drawn
-    assert set(table["execution"].dropna()) == {
-        "virtual"
-    }  # native ran at two usable worker counts
+    # native ran at two usable worker counts
+    assert set(table["execution"].dropna()) == {"virtual"}
 
 
 def test_same_records_give_same_bytes(drawn, tmp_path):

@@ -138,9 +138,8 @@ def test_horovod_timeline_gives_one_lane_per_tensor() -> None:
         "Horovod: allreduce.b",
     ]
     first = lanes[0].laps[0]
-    assert first == Lap(
-        "waiting", 0.008141, 0.016054
-    )  # NEGOTIATE_ALLREDUCE, microseconds 8141 to 16054 in the file
+    # NEGOTIATE_ALLREDUCE, microseconds 8141 to 16054 in the file
+    assert first == Lap("waiting", 0.008141, 0.016054)
     for lane in lanes:
         assert [lap.activity for lap in lane.laps] == ["waiting", "communication"] * 3
 
@@ -151,9 +150,8 @@ def test_horovod_timeline_is_shifted_to_run_start() -> None:
         / 1e6
     )
     later = read_horovod(RECORDED, began_unix_s=origin + 0.020)
-    assert later[0].laps[0].begin_s == pytest.approx(
-        0.040088 - 0.020, abs=1e-6
-    )  # earlier events are left out
+    # earlier events are left out
+    assert later[0].laps[0].begin_s == pytest.approx(0.040088 - 0.020, abs=1e-6)
 
 
 def test_truncated_horovod_timeline_is_read(tmp_path: Path) -> None:
@@ -202,9 +200,8 @@ def test_asynchronous_workers_do_not_wait_for_the_slow_one() -> None:
 
     synchronous, asynchronous = waited("epoch_average"), waited("epoch_async")
     assert synchronous[2] == 0
-    assert (
-        min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3
-    )  # six steps, half a millisecond each
+    # six steps, half a millisecond each
+    assert min(synchronous[0], synchronous[1], synchronous[3]) > 2e-3
     assert max(asynchronous) < 0.5e-3  # for access to the shared model only
 
 

@@ -305,9 +305,8 @@ def strike(heartbeats, rank, signum, parent=False):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         beat = read_heartbeats(heartbeats)[rank]
-        if beat.phase == Phase.TRAINING and (
-            beat.batches > 20 or beat.beats > 200
-        ):  # a server has no batches
+        # a server has no batches
+        if beat.phase == Phase.TRAINING and (beat.batches > 20 or beat.beats > 200):
             os.kill(psutil.Process(beat.pid).ppid() if parent else beat.pid, signum)
             return
         time.sleep(0.01)
@@ -436,9 +435,8 @@ def test_completed_run_has_all_times_and_counts(swept):
     assert [worker.rank for worker in outcome.workers] == [0, 1]
     for worker in outcome.workers:
         parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
-        assert parts == pytest.approx(
-            worker.train_s, rel=0.02
-        )  # the clock's last reading comes a moment later
+        # the clock's last reading comes a moment later
+        assert parts == pytest.approx(worker.train_s, rel=0.02)
         assert 0 <= worker.wait_s <= worker.comm_s
         assert worker.wait_s == pytest.approx(
             sum(epoch.wait_s for epoch in worker.epochs)
@@ -495,9 +493,8 @@ def test_ranks_are_bound_while_cores_suffice(monkeypatch):
     monkeypatch.setattr(hardware, "physical_cores", lambda: 4)
     assert launch_command(4)[1] == "core"
     assert launch_command(2, threads=2)[1] == "core:2"
-    assert (
-        launch_command(2, progress_threads=1)[1] == "core:2"
-    )  # room for the thread that moves bytes
+    # room for the thread that moves bytes
+    assert launch_command(2, progress_threads=1)[1] == "core:2"
     assert launch_command(4, progress_threads=1)[1] == "core"
     command, binding = launch_command(5)
     assert (binding, command[command.index("--bind-to") + 1]) == ("none", "none")

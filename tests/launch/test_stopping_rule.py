@@ -93,9 +93,8 @@ def test_interrupted_study_continues_to_the_same_runs(spread, seed, stop_after):
 
 
 @settings(max_examples=30)
-@example(
-    spread=0.0234375, seed=1
-)  # serial, a baseline of others, was narrow after 6 blocks and wide after 7
+# serial, a baseline of others, was narrow after 6 blocks and wide after 7
+@example(spread=0.0234375, seed=1)
 @given(spread=st.floats(0.001, 0.2), seed=st.integers(0, 99))
 def test_closed_point_is_narrow_or_exhausted(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
@@ -106,9 +105,8 @@ def test_closed_point_is_narrow_or_exhausted(spread, seed):
         if run.run_id in done:
             by_cell.setdefault(Cell.of(run), {})[run.repetition] = done[run.run_id]
     for cell, seconds in by_cell.items():
-        assert sorted(seconds) == list(
-            range(len(seconds))
-        )  # no block is left out: pairs by block are whole
+        # no block is left out: pairs by block are whole
+        assert sorted(seconds) == list(range(len(seconds)))
         narrow = relative_width(list(seconds.values()), STUDY.until) <= 0.05
         assert narrow or len(seconds) == 8
         assert (cell in made.wide()) == (not narrow)

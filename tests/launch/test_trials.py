@@ -72,9 +72,8 @@ def test_the_sequence_fills_the_range_and_a_longer_one_begins_with_the_shorter()
     tenths = np.histogram(
         np.log([point["lr"] for point in long]), bins=8, range=np.log([0.003, 0.3])
     )[0]
-    assert (
-        tenths.min() >= 6
-    )  # 8 expected: independent draws would miss by more (P < 2 %)
+    # 8 expected: independent draws would miss by more (P < 2 %)
+    assert tenths.min() >= 6
     assert search_points(plan(seed=1).study) != short
 
 
@@ -120,12 +119,15 @@ def test_runs_take_the_values_of_the_best_trial_of_their_cell():
 def test_trials_are_ordered_by_time_then_metric_then_number():
     table = pd.DataFrame(
         {
-            "label": "ddp", "workers": 2, "trial": range(6), "tuned": "{}",
+            "label": "ddp",
+            "workers": 2,
+            "trial": range(6),
+            "tuned": "{}",
             "status": ["completed"] * 5 + ["diverged"],
             "time_to_target_s": [np.nan, 2.0, 1.0, 1.0, 1.0, 0.5],
             "final_metric": [0.99, 0.98, 0.90, 0.95, 0.95, 0.1],
         }
-    )  # fmt: skip
+    )
     assert chosen(table, "time_to_target")["trial"].tolist() == [3]
     assert chosen(table, "final_metric")["trial"].tolist() == [0]
     never = table.assign(time_to_target_s=np.nan)

@@ -87,9 +87,8 @@ def test_trials_come_first_then_virtual_runs_then_real_ones():
     assert set(stages) == {Stage.VIRTUAL, Stage.REAL}
     rows = Rows(TUNED)
     stages = [stage for stage, _ in made_in_order(rows, rows.queue())]
-    assert (
-        stages == [Stage.TRIALS] * 15 + [Stage.VIRTUAL] * 15
-    )  # 5 points, 3 trials and 3 repetitions of each
+    # 5 points, 3 trials and 3 repetitions of each
+    assert stages == [Stage.TRIALS] * 15 + [Stage.VIRTUAL] * 15
     assert rows.queue().next() is None
 
 

@@ -62,9 +62,8 @@ def test_published_totals(name):
     assert table.parameters == parameters
     assert table.source
     if gmacs:
-        assert table.flops / 2e9 == pytest.approx(
-            gmacs, abs=0.0051
-        )  # published with two decimals
+        # published with two decimals
+        assert table.flops / 2e9 == pytest.approx(gmacs, abs=0.0051)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -56,9 +56,10 @@ def weights(path, value):
 @pytest.fixture
 def scalebench(tmp_path, monkeypatch, invoke):
     monkeypatch.chdir(tmp_path)
+    # of artifacts
     monkeypatch.setattr(
         "scalebench.figures.plotting.default_figures", lambda: ["convergence"]
-    )  # of artifacts
+    )
     Path("net.py").write_text(NET)
     weights("start.npz", 0.0)
     Path("ours.yaml").write_text(CLUSTER)

@@ -60,9 +60,8 @@ def test_mlp_computes_its_formula(name, function):
     first, second = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     x = torch.randn(7, 3)
     expected = function(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
-    assert torch.allclose(
-        model(x), expected, atol=1e-6
-    )  # float32 sums in another order
+    # float32 sums in another order
+    assert torch.allclose(model(x), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +229,8 @@ def test_user_model_is_built(own):
     statistics = next(
         layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d)
     )
-    assert (
-        statistics.num_batches_tracked == 0
-    )  # looking at the output shape leaves no trace
+    # looking at the output shape leaves no trace
+    assert statistics.num_batches_tracked == 0
     check_model(Component(name=f"{own}:build"))
 
 

@@ -25,9 +25,8 @@ def test_offsets_are_found_within_their_error():
     assert found[0][0] == ClockOffset(), "against itself"
     for offset, ahead in zip(found[0][1:], AHEAD[1:], strict=True):
         assert offset.error_s > 0
-        assert offset.wall_s == pytest.approx(
-            ahead, abs=offset.error_s + 1e-4
-        )  # 0.1 ms: two clocks are read in turn
+        # 0.1 ms: two clocks are read in turn
+        assert offset.wall_s == pytest.approx(ahead, abs=offset.error_s + 1e-4)
         assert offset.monotonic_s == pytest.approx(
             -2 * ahead, abs=offset.error_s + 1e-4
         )

@@ -231,9 +231,8 @@ def test_unmeasured_times_are_none(swept):
             assert parts == pytest.approx(worker.train_s, rel=0.05)
         if run_id.endswith("-1-native") and not run_id.startswith(("ddp", "bsp")):
             assert worker.wait_s == 0.0
-        elif not run_id.startswith(
-            "ddp"
-        ):  # the one worker of bsp waits where its server is kept from the core
+        # the one worker of bsp waits where its server is kept from the core
+        elif not run_id.startswith("ddp"):
             assert 0 <= worker.wait_s <= worker.comm_s
 
 

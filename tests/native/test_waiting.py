@@ -115,9 +115,8 @@ def test_request_waits_for_queue_and_rule_but_not_for_the_servers_work():
     }
     assert seconds(workers, [server]) == [pytest.approx(1.0), pytest.approx(0.8)]
     slower = {0: numbers((0.0, 1.0, 2.2), (2.3, 5.1, 5.1)), 1: server[1]}
-    assert seconds(workers, [server, slower])[0] == pytest.approx(
-        1.2
-    )  # side by side: the slowest decides
+    # side by side: the slowest decides
+    assert seconds(workers, [server, slower])[0] == pytest.approx(1.2)
 
 
 def test_inconsistent_or_incomplete_logs_give_no_waits():

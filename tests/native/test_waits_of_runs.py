@@ -28,12 +28,21 @@ def study(execution):
     engine = "auto" if execution == "virtual" else "mpi"
     return Study.model_validate(
         {
-            "strategies": [{name: OPTIONS.get(name, {})} for name in (*LOCKSTEP, *FREE, "ssp")],
-            "workers": [WORKERS], "execution": execution, "engine": engine, "device_step_time": STEP_S,
-            "repetitions": 1, "epochs": 2, "dataset": "wine", "batch_per_worker": 8, "model": {"mlp": {"hidden": [16]}},
+            "strategies": [
+                {name: OPTIONS.get(name, {})} for name in (*LOCKSTEP, *FREE, "ssp")
+            ],
+            "workers": [WORKERS],
+            "execution": execution,
+            "engine": engine,
+            "device_step_time": STEP_S,
+            "repetitions": 1,
+            "epochs": 2,
+            "dataset": "wine",
+            "batch_per_worker": 8,
+            "model": {"mlp": {"hidden": [16]}},
             "virtual": {"slowdown": {SLOW: 3.0}, "jitter": "none"},
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -51,9 +51,8 @@ def test_every_study_plans_as_it_is(path):
     ],
 )
 def test_every_study_plans_at_every_scale(paper, scale):
-    assert bool(paper.studies) == (
-        paper.name not in ("barrachina2021", "mlperf-batch")
-    )  # of which nothing is run
+    # of which nothing is run
+    assert bool(paper.studies) == (paper.name not in ("barrachina2021", "mlperf-batch"))
     for name in paper.studies:
         study = paper.study_at(name, scale)
         assert study.name == f"{paper.name}-{name}" + (
@@ -83,9 +82,8 @@ def test_every_published_number_has_a_source_and_a_study_that_exists(paper):
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
 def test_every_claim_is_checked_by_a_study_that_exists(paper):
     claims = read_claims(paper.folder / CLAIMS)
-    assert any(claim.checks for claim in claims) == (
-        paper.name != "mlperf-batch"
-    )  # which has measurements alone
+    # which has measurements alone
+    assert any(claim.checks for claim in claims) == (paper.name != "mlperf-batch")
     for claim in claims:
         for check in claim.checks:
             assert check.study in (*sources(paper.folder), *paper.studies)

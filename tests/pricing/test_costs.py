@@ -178,9 +178,8 @@ def test_cost_without_measurements_is_the_network_model():
 
 def test_alltoallv_costs_the_traffic_of_the_busiest_worker():
     prices = costs()
-    assert (
-        busiest([[0, 10], [10, 0]]) == busiest([[7, 10], [10, 7]]) == 10
-    )  # nothing is sent to oneself
+    # nothing is sent to oneself
+    assert busiest([[0, 10], [10, 0]]) == busiest([[7, 10], [10, 7]]) == 10
     assert busiest([[0, MIB, 5], [0, 0, 0], [0, MIB, 0]]) == 2 * MIB
     assert prices.time(alltoallv(MIB, (0, 5))) > prices.time(alltoallv(10, (0, 5))) > 0
 

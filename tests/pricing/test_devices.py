@@ -52,9 +52,8 @@ def test_roofline_by_hand():
     assert times.forward == pytest.approx(kernel)
     written = np.array([1010, 0, 110]) * 4 / 1e10
     assert times.backward == pytest.approx(kernel * [1, 1, 2] + written)
-    assert times.update_s == pytest.approx(
-        5 * 1120 * 4 / 1e10 + 1e-6
-    )  # reads p, g, m and writes p, m
+    # reads p, g, m and writes p, m
+    assert times.update_s == pytest.approx(5 * 1120 * 4 / 1e10 + 1e-6)
     adam = Roofline(DEVICE, optimizer_states=2).times(TOY, batch)
     assert adam.update_s == pytest.approx(7 * 1120 * 4 / 1e10 + 1e-6)
 
@@ -113,9 +112,8 @@ def test_large_late_layers_are_released_early():
 def test_scaling_from_a_measured_device():
     layers = load_layers("resnet50")
     slow, fast = Roofline(load_device("k80")), Roofline(load_device("p100"))
-    measured = MeasuredSteps(
-        (step_table(slow, layers, [16, 64]).scaled(2.5),)
-    )  # reaches 40 % of its roofline
+    # reaches 40 % of its roofline
+    measured = MeasuredSteps((step_table(slow, layers, [16, 64]).scaled(2.5),))
     scaled = step_table(Scaled(measured, slow, fast), layers, [64])
     expected = step_table(fast, layers, [64]).scaled(2.5)
     assert scaled.batches[0].blocks() == pytest.approx(expected.batches[0].blocks())

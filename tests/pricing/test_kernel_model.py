@@ -65,9 +65,8 @@ def test_network_has_learned_kernels_it_has_not_seen(model):
     inside = model.nets["gemm", "forward"].covers(sizes)
     assert 0.5 < inside.mean() < 1
     found = model.nets["gemm", "forward"].seconds(sizes[inside])
-    assert (
-        np.median(np.abs(found / seconds[inside] - 1)) < 0.05
-    )  # 12 powers of two in each size, 120 kernels
+    # 12 powers of two in each size, 120 kernels
+    assert np.median(np.abs(found / seconds[inside] - 1)) < 0.05
 
 
 def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
@@ -77,12 +76,10 @@ def test_layers_inside_the_hull_are_learned_and_others_are_the_rooflines(model):
     sizes = kernel_sizes(inside, "gemm", batch)[[0, 2]]
     expected = 5e-6 + 2 * sizes.prod(axis=1) / 5e11 * (1 + 16 / sizes[:, 1])
     assert times.forward[[0, 2]] == pytest.approx(expected, rel=0.15)
-    assert times.backward[[0, 2]] == pytest.approx(
-        expected * [1, 2], rel=0.15
-    )  # no gradient of the input
-    assert times.forward[1] == pytest.approx(
-        5e-6 + 64 * batch * 4 / 1e10, rel=0.15
-    )  # tanh as relu
+    # no gradient of the input
+    assert times.backward[[0, 2]] == pytest.approx(expected * [1, 2], rel=0.15)
+    # tanh as relu
+    assert times.forward[1] == pytest.approx(5e-6 + 64 * batch * 4 / 1e10, rel=0.15)
     assert times.update_s == bound.update_s
     assert learned.outside(inside, batch, 1) == []
     assert (

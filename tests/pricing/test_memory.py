@@ -42,9 +42,8 @@ def test_buffers_of_strategies_are_the_recorded_ones(
     )
     layers = LayerTable("toy", (Layer("a", "layer", vector // 4, 8, 1, 1, 1),))
     memory = worker_memory(layers, 1, optimizer_states=states, schedule=schedule)
-    assert memory.strategy == pytest.approx(
-        (1 + own) * vector, abs=64
-    )  # counters of steps
+    # counters of steps
+    assert memory.strategy == pytest.approx((1 + own) * vector, abs=64)
     assert memory.total == schedule.memory_bytes + memory.activations
 
 

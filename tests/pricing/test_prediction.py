@@ -45,11 +45,12 @@ QUEUES = (
     "ad_psgd",
 )
 TRAITS = {name: registry.create(name, {}).traits for name in registry.names()}
+# models
 WHOLE = [
     name
     for name, traits in TRAITS.items()
     if not traits.cuts_model(4) and not traits.sharded
-]  # models
+]
 LOCK_STEP = [name for name in WHOLE if name not in (*QUEUES, "serial")]
 
 
@@ -103,9 +104,8 @@ def test_prediction_is_the_price_of_the_whole_training(strategy):
         return
     rel = {"horovod": 5e-3}.get(strategy, 1e-9)  # its cycle drifts against the steps
     assert found.time[0] == pytest.approx(whole.train_s, rel=rel)
-    if (
-        rel == 1e-9 and strategy != "adasum"
-    ):  # of a pair that merges, one worker is done before the other
+    # of a pair that merges, one worker is done before the other
+    if rel == 1e-9 and strategy != "adasum":
         assert found.comm[0] == pytest.approx(
             whole.end.seconds.mean(axis=1)[Task.COMM], rel=1e-8
         )

@@ -124,7 +124,7 @@ def aimed(name, share, **where):
     return [
         (run.model_copy(update=AIM | _reached(run, share)), [])
         for run, _ in cell(name, **where)
-    ]  # fmt: skip
+    ]
 
 
 def test_headline_ranks_by_time_to_target_where_a_run_reaches_it(keep):

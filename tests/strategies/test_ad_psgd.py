@@ -214,9 +214,8 @@ def test_averaging_keeps_the_mean(
 def test_virtual_workers_learn_and_record_staleness(options, play, recorded, make_run):
     values = {"epochs": 8, "lr": 0.2, "virtual": {"slowdown": {3: 3.0}}}
     outcome, weights = play({"ad_psgd": options}, 4, **values)
-    assert (
-        max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6
-    )  # of three classes
+    # of three classes
+    assert max(outcome.evaluations, key=lambda each: each.epoch).metric > 0.6
     strategy = registry.create("ad_psgd", options)
     steps = 8 * outcome.facts.steps_per_epoch
     for worker, schedule in zip(
@@ -246,9 +245,8 @@ def test_virtual_workers_learn_and_record_staleness(options, play, recorded, mak
     assert sum(stale.values()) == 4 * steps
     assert max(stale) == max(epoch.max_staleness for epoch in epochs) > 0
     merges = 4 * (steps // strategy.every)
-    assert (
-        sum(value * times for value, times in stale.items()) <= merges
-    )  # each merge makes one update stale, once
+    # each merge makes one update stale, once
+    assert sum(value * times for value, times in stale.items()) <= merges
     assert row.merge_policy.startswith("asynchronous pair mean")
     assert row.averaged_state == "parameters+buffers"
 
@@ -293,12 +291,26 @@ REAL = [
 def real_run(workers, options):
     return Run.model_validate(
         {
-            "study": "test", "run_id": f"ad_psgd-{workers}-{len(options)}", "config_hash": "x", "execution": "native",
-            "engine": "mpi", "strategy": {"ad_psgd": options}, "workers": workers, "repetition": 0, "seed": 5,
-            "epochs": 3, "dataset": "wine", "model": {"mlp": {"hidden": [16]}}, "lr": 0.05, "batch_per_worker": 12,
-            "optimizer": {"sgd": {"momentum": 0.9}}, "dtype": "float64", "warmup_steps": 2, "save_weights": True,
+            "study": "test",
+            "run_id": f"ad_psgd-{workers}-{len(options)}",
+            "config_hash": "x",
+            "execution": "native",
+            "engine": "mpi",
+            "strategy": {"ad_psgd": options},
+            "workers": workers,
+            "repetition": 0,
+            "seed": 5,
+            "epochs": 3,
+            "dataset": "wine",
+            "model": {"mlp": {"hidden": [16]}},
+            "lr": 0.05,
+            "batch_per_worker": 12,
+            "optimizer": {"sgd": {"momentum": 0.9}},
+            "dtype": "float64",
+            "warmup_steps": 2,
+            "save_weights": True,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.thorough
@@ -318,9 +330,8 @@ def test_real_ranks_train_without_a_server(tmp_path, machine, recorded):
     ).launch(runs)
     for run in runs:
         outcome = outcomes[run.run_id]
-        assert outcome.status == "completed", (
-            outcome.error
-        )  # a model that is not finite would be `diverged`
+        # a model that is not finite would be `diverged`
+        assert outcome.status == "completed", outcome.error
         steps = outcome.facts.steps_per_epoch
         schedules = recorded(run, data=open_dataset(prepare(run, run.workers)))
         kept = np.load(tmp_path / "weights" / f"{run.run_id}.npz")

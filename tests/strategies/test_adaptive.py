@@ -172,9 +172,8 @@ def test_a_layout_that_takes_longer_than_the_one_before_is_left(
     )
     profiled, tried, *then = [epoch.bytes_sent for epoch in outcome.workers[0].epochs]
     assert tried < 0.5 * profiled
-    assert then == pytest.approx(
-        [profiled] * 2, abs=16
-    )  # after the last epoch no times are exchanged
+    # after the last epoch no times are exchanged
+    assert then == pytest.approx([profiled] * 2, abs=16)
 
 
 @pytest.mark.parametrize("options", [{}, {"parameters_mib": 0.5}], ids=str)

@@ -157,9 +157,8 @@ def test_balanced_workers_do_not_wait_and_gradients_stay_weighted_by_samples(
         for outcome in (equal, balanced)
     ]
     assert waiting[1] < 0.05 * waiting[0]
-    assert (
-        balanced.workers[0].train_s < 0.65 * equal.workers[0].train_s
-    )  # 96/(1 + 1/2 + 1/3) against 3 x 96/3
+    # 96/(1 + 1/2 + 1/3) against 3 x 96/3
+    assert balanced.workers[0].train_s < 0.65 * equal.workers[0].train_s
     # A full-batch step averages over all samples on any worker.
     torch.testing.assert_close(
         found["iid"][1], found[str(BALANCED)][1], atol=1e-12, rtol=0

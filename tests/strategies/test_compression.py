@@ -112,12 +112,10 @@ def test_powersgd_keeps_what_the_factors_miss_and_is_exact_for_matrices_of_its_r
     matrix = gradient[: 9 * 12].view(9, 12)
     assert torch.linalg.matrix_rank(matrix) == 1
     assert rule.residual[: 9 * 12].abs().max() > 0.1
-    assert torch.equal(
-        gradient[9 * 12 :], before[9 * 12 :]
-    )  # biases, and a matrix too small to shrink
-    for _ in range(
-        2
-    ):  # once the kept error is spent, a matrix of rank 1 passes as it is
+    # biases, and a matrix too small to shrink
+    assert torch.equal(gradient[9 * 12 :], before[9 * 12 :])
+    # once the kept error is spent, a matrix of rank 1 passes as it is
+    for _ in range(2):
         rule.forget()
         gradient = torch.zeros_like(before)
         one = torch.tensor(
@@ -245,9 +243,8 @@ def test_collectives_spelled_out_sum_as_the_engine_does(play, collective, worker
     )
     sent = [worker.bytes_sent for worker in outcome.workers]
     if collective == "tree":
-        assert (
-            sum(sent) == 2 * (workers - 1) * n * steps
-        )  # each edge of the tree, up and down
+        # each edge of the tree, up and down
+        assert sum(sent) == 2 * (workers - 1) * n * steps
         assert all(worker.syncs == steps for worker in outcome.workers)
 
 

@@ -146,8 +146,10 @@ class Transcription:
                             plateau, poor = True, 0
                     if plateau and self.gs > 1:
                         self.gs, self.ls, self.wait = (
-                            max(self.gs // 2, 1), max(self.ls // 2, 1), max(self.wait - 1, 1)
-                        )  # fmt: skip
+                            max(self.gs // 2, 1),
+                            max(self.ls // 2, 1),
+                            max(self.wait - 1, 1),
+                        )
                     elif plateau and self.gs == 1:
                         top = options["max_global_skips"]
                         self.gs, self.ls, self.wait = top, top // 4, top // 4
@@ -367,9 +369,8 @@ def test_wait_beyond_the_next_sum_is_warned_of():
     blocking = registry.create(
         "daso-fixed", {"global_skip": 2, "wait": 7, "warm_up_epochs": 4}
     )
-    assert (
-        "never cycles" in blocking.check(setting(8, 4, epochs=4))[0]
-    )  # and no sum is ever in flight
+    # and no sum is ever in flight
+    assert "never cycles" in blocking.check(setting(8, 4, epochs=4))[0]
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,8 @@ def test_sending_everything_is_the_sign_of_the_mean_gradient(trained, arrays):
 def test_convolutions_are_matrices():
     weights = torch.arange(48.0, dtype=torch.float64)
     parts = StrongestOfTiles([(4, 3, 2, 2)], 4, lambda _: 16, weights, cosines=True)
-    assert [tuple(tiles.shape) for tiles in parts.tiles_of(weights)] == [
-        (3, 16)
-    ]  # 4 x 12 in tiles of 4 x 4
+    # 4 x 12 in tiles of 4 x 4
+    assert [tuple(tiles.shape) for tiles in parts.tiles_of(weights)] == [(3, 16)]
     torch.testing.assert_close(parts.vector_of(parts.encode(weights)[0]), weights)
 
 

@@ -127,9 +127,10 @@ def test_weights_by_samples_and_averaged_momentum(trained, arrays):
             replicas.w[:] = np.average(replicas.w, axis=0, weights=samples)
             replicas.m[:] = np.average(replicas.m, axis=0, weights=samples)
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w[0], **EXACT)
+    # fused with momentum
     assert all(
         report.bytes_sent == report.syncs * 2 * 8 * 8 for report in outcome.workers
-    )  # fused with momentum
+    )
 
 
 def test_reset_policy_forgets_momentum_at_each_average(trained, arrays):
@@ -466,9 +467,8 @@ def test_batchnorm_statistics_are_averaged_unless_switched_off(play, tmp_path):
         {"local_sgd": {"steps": 4, "buffers": "keep"}}, 2, model=f"{source}:build"
     )
     more = outcome.workers[0].bytes_sent - kept.workers[0].bytes_sent
-    assert (
-        more == outcome.workers[0].syncs * 8 * 8
-    )  # a running mean and variance of 4 features, float32 carried as float64
+    # a running mean and variance of 4 features, float32 carried as float64
+    assert more == outcome.workers[0].syncs * 8 * 8
     assert outcome.workers[0].syncs == kept.workers[0].syncs
 
 

@@ -214,12 +214,20 @@ def launched(engine, runs, references, blobs, tmp_path, ranks=4):
 def native_runs(engine, strategies, make_run, counts=(4,), **values):
     return [
         make_run(
-            strategy, workers, run_id=f"{name}-{workers}", execution="native", engine=engine, epochs=3,
-            batch_per_worker=4, warmup_steps=3, optimizer={"sgd": {"momentum": 0.9}}, **values,
+            strategy,
+            workers,
+            run_id=f"{name}-{workers}",
+            execution="native",
+            engine=engine,
+            epochs=3,
+            batch_per_worker=4,
+            warmup_steps=3,
+            optimizer={"sgd": {"momentum": 0.9}},
+            **values,
         )
         for name, strategy in strategies.items()
         for workers in counts
-    ]  # fmt: skip
+    ]
 
 
 def compare(runs, found, blobs, machine):
@@ -297,9 +305,8 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
         )
         if run.strategy.name in ("gossip", "noloco"):  # messages, until the last mean
             assert calls == [int(run.strategy.options.get("trailing") != "leave")] * 4
-        elif (
-            run.run_id == "epoch_average-master-4"
-        ):  # at the master three messages come and three go, each time
+        # at the master three messages come and three go, each time
+        elif run.run_id == "epoch_average-master-4":
             assert calls == [0] * 4
             assert (
                 found[run.run_id]["messages"].tolist()

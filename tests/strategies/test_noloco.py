@@ -66,9 +66,8 @@ def test_pairs_take_the_papers_outer_step(trained, arrays, gamma):
         replicas.w[:] = slow
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
     messages = len(intervals(4)) * 2 * 8 * 8
-    assert all(
-        worker.bytes_sent == messages + 8 * 8 for worker in outcome.workers
-    )  # and the mean at the end
+    # and the mean at the end
+    assert all(worker.bytes_sent == messages + 8 * 8 for worker in outcome.workers)
 
 
 def test_a_lone_worker_is_refused():

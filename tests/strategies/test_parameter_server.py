@@ -209,9 +209,8 @@ def test_staleness_and_lead_are_in_the_report(play, strategy):
             total = sum(value * times for value, times in stale.items())
             assert sum(means) * 3 == pytest.approx(total)
             assert max(epoch.max_staleness for epoch in worker.epochs) == max(stale)
-    if (
-        strategy == "asp"
-    ):  # a fast worker meets few updates of others, the slow one many
+    # a fast worker meets few updates of others, the slow one many
+    if strategy == "asp":
         assert max(map(int, outcome.workers[1].histograms["staleness"])) > 3
     if strategy == "bsp_backup":
         assert sum(outcome.workers[1].histograms["dropped"].values()) > 0
@@ -428,8 +427,7 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
         "execution": "native",
     }
     sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
-    assert [server_ranks(run) for run in sweep.runs] == [2] * len(
-        sweep.runs
-    )  # no more than workers
+    # no more than workers
+    assert [server_ranks(run) for run in sweep.runs] == [2] * len(sweep.runs)
     monkeypatch.setattr("scalebench.system.hardware.cores", lambda: 3)
     assert is_oversubscribed(sweep.runs[0])  # 2 workers and 2 servers want 4 cores

@@ -149,9 +149,11 @@ def test_rows_hold_the_policies_of_their_run(make_run, play):
         return rows_of(make_run(strategy, 4), outcome, **facts)[0]
 
     default = row("easgd")
-    assert (default.averaged_state, default.optimizer_state_policy, default.merge_policy) == (
-        "parameters+buffers", "keep", "elastic"
-    )  # fmt: skip
+    assert (
+        default.averaged_state,
+        default.optimizer_state_policy,
+        default.merge_policy,
+    ) == ("parameters+buffers", "keep", "elastic")
     chosen = {
         "buffers": "keep",
         "optimizer_state": "average",
@@ -429,9 +431,8 @@ def test_large_state_is_averaged_in_place_and_counted_alike(
     apart, found = play(options, WORKERS, **values)
     smaller = [len(tensors) for tensors in joined]
     assert len(smaller) > WORKERS
-    assert set(smaller) == {
-        1
-    }  # Adam's counter; neither weights, beside which the statistics lie, nor moments
+    # Adam's counter; neither weights, beside which the statistics lie, nor moments
+    assert set(smaller) == {1}
     assert torch.equal(found["final"], expected["final"])
     for mine, other in zip(apart.workers, together.workers, strict=True):
         assert (mine.syncs, mine.bytes_sent, mine.train_s) == (

@@ -45,13 +45,15 @@ def test_joined_tensors_are_the_same_memory_in_the_same_order(tensors):
         torch.cat([each.reshape(-1) for each in found]), torch.cat(tensors)
     )
     ends = [each.data_ptr() + each.nbytes for each in found[:-1]]
+    # as few as can be
     assert all(
         end != each.data_ptr() for end, each in zip(ends, found[1:], strict=True)
-    )  # as few as can be
+    )
+    # none is a copy
     assert all(
         any(each.data_ptr() == tensor.data_ptr() for tensor in tensors)
         for each in found
-    )  # none is a copy
+    )
 
 
 def test_adjacent_tensors_of_other_storage_are_not_joined():
@@ -181,9 +183,8 @@ def test_a_buffer_that_a_forward_pass_replaces_is_averaged_all_the_same(observed
             options, {f"{MODELS / 'replacing.py'}:build": {"replaces": replaces}}
         )
         begins = {replica.parameters.data_ptr() for replica in made}
-        assert all(
-            (call[0][0] in begins) is not replaces for call in sent
-        )  # gathered, or where they lie
+        # gathered, or where they lie
+        assert all((call[0][0] in begins) is not replaces for call in sent)
         momenta = [
             next(iter(replica.optimizer.state.values()))["momentum_buffer"]
             for replica in made

@@ -173,9 +173,8 @@ def test_dssp_controller_grants_what_brings_the_pushes_together():
     assert gate.on_push(0, 4.0) == []
     assert gate.on_push(1, 6.0) == [0, 1]
     assert gate.on_push(0, 7.0) == [0]  # granted: r = 1, used up by this release
-    assert gate.on_push(0, 8.0) == [
-        0
-    ]  # lead 3; now pushes of 0 at 8, 9, 10: r = 1 meets worker 1's at 9
+    # lead 3; now pushes of 0 at 8, 9, 10: r = 1 meets worker 1's at 9
+    assert gate.on_push(0, 8.0) == [0]
     assert gate.on_push(0, 9.0) == []  # lead 4 = s_U
     assert gate.on_push(1, 9.0) == [1]  # the lead is 3 > s_L: worker 0 goes on waiting
     assert gate.on_push(1, 12.0) == [1]
@@ -276,9 +275,8 @@ def test_dssp_grants_to_the_fastest_only_and_ties_are_fastest():
     assert gate.on_push(0, 9.0) == [0]  # the fastest, alone in front: granted
     assert gate.on_push(0, 10.0) == [0]
     assert gate.pushes == [4, 2, 2]
-    assert (
-        gate.on_push(1, 10.5) == []
-    )  # one push behind 0, lead 1 > s_L: no controller is asked
+    # one push behind 0, lead 1 > s_L: no controller is asked
+    assert gate.on_push(1, 10.5) == []
 
 
 def test_published_dssp_grants_one_push_more_than_the_strict_one():

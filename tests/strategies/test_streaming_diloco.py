@@ -74,9 +74,8 @@ def test_every_replica_ends_as_torchfts(trained, reference, case):
     np.testing.assert_allclose(replicas, reference[f"{case}-final"], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "steps", [4, 5]
-)  # 24 steps: a whole last interval, and a partial one
+# 24 steps: a whole last interval, and a partial one
+@pytest.mark.parametrize("steps", [4, 5])
 def test_one_fragment_without_delay_and_mixing_is_diloco(trained, steps):
     whole = {"fragments": 1, "delay": 0, "alpha": 0.0, "steps": steps}
     final, replicas, _ = trained({"streaming_diloco": whole})

@@ -109,9 +109,8 @@ def test_runs_count_what_their_program_records(play, recorded, name, options, wo
     )  # clients that sit out a round compute nothing
     steps = EPOCHS * outcome.facts.steps_per_epoch * strategy.traits.micro_batches
     traits = strategy.traits
-    if (
-        traits.tensor > 1 or traits.sharded or traits.mixed
-    ):  # a pass between two exchanges
+    # a pass between two exchanges
+    if traits.tensor > 1 or traits.sharded or traits.mixed:
         assert all(passes % steps == 0 for passes in compute)
     else:
         assert not chosen or set(compute) == {steps} or name.startswith("dislib")

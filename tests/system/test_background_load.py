@@ -80,9 +80,8 @@ def test_own_work_and_ended_children_are_excluded(monkeypatch, stand_still):
         monkeypatch.setattr(others, "_taken", lambda: others._own)
         rate = own / (now - began)
         assert rate > 0.02
-        assert others.cores() - without == pytest.approx(
-            rate, abs=0.05
-        )  # ticks of 10 ms
+        # ticks of 10 ms
+        assert others.cores() - without == pytest.approx(rate, abs=0.05)
 
 
 def process_and_children_s():
@@ -112,9 +111,8 @@ def test_processes_of_a_launch_are_excluded(stand_still):
         with stand_still() as now:
             rate = (spent() - theirs) / (now - began)
             assert rate > 0.05
-            assert stranger.cores() - launch.cores() == pytest.approx(
-                rate, abs=0.05
-            )  # ticks of 10 ms
+            # ticks of 10 ms
+            assert stranger.cores() - launch.cores() == pytest.approx(rate, abs=0.05)
             assert stranger.share() == min(
                 1.0, stranger.cores() / len(os.sched_getaffinity(0))
             )

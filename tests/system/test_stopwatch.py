@@ -151,6 +151,5 @@ def test_interval_is_robust_and_covers_the_median():
         found = typical(draw)
         assert found.half_width == pytest.approx((high - low) / 2 / found.value)
         held += low <= 1.0 <= high
-    assert (
-        930 <= held <= 990
-    )  # 95 % and a little more, as order statistics come in steps
+    # 95 % and a little more, as order statistics come in steps
+    assert 930 <= held <= 990

@@ -150,9 +150,8 @@ def test_a_row_says_the_backend_and_how_long_what_took(executed):
     assert worker.wait_s is None
     assert worker.compute_s > 0
     parts = worker.compute_s + worker.comm_s + worker.data_s + worker.other_s
-    assert parts == pytest.approx(
-        worker.train_s
-    )  # the sum of the laps, in another order
+    # the sum of the laps, in another order
+    assert parts == pytest.approx(worker.train_s)
 
 
 def test_processes_of_others_outlive_the_tasks(executed):

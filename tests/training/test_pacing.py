@@ -253,9 +253,8 @@ def test_gradients_are_released_at_their_share_of_the_backward_pass(time):
     loss.backward()
     clock.did(Task.BACKWARD)
     assert list(released) == ["1.weight", "0.weight"]
-    assert released["1.weight"] == pytest.approx(
-        0.020, abs=LATE
-    )  # half of the parameters, half of the pass
+    # half of the parameters, half of the pass
+    assert released["1.weight"] == pytest.approx(0.020, abs=LATE)
     assert released["0.weight"] == pytest.approx(0.040, abs=LATE)
     clock.did(Task.UPDATE)
     assert clock.overrun == 0.0

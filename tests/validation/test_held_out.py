@@ -109,9 +109,8 @@ def test_rows_that_calibrate_are_of_one_configuration_and_not_held() -> None:
                 one.precision,
                 one.strategy,
             )
-            assert (
-                str(row.note).split("; MFU")[0] == str(one.note).split("; MFU")[0]
-            )  # sequence and recomputation
+            # sequence and recomputation
+            assert str(row.note).split("; MFU")[0] == str(one.note).split("; MFU")[0]
             assert 2**-0.5 < row.batch_per_worker / one.batch_per_worker < 2**0.5
     found = [
         (row.workers, row.batch_per_worker)
@@ -255,9 +254,8 @@ def test_slower_links_and_a_single_flow_take_longer() -> None:
         if row.nodes == 4 and row.params_million > 50
     )
     assert communication_s(row, 0.5) > communication_s(row, one_flow=False)
-    assert communication_s(row) > 5 * communication_s(
-        row, one_flow=False
-    )  # 5 of 50 Gbit/s
+    # 5 of 50 Gbit/s
+    assert communication_s(row) > 5 * communication_s(row, one_flow=False)
 
 
 def test_the_device_of_the_largest_variable_receives_it_from_all_others() -> None:
@@ -267,9 +265,8 @@ def test_the_device_of_the_largest_variable_receives_it_from_all_others() -> Non
     assert seconds["AlexNet"] == pytest.approx(
         2 * 15 * 203e6 * 37_748_736 / 61_100_840 / 15.75e9
     )
-    assert seconds["Inception-v3"] == pytest.approx(
-        2 * 2 * 95e6 / 15.75e9
-    )  # two devices share a switch
+    # two devices share a switch
+    assert seconds["Inception-v3"] == pytest.approx(2 * 2 * 95e6 / 15.75e9)
 
 
 def test_buckets_are_released_by_the_layers_of_a_known_model() -> None:

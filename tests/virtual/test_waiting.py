@@ -64,9 +64,8 @@ def test_asynchronous_strategies_wait_only_at_the_end(play, free, strategy):
         # its mean ends the last epoch
         epochs = worker.epochs[:-1] if strategy == "ad_psgd" else worker.epochs
         assert epochs
-        assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(
-            0, abs=0.5 * STEP
-        )  # for one another's updates
+        # for one another's updates
+        assert sum(epoch.wait_s for epoch in epochs) == pytest.approx(0, abs=0.5 * STEP)
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 5])
@@ -75,12 +74,10 @@ def test_bounded_staleness_shortens_the_wait_by_its_bound(play, free, staleness)
     outcome, _ = play({"ssp": {"staleness": staleness}}, 4, machine=free, **SLOW)
     in_epochs = sum(epoch.wait_s for epoch in outcome.workers[0].epochs)
     spared, lockstep = FACTOR * staleness * PUSHED, (FACTOR - 1) * STEPS * PUSHED
-    assert in_epochs == pytest.approx(
-        lockstep - spared, abs=staleness * 6e-5
-    )  # the server's updates take 0.05 ms
-    assert outcome.workers[0].wait_s == pytest.approx(
-        lockstep, rel=0.01
-    )  # with the barrier at the end
+    # the server's updates take 0.05 ms
+    assert in_epochs == pytest.approx(lockstep - spared, abs=staleness * 6e-5)
+    # with the barrier at the end
+    assert outcome.workers[0].wait_s == pytest.approx(lockstep, rel=0.01)
 
 
 def test_gossip_partners_wait_for_each_other_only(play, free):
@@ -161,9 +158,8 @@ def test_barrier_each_step_costs_the_largest_draw(play, free, kind):
     steps = EPOCHS * outcome.facts.steps_per_epoch
     mean, variance = moments_of_largest(LAWS[kind], WORKERS)
     found = outcome.workers[0].train_s / (steps * STEP)
-    assert found == pytest.approx(
-        mean, abs=4 * np.sqrt(variance / steps)
-    )  # four standard errors, seeded
+    # four standard errors, seeded
+    assert found == pytest.approx(mean, abs=4 * np.sqrt(variance / steps))
     assert mean > 1.2
     waited = np.mean([worker.wait_s for worker in outcome.workers]) / (steps * STEP)
     assert waited == pytest.approx(mean - 1, abs=4 * np.sqrt(variance / steps))

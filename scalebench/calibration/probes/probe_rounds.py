@@ -238,9 +238,8 @@ class Found:
             return kept
         each = [one.each or (one.seconds,) for _, one in windows]
         table = np.array(scales)[:, None] * np.array(each)
-        if (
-            len(windows) == 1 and not windows[0][1].in_phases
-        ):  # of one round the operations are all there is
+        # of one round the operations are all there is
+        if len(windows) == 1 and not windows[0][1].in_phases:
             table = table.T
         return [float(np.quantile(table, _LOWER, axis=0).mean())]
 

@@ -173,9 +173,8 @@ def load_arrays_only(path: Path) -> dict[str, Any]:
     """
     raw = read_bytes(path)
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # numpy deprecates attributes of arrays pickled by Python 2
+        # numpy deprecates attributes of arrays pickled by Python 2
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             table = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:

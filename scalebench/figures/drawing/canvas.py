@@ -464,9 +464,8 @@ class Canvas:
         assert layout is not None
         self._set_heights(page, heights)
         layout.execute(page.figure)  # once for all formats
-        for _ in range(
-            _MOST_LAYOUTS
-        ):  # a wrapped label takes from the width of the titles
+        # a wrapped label takes from the width of the titles
+        for _ in range(_MOST_LAYOUTS):
             if not _fit_texts(page):
                 break
             self._set_heights(page, heights)

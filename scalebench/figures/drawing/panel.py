@@ -461,9 +461,8 @@ class Panel:
             for subs in denser + usual
             if self._has_room(_ticks(subs, low, high), low, high, which)
         ]
-        if (
-            len(_ticks(range(1, 10), low, high)) < 2
-        ):  # so short that it is nearly linear
+        # so short that it is nearly linear
+        if len(_ticks(range(1, 10), low, high)) < 2:
             letters = len(_plain(low)) + 2
             room = (
                 0.72

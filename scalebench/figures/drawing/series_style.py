@@ -391,9 +391,8 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
         options.setdefault(head, []).extend([set(own)] * bool(own))
     common: dict[str, set[str]] = {head: set() for head in options}
     for head, found in options.items():
-        if (
-            len(found) > 1
-        ):  # a lone name keeps its options: beside nothing they say what it is
+        # a lone name keeps its options: beside nothing they say what it is
+        if len(found) > 1:
             common[head] = set.intersection(*found)
     # beside these no option is common to all
     plain = {head for head, own, _ in map(_label_parts, known) if not own}
@@ -437,9 +436,8 @@ def wrapped(text: str, points: float, size: float) -> str:
         joined = f"{lines[-1]} {word}" if lines[-1] else word
         if width(joined, size) <= points:
             lines[-1] = joined
-        elif _LETTER.fullmatch(
-            lines[-1]
-        ):  # a letter does not stand on a line of its own
+        # a letter does not stand on a line of its own
+        elif _LETTER.fullmatch(lines[-1]):
             lines[-1:] = _broken(joined, points, size)
         else:
             lines += (

@@ -112,9 +112,8 @@ def test_worth_contains_the_noise_of_serial_but_no_shared_noise():
 @given(st.floats(0, 0.2), st.floats(0.0005, 0.05))
 def test_usl_is_fastest_at_its_peak(sigma, kappa):
     advised = advice(universal(weak=False), (1.0, sigma, kappa), repetitions=1)
-    assert (
-        abs(advised.fastest.workers - math.sqrt((1 - sigma) / kappa)) <= 1
-    )  # Gunther 2007
+    # Gunther 2007
+    assert abs(advised.fastest.workers - math.sqrt((1 - sigma) / kappa)) <= 1
     n = np.arange(1, 1025)
     speed = n / (1 + sigma * (n - 1) + kappa * n * (n - 1))
     assert speed[advised.fastest.workers - 1] == pytest.approx(speed.max(), rel=1e-8)

@@ -337,9 +337,8 @@ def test_true_law_is_chosen_with_many_runs(truth):
         assert notes == []
         assert sum(one.weight for one in found) == pytest.approx(1)
         assert found[0].weight == max(one.weight for one in found)
-    assert (
-        chosen.count(name) >= 8
-    )  # AICc prefers a law with one coefficient more in a few of a hundred
+    # AICc prefers a law with one coefficient more in a few of a hundred
+    assert chosen.count(name) >= 8
 
 
 def test_gustafson_is_recognised_in_weak_scaling():
@@ -360,9 +359,8 @@ def test_leave_out_error_detects_a_wrong_law():
         law, (0.95, 0.05), seconds=np.where(exact.at == 64, 2, 1) * exact.seconds
     )
     found, _ = candidates([law], doubled)
-    assert found[0].leave_out_error == pytest.approx(
-        -0.5
-    )  # predicts half of what was measured
+    # predicts half of what was measured
+    assert found[0].leave_out_error == pytest.approx(-0.5)
 
 
 def test_laws_need_enough_counts_and_runs():

@@ -71,9 +71,13 @@ def test_efficiency_uses_the_base_of_ratios(study):
         for row in found
     ]
     results = study(rows=found + rows(execution="virtual", engine="virtual"))
-    native, virtual = (laws(results, efficiency=0.3)[key] for key in (
-        ("native", "horovod", "horovod"), ("virtual", "virtual", "epoch_average")
-    ))  # fmt: skip
+    native, virtual = (
+        laws(results, efficiency=0.3)[key]
+        for key in (
+            ("native", "horovod", "horovod"),
+            ("virtual", "virtual", "epoch_average"),
+        )
+    )
     shown = (
         ratios(results)
         .query("baseline == 'serial' and label == 'horovod'")
@@ -86,9 +90,11 @@ def test_efficiency_uses_the_base_of_ratios(study):
             efficiency, rel=1e-6
         )
     worth = native.advice.worth.workers
-    assert max(n for n, efficiency in shown.items() if efficiency >= 0.3) <= worth < min(
-        n for n, efficiency in shown.items() if efficiency < 0.3
-    )  # fmt: skip
+    assert (
+        max(n for n, efficiency in shown.items() if efficiency >= 0.3)
+        <= worth
+        < min(n for n, efficiency in shown.items() if efficiency < 0.3)
+    )
     assert (
         laws(results, efficiency=0.6)[
             "native", "horovod", "horovod"
@@ -353,9 +359,8 @@ def test_extrap_gets_every_repetition_once(study, tmp_path):
     (file,) = write_extrap(series_of(results), tmp_path / "times.jsonl")
     assert file == tmp_path / "times.jsonl"
     lines = read_lines(file)
-    assert (
-        len(lines) == 20
-    )  # two metrics of each strategy and worker count, as Extra-P's reader wants them
+    # two metrics of each strategy and worker count, as Extra-P's reader wants them
+    assert len(lines) == 20
     assert lines[0] == {
         "params": {"workers": 1},
         "callpath": "allreduce",

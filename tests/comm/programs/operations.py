@@ -279,9 +279,8 @@ def check_operations(engine, comm, clock):
     comm.broadcast_(torch.ones(10), 0, linear=True)  # the root to each
     clock.did(Task.OTHER)
     assert comm.collectives == 8, comm.collectives
-    assert comm.calls == (8 if engine == "horovod" else 6), (
-        comm.calls
-    )  # the others send messages
+    # the others send messages
+    assert comm.calls == (8 if engine == "horovod" else 6), comm.calls
     assert comm.bytes_sent - before == (40 * (size - 1) if rank == 0 else 40), (
         comm.bytes_sent
     )
@@ -319,16 +318,14 @@ def check_operations(engine, comm, clock):
     comm.share_bytes = 800
     pieces = 2 if engine == "gloo" else -(-1001 // (100 * size))
     assert calls_of(lambda: comm.allreduce_(mine(), "mean")) == pieces
-    assert (
-        calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == pieces
-    )  # the first takes the weight along
+    # the first takes the weight along
+    assert calls_of(lambda: comm.allreduce_(mine(), "mean", weight=1.0)) == pieces
     assert (
         calls_of(lambda: comm.mean_([torch.ones(3), mine(), mine()], 1.0))
         == 1 + 2 * pieces
     )
-    large = torch.full(
-        ((1 << 20) // 2 // size + 1,), rank + 1.0
-    )  # one more than MPI gathers at once
+    # one more than MPI gathers at once
+    large = torch.full(((1 << 20) // 2 // size + 1,), rank + 1.0)
     assert calls_of(lambda: comm.allreduce_(large, wire="float16")) == (
         2 if engine == "mpi" else 1
     )

@@ -64,9 +64,8 @@ def test_training_has_no_shifted_copy_of_a_test_image():
 @pytest.mark.parametrize("name", ["breast_cancer", "wine", "diabetes"])
 def test_features_are_standardised_by_the_training_part(name):
     made = build(name)
-    assert (
-        np.abs(made.x_train.mean(axis=0, dtype=float)).max() < 1e-6
-    )  # float32 rounding of a sum to zero
+    # float32 rounding of a sum to zero
+    assert np.abs(made.x_train.mean(axis=0, dtype=float)).max() < 1e-6
     assert np.abs(made.x_train.std(axis=0, dtype=float) - 1).max() < 1e-6
     assert np.abs(made.x_test.mean(axis=0, dtype=float)).max() > 1e-3
     if name == "diabetes":

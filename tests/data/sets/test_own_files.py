@@ -167,9 +167,8 @@ def test_csv_with_named_classes(tmp_path):
     assert dataset.n_test == 2
     assert np.abs(dataset.x_train.mean(axis=0)).max() < 1e-6  # float32 rounding
     plain = load(tmp_path, "csv", target="kind", standardise=False)
-    assert np.array_equal(
-        plain.y_train == 0, plain.x_train[:, 0] >= 5
-    )  # `big` sorts before `small`
+    # `big` sorts before `small`
+    assert np.array_equal(plain.y_train == 0, plain.x_train[:, 0] >= 5)
 
 
 def test_csv_of_values(tmp_path):

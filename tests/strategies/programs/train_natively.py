@@ -191,8 +191,7 @@ def take_part(run, mpi, entry, dataset, folder):
 
 try:
     main(Path(sys.argv[1]))
-except (
-    BaseException
-):  # the other ranks wait for this one, inside a collective or MPI's end
+# the other ranks wait for this one, inside a collective or MPI's end
+except BaseException:
     traceback.print_exc()
     MPI.COMM_WORLD.Abort(1)
