@@ -20,7 +20,7 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.native.commits import Commits, FileCommits, MemoryCommits
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines
-from scalebench.native.rank import finish_importing
+from scalebench.native.rank import collect_garbage
 from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session
 from scalebench.system.parent_watch import end_with_launcher
@@ -36,7 +36,7 @@ def main(path: Path) -> None:
     rank = named(job.launcher).rank()
     heart = Heartbeat(job.heartbeats, rank)
     heart.watch()
-    finish_importing()
+    collect_garbage()
     try:
         _PROGRAMS[job.launcher](job, heart, rank)
     except BaseException as error:

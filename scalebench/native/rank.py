@@ -72,14 +72,14 @@ def main(path: Path) -> None:
                 world.Abort(1)
         heart = Heartbeat(job.heartbeats, world.rank)
         heart.watch()
-        finish_importing()
+        collect_garbage()
         contact(world, heart)
         _serve(job, world, heart)
         return
     rank = launcher.rank()
     heart = Heartbeat(job.heartbeats, rank)
     heart.watch()
-    finish_importing()
+    collect_garbage()
     try:
         group = meet(
             job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node()
@@ -194,6 +194,9 @@ class RankLoop:
         if self.world.rank == 0:
             self._events.append({"run_id": run.run_id})
         gc.collect()
+        # Optimizers of torch's own make it import its compiler, 400,000 objects that no
+        # later run has to look through.
+        gc.freeze()
         references = self._references()
         try:
             outcome = Session(
@@ -257,8 +260,7 @@ def _share_cores(ranks: Sequence[tuple[str, set[int]]]) -> bool:
     return False
 
 
-def finish_importing() -> None:
-    """Create an optimizer, the first of which makes torch import its compiler; from here on garbage is collected."""
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+def collect_garbage() -> None:
+    """Collect garbage from here on, but not among the objects of the modules imported so far, which stay."""
     gc.freeze()
     gc.enable()

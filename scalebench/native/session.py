@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import platform
 import time
 from collections import Counter
@@ -242,6 +243,7 @@ class Session:
                 self._commits.resume(replica)
             if isinstance(clock, PacedClock):
                 clock.agree(self.mpi.allgather(clock.step_time))
+            gc.collect()  # after what setting up has imported, or it is due in training
             before = Cores.now()
             if clocks is not None:
                 clocks.begin()
