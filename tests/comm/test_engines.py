@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
@@ -62,27 +63,47 @@ def test_an_engine_that_is_measured_has_a_probe(name):
     assert probe.is_file() == engines.named(name).is_measured
 
 
+def _ranks(engine):
+    return min(2, hardware.gpus()) if engine.on_gpus else 2
+
+
+def _can_join(engine):
+    return engine.has_ranks and not (engine.on_gpus and not hardware.gpus())
+
+
+@pytest.fixture(scope="module")
+def joined():
+    """What ranks saw that engines joined, by engine; engines of as many ranks share a launch."""
+    by_ranks = defaultdict(list)
+    for name in engines.NAMES:
+        engine = engines.named(name)
+        if _can_join(engine) and not (engine.lacks() or engines.available("mpi")):
+            by_ranks[_ranks(engine)].append(name)
+    seen = {}
+    for ranks, names in by_ranks.items():
+        command = [*launch_command(ranks)[0], sys.executable, str(PROGRAM), *names]
+        done = subprocess.run(
+            command, env=environment(1), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen |= json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
 @every_engine
-def test_an_engine_joins_its_ranks_again_and_again(name):
+def test_an_engine_joins_its_ranks_again_and_again(name, joined):
     engine = engines.named(name)
     if not engine.has_ranks:
         with pytest.raises(EngineError, match=f"engine {name} joins no ranks"):
             engine.connect(Place(None, WallClock(), one_node=True))
         return
-    if engine.on_gpus and not hardware.gpus():
+    if not _can_join(engine):
         pytest.skip("no GPU here")
     if reason := engine.lacks() or engines.available("mpi"):
         pytest.skip(reason)
-    ranks = min(2, hardware.gpus()) if engine.on_gpus else 2
-    command = [*launch_command(ranks)[0], sys.executable, str(PROGRAM), name]
-    done = subprocess.run(
-        command, env=environment(1), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = _ranks(engine)
     expected = {"engine": name, "size": ranks, "mean": [(ranks - 1) / 2] * 5}
-    assert json.loads(done.stdout.splitlines()[-1]) == [
-        [expected | {"rank": rank}] * 2 for rank in range(ranks)
-    ]
+    assert joined[name] == [[expected | {"rank": rank}] * 2 for rank in range(ranks)]
 
 
 def test_baselines_need_their_own_engine():
