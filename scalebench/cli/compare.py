@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
@@ -16,7 +19,27 @@ from scalebench.cli.options import (
     parsed_by,
     strategies_option,
 )
+from scalebench.formatting import digits_as_known, tell_marks
+from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import Execution
+from scalebench.tables.table import (
+    COUNT,
+    DIFFERENCE,
+    RATIO,
+    SHARE,
+    TIME_ALONE,
+    TWO_DIGITS,
+    Column,
+    Table,
+    fields,
+    text,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.text import Text
+
+    from scalebench.analysis.verdicts import Verdicts
 
 _FAIL_ON = (
     "regression",
@@ -26,6 +49,20 @@ _FAIL_ON = (
     "undecided",
     "missing",
 )
+Row = Mapping[Any, Any]
+JSON_SCHEMA = 2  # of `--json`; raised when a key changes its meaning or goes
+_COLORS = {
+    "regression": "red",
+    "improvement": "green",
+    "undecided": "yellow",
+    "unchanged": "",
+    "not compared": "dim",
+}
+_PARTICIPLES = {verdict: verdict for verdict in _COLORS} | {
+    "regression": "regressed",
+    "improvement": "improved",
+}
+_METRIC_COLORS = {"worse": "red", "better": "green"}
 
 
 @click.command()
@@ -93,7 +130,6 @@ def compare(
     """
     from scalebench.analysis import load
     from scalebench.analysis.verdicts import compare_strategies, compare_studies
-    from scalebench.cli.compare_table import comparison_facts, comparison_table
 
     if b is None:
         if len(strategies) != 2:
@@ -115,9 +151,9 @@ def compare(
         for note in study.notes:
             click.echo(f"{study.folder}: {note}", err=True)
     if as_json:
-        click.echo(json.dumps(comparison_facts(found), indent=2, allow_nan=False))
+        click.echo(json.dumps(_facts(found), indent=2, allow_nan=False))
     else:
-        show_tables(form, comparison_table(found))
+        show_tables(form, _comparison(found))
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("worse") > 0,
@@ -127,3 +163,209 @@ def compare(
         "missing": bool(found.missing or found.failed),
     }
     return 1 if any(bad[what] for what in fail_on) else 0
+
+
+def _comparison(found: Verdicts) -> Table:
+    """Return a row for each cell that both have."""
+    rows = found.table.to_dict("records")
+    # then the title names it
+    one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1
+    metrics = {row["metric_name"] for row in rows} - {""}
+    change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
+    tested = any(row["test"] for row in rows)
+    columns: list[Column[Row]] = [
+        *([] if one_pair else [Column("strategy", text("label_a"), shared=True)]),
+        Column("execution", _execution, shared=True),
+        Column("workers", fields("workers"), COUNT),
+        Column("A", fields("a_s a_low a_high"), TIME_ALONE, spare=1),
+        Column("A median", fields("a_median_s"), TIME_ALONE, spare=5),
+        Column("A spread", fields("a_spread"), SHARE, spare=4),
+        Column("B", fields("b_s b_low b_high"), TIME_ALONE, spare=1),
+        Column("B median", fields("b_median_s"), TIME_ALONE, spare=5),
+        Column("B spread", fields("b_spread"), SHARE, spare=4),
+        Column(
+            "B / A [interval]",
+            fields("ratio ratio_low ratio_high"),
+            RATIO,
+            title="B / A",
+        ),
+        *(
+            [Column("p (Holm)", fields("p_adjusted"), TWO_DIGITS, spare=3)]
+            if tested
+            else []
+        ),
+        Column(
+            change,
+            fields("metric_difference metric_low metric_high"),
+            DIFFERENCE,
+            spare=2,
+        ),
+        Column("verdict", _verdict, left=True),
+    ]
+    pair = (
+        f" ({rows[0]['label_a']})"
+        if one_pair and rows[0]["label_a"] == rows[0]["label_b"]
+        else ""
+    )
+    title = f"A: {found.a}   B: {found.b}{pair}"
+    return Table.of(title, columns, rows, _notes(found))
+
+
+def _execution(row: Row) -> str:
+    kind = group_of(row["execution"], row["engine_a"])
+    return kind if row["engine_a"] == row["engine_b"] else f"{kind} → {row['engine_b']}"
+
+
+def _verdict(row: Row) -> Text:
+    from rich.text import Text
+
+    verdict = Text("time: ").append(row["verdict"], style=_COLORS[row["verdict"]])
+    if row["note"] in ("oversubscribed", "disturbed"):
+        verdict.append(f", {row['note']}")
+    if row["metric_name"]:
+        verdict.append(f", {row['metric_name']}: ")
+        verdict.append(
+            row["metric_verdict"], style=_METRIC_COLORS.get(row["metric_verdict"], "")
+        )
+    return verdict
+
+
+def _notes(found: Verdicts) -> list[str]:
+    """Notes below the table; the last line counts the verdicts."""
+    from scalebench.analysis.intervals import NOTHING_VARIES
+
+    ratios = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
+    notes = tell_marks(digits_as_known(*own) for own in ratios)
+    if found.changed:
+        notes.append(f"what changed: {', '.join(found.changed)}")
+    notes += [
+        f"differs and was ignored: {difference}" for difference in found.overridden
+    ]
+    kinds = sorted(set(found.table["interval"]) - {""})
+    if kinds:
+        notes.append(f"intervals: {'; '.join(kinds)}; of the metric 95 % over seeds")
+    if (
+        (found.table["execution"] == "virtual")
+        & (found.table["interval"] != NOTHING_VARIES)
+    ).any():
+        notes.append(_virtual(found))
+    tests = sorted(set(found.table["test"]) - {""})
+    if tests:
+        notes.append(
+            f"p: {', '.join(tests)} test, adjusted by Holm over the worker counts of a strategy"
+        )
+    elif (found.table["repetitions_needed"] > 0).any():
+        notes.append(
+            f"no test, as so few repetitions cannot reach its level: {found.repeat} or more"
+        )
+    repeated = found.table[["n_a", "n_b"]].min(axis=1) > 1
+    unpaired = ~found.table["paired"].astype(bool) & repeated
+    fewer_pairs = found.table["left_out"] > 0
+    apart = found.table[
+        (unpaired | fewer_pairs) & (found.table["execution"] != "virtual")
+    ]
+    if found.one_study and len(apart):
+        notes.append(
+            f"independent samples or fewer pairs, as not all runs were made side by side: {_place(apart)}"
+        )
+    for what, cells in (
+        ("completed in A, failed in B", found.failed),
+        ("in A only", found.missing),
+        ("in B only", found.added),
+    ):
+        if cells:
+            notes.append(f"{what}: {in_words(cells)}")
+    notes += _on_metrics(found)
+    notes.append(_counts_of_verdicts(found))
+    return notes
+
+
+def _on_metrics(found: Verdicts) -> list[str]:
+    """Return notes on metrics that vary by themselves, and on those that are undecided."""
+    notes = []
+    racing = found.table[~found.table["metric_repeats"].astype(bool)]
+    if len(racing) and not found.one_study:
+        notes.append(
+            f"metric varies from run to run, as workers merge when they arrive: {_place(racing)}"
+        )
+    unsure = found.table[found.table["metric_verdict"] == "undecided"]
+    if 0 < len(unsure) < len(found.table):
+        notes.append(f"metric undecided: {_place(unsure)}")
+    return notes
+
+
+def _counts_of_verdicts(found: Verdicts) -> str:
+    from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS
+
+    counts = [
+        f"{found.count(verdict)} {_PARTICIPLES[verdict]}"
+        for verdict in VERDICTS
+        if found.count(verdict)
+    ]
+    metrics = [
+        f"{found.metrics(verdict)} {verdict}"
+        for verdict in METRIC_VERDICTS
+        if found.metrics(verdict)
+    ]
+    return (
+        f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
+        f"metric: {', '.join(metrics)} (margin {found.metric_margin:g})"
+    )
+
+
+def _virtual(found: Verdicts) -> str:
+    """The known error of virtual times in words, and how much of it the intervals of ratios hold."""
+    from scalebench.analysis.native_check import NATIVE_ERROR
+
+    both = zip("AB", found.virtual_errors, strict=True)
+    errors = {
+        name: error for name, error in both if error and error.name == NATIVE_ERROR
+    }
+    if not errors:
+        return "virtual times: no native point checks them: verdicts on them hold for virtual time alone"
+    if found.one_study:
+        return f"virtual times are off native ones by {errors['A'].words}; what is common to all cancels in B / A"
+    known = [
+        f"{error.words} in {name}{'' if error.known else ', too few'}"
+        for name, error in errors.items()
+    ]
+    return f"virtual times are off native ones by {', '.join(known)}; B / A holds both, as nothing says what is common"
+
+
+def _place(rows: pd.DataFrame) -> str:
+    from scalebench.analysis.loading import cells_in
+
+    return in_words(
+        cells_in(rows.rename(columns={"engine_b": "engine", "label_b": "label"}))
+    )
+
+
+def _facts(found: Verdicts) -> dict[str, Any]:
+    from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS
+
+    cells = {"failed": found.failed, "missing": found.missing, "added": found.added}
+    errors = dict(zip("ab", found.virtual_errors, strict=True))
+    rows = found.table.to_dict("records")
+    return {
+        "schema": JSON_SCHEMA,
+        "a": found.a,
+        "b": found.b,
+        "threshold": found.threshold,
+        "metric_margin": found.metric_margin,
+        "regressed": found.regressed,
+        "time": {verdict: found.count(verdict) for verdict in VERDICTS},
+        "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
+        **{name: [cell._asdict() for cell in own] for name, own in cells.items()},
+        "changed": found.changed,
+        "virtual_error": {
+            name: asdict(error) if error is not None else None
+            for name, error in errors.items()
+        },
+        "overridden": [asdict(difference) for difference in found.overridden],
+        "cells": [{key: _plain(value) for key, value in row.items()} for row in rows],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Replace a number that is not finite by None, for JSON."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
