@@ -10,6 +10,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from scalebench.cli import run_common
 from scalebench.cli.options import (
     PATH,
     all_of,
@@ -21,7 +22,6 @@ from scalebench.cli.options import (
     verbosity,
     verbosity_options,
 )
-from scalebench.cli.run_common import enter_first_folder, refuse_early_signal, run_plan
 from scalebench.cli.study_options import (
     STUDY_OPTIONS,
     flag_of,
@@ -188,12 +188,12 @@ def run(
     cannot be met, 3 if runs are left (the last line says which, and why), and 128 + its
     number if a signal ended the command.
     """
-    refuse_early_signal()
+    run_common.refuse_early_signal()
     _note_old_flags()
     is_another = bool(new or sets or until) or _chosen("output", *flags)
     continued = None if is_another else study
     make = partial(
-        run_plan,
+        run_common.run_plan,
         jobs=jobs,
         fail_fast=fail_fast,
         only_failed=retry,
@@ -212,27 +212,13 @@ def run(
         return 0
     plan = _plan(wanted, runs=not dry_run)
     if elastic:
-        return _run_elastic(plan, output, max_restarts, fail_fast, dry_run)
+        return run_common.run_elastic_plan(
+            plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run
+        )
     if dry_run:
-        return _show(plan, output, jobs)
+        run_common.show_plan(plan, output, jobs)
+        return 0
     return make(plan, output)
-
-
-def _run_elastic(
-    plan: StudyPlan, output: Path, restarts: int, fail_fast: bool, dry_run: bool
-) -> int:
-    from scalebench.cli.run_elastic import run_elastic_plan
-
-    return run_elastic_plan(
-        plan, output, restarts=restarts, fail_fast=fail_fast, dry_run=dry_run
-    )
-
-
-def _show(plan: StudyPlan, output: Path, jobs: int | None) -> int:
-    from scalebench.cli.dry_run import show_plan
-
-    show_plan(plan, output, jobs)
-    return 0
 
 
 def _plan(wanted: Study, *, runs: bool) -> StudyPlan:
@@ -289,7 +275,9 @@ def _shard(study: Path, number: int) -> tuple[StudyPlan, Path]:
     from scalebench.batch.shards import folder_of
     from scalebench.batch.submission import plan_of_shard
 
-    folder = enter_first_folder(study.parent if study.name == STUDY else study)
+    folder = run_common.enter_first_folder(
+        study.parent if study.name == STUDY else study
+    )
     return plan_of_shard(folder, number), folder_of(folder, number).parent
 
 
@@ -325,5 +313,5 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
     )
     if study.name != STUDY or not (folder / PLANNED).is_file():
         return study, output, None
-    folder = enter_first_folder(folder)
+    folder = run_common.enter_first_folder(folder)
     return folder / study.name, folder.parent, folder.name
