@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import NEW_FILE, verbosity_options
-from scalebench.cli.study_options import set_option, study_argument, study_options
+from scalebench.cli.options import (
+    NEW_FILE,
+    set_option,
+    study_argument,
+    study_options,
+    verbosity_options,
+)
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import verbosity_options
-from scalebench.cli.study_options import study_options
+from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
 from scalebench.study.load import load_study, written_component

@@ -11,9 +11,9 @@ from scalebench.cli.options import (
     jobs_option,
     results_argument,
     study_folder,
+    study_options,
     verbosity_options,
 )
-from scalebench.cli.study_options import study_options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
 from scalebench.system.parent_watch import start_forkserver

@@ -13,21 +13,19 @@ from click.core import ParameterSource
 from scalebench.cli import run_common
 from scalebench.cli.options import (
     PATH,
+    STUDY_OPTIONS,
     all_of,
+    flag_of,
     jobs_option,
     keep_going_option,
     launcher_option,
+    set_option,
     strategies_option,
+    study_argument,
+    study_options,
     table_options,
     verbosity,
     verbosity_options,
-)
-from scalebench.cli.study_options import (
-    STUDY_OPTIONS,
-    flag_of,
-    set_option,
-    study_argument,
-    study_options,
 )
 from scalebench.errors import UsageError
 from scalebench.records.folder import PLANNED, STUDY

@@ -12,17 +12,15 @@ import rich_click as click
 from scalebench.cli.options import (
     FILE,
     PATH,
+    STUDY_OPTIONS,
     launcher_option,
     parsed_by,
-    strategies_option,
-    verbosity,
-    verbosity_options,
-)
-from scalebench.cli.study_options import (
-    STUDY_OPTIONS,
     set_option,
+    strategies_option,
     study_argument,
     study_options,
+    verbosity,
+    verbosity_options,
 )
 from scalebench.errors import UsageError
 from scalebench.formatting import counted

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import FOLDER, PATH, STRATEGY, verbosity_options
-from scalebench.cli.study_options import set_option, study_argument, study_options
+from scalebench.cli.options import (
+    FOLDER,
+    PATH,
+    STRATEGY,
+    set_option,
+    study_argument,
+    study_options,
+    verbosity_options,
+)
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 

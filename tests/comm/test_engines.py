@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from scalebench.calibration.probes import engine_probe
-from scalebench.cli.study_options import STUDY_OPTIONS
+from scalebench.cli.options import STUDY_OPTIONS
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import Place
