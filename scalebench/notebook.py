@@ -228,8 +228,7 @@ def predict(
     Raises:
         UsageError: an unknown option, or a value that is out of its range.
     """
-    from scalebench.cli.predict import STRATEGIES, one_count, predicted
-    from scalebench.cli.what_if import varied_training
+    from scalebench.cli.predict import STRATEGIES, one_count, predicted, varied_training
 
     flags = _flags_of_predict(model, strategies, workers, options)
     model, counts, chosen, varied = (

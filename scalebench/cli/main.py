@@ -89,7 +89,9 @@ else:  # rich's panels cost as much as the rest of `--help`: only on a terminal
 
 def command_of(name: str) -> click.Command:
     """Import the module of the command `name`, and return its command."""
-    module = importlib.import_module(f"scalebench.cli.{name.replace('-', '_')}")
+    # an alias lives with what does the same
+    home = ALIASES[name][0].split()[0] if name in ALIASES else name
+    module = importlib.import_module(f"scalebench.cli.{home}")
     return next(
         found
         for found in vars(module).values()

@@ -1,4 +1,8 @@
-"""`scalebench predict MODEL`: time, cost and bottleneck of trainings on a machine that is not here."""
+"""`scalebench predict MODEL`: time, cost and bottleneck of trainings on a machine that is not here.
+
+With `--vary` along one axis or two, and what binds it where; `what-if` is the name that
+this had in version 0.1.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,13 @@ from scalebench.cli.platform_options import (
     predictor_of,
     strategies_on,
 )
-from scalebench.cli.what_if import VARY_WORKERS, show, varied_training, vary_option
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
     from scalebench.analysis.critical_batch import SeriesLaw
     from scalebench.predictions.points import Predicted
+    from scalebench.predictions.variation import Variation
+    from scalebench.tables import Table
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _PANELS = {  # of `--help`
@@ -72,6 +77,16 @@ _PANELS = {  # of `--help`
     ),
     "Output": ("--format", "--figure", "--csv", "--quiet", "--verbose", "--help"),
 }
+VARY_WORKERS = 64  # by default
+vary_option = click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    metavar="AXIS=LOW..HIGH[:POINTS]|AXIS=VALUE,...",
+    help="Price one axis or two: batch, workers, interval, jitter; pipeline, tensor, micro_batches; network-bandwidth "
+    "(between nodes) or node-bandwidth (inside) in Gbit/s, or factors (0.5x,2x) on the platform's; flops, "
+    "memory-bandwidth, latency as factors. A range is logarithmic, of jitter linear.  [default: 50 points]",
+)
 
 
 @click.command()
@@ -144,7 +159,7 @@ def predict(
             is not ParameterSource.DEFAULT
         )
         count = one_count(workers if stated else None, budget, epochs_to_target)
-        show(
+        _show_variation(
             varied_training(model, strategies or STRATEGIES, count, varied, flags),
             figure,
             table,
@@ -226,3 +241,94 @@ def _draw(path: Path, found: Predicted) -> None:
     held = [held_at(predictor, point) for point in grid.points]
     what = f"{predictor.training}; {predictor.platform.device.source}"
     draw_prediction(path, grid, held, what, predictor.workload.in_all)
+
+
+@click.command("what-if", hidden=True)
+@platform_options
+@strategies_option("Strategies; repeatable.  [default: allreduce]")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
+)
+@vary_option
+@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
+@click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
+@verbosity_options
+def what_if(
+    model: str | None,
+    strategies: tuple[str, ...],
+    workers: int,
+    varied: tuple[str, ...],
+    figure: Path | None,
+    table: Path | None,
+    **flags: Any,
+) -> int:
+    """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
+    # for a command of seconds: what torch alone makes are 400,000 objects that stay
+    gc.disable()
+    _show_variation(
+        varied_training(model, strategies or ("allreduce",), workers, varied, flags),
+        figure,
+        table,
+    )
+    return 0
+
+
+def varied_training(
+    model: str | None,
+    strategies: Sequence[str],
+    workers: int,
+    varied: Sequence[str],
+    flags: dict[str, Any],
+) -> Variation:
+    """Price the training along the axes `varied`.
+
+    Nothing is trained: the recorded schedule is priced in every cell, and again with
+    half the time of each component.
+    """
+    from scalebench.predictions.variation import Variation
+    from scalebench.pricing.what_if import Axis
+    from scalebench.pricing.what_if import what_if as price_cells
+
+    if not 1 <= len(varied) <= 2:
+        raise UsageError(f"--vary: one axis or two, got {len(varied)}")
+    axes = [Axis.parse(text) for text in varied]
+    chosen = strategies_on(flags["engine"], strategies)
+    predictor = predictor_of(model, flags)
+    planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
+    return Variation(predictor, chosen, planes, workers)
+
+
+def _show_variation(
+    found: Variation,
+    figure: Path | None,
+    table: Path | None,
+    price: float | None = None,
+    form: str = "terminal",
+) -> None:
+    """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
+    parts: list[Table | str] = (
+        [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
+    )
+    show_tables(form, *parts, *found.remarks())
+    if table is not None:
+        write_rows(table, found.rows())
+    if figure is not None:
+        _draw_variation(figure, found)
+
+
+def _draw_variation(path: Path, found: Variation) -> None:
+    from scalebench.figures.predicted import draw_what_if
+
+    planes = {
+        str(name): plane
+        for name, plane in zip(found.strategies, found.planes, strict=True)
+    }
+    (one, *others), names = planes.values(), list(planes)
+    by = "" if others else f" by {names[0]}"
+    place = (
+        ""
+        if any(axis.name == "workers" for axis in one.axes)
+        else f" at {found.workers:,} workers"
+    )
+    what = f"{found.predictor.training}{by}{place}, where nothing else is said"
+    draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")
