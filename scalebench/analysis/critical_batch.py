@@ -21,7 +21,7 @@ from scalebench.analysis.rounds import runs_by_cell
 from scalebench.analysis.target import reached_by_all
 from scalebench.errors import ResultsError
 from scalebench.measured import Measured
-from scalebench.system.bounded_read import read_bytes
+from scalebench.system.file_access import read_bytes
 
 # log residuals beyond it weigh less: entries with another recipe or optimizer, not
 # noise

@@ -17,7 +17,7 @@ from scalebench.records.schema import NOT_SLOWED, POWER_CAP
 from scalebench.strategies.registry import preferred_engine
 from scalebench.study.cell import in_words
 from scalebench.study.spec import SIMULATED
-from scalebench.system.background_load import SHARE
+from scalebench.system.disturbance import SHARE
 from scalebench.system.hardware import core_list, cores_in
 
 _NATIVE = "native"  # the execution in which nothing is stated: a slow worker is slow

@@ -22,7 +22,7 @@ from scalebench.pricing.step_times import STATED_STEPS
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine_facts import TRANSPORTS
 from scalebench.study.spec import SIMULATED
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text
 
 # Packages whose version determines the speed of a run; named first where several
 # differ.

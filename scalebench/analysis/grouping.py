@@ -34,7 +34,7 @@ from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
 from scalebench.study.spec import SIMULATED
-from scalebench.system.background_load import SHARE
+from scalebench.system.disturbance import SHARE
 
 SPLIT = ["compute_s", "comm_s", "wait_s", "data_s", "other_s"]
 COST = ["cost_core_hours", "cost_gpu_hours", "energy_j"]

@@ -27,7 +27,7 @@ from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.cell import CELL, Cell
 from scalebench.study.spec import SIMULATED
 from scalebench.study.validation import read_mapping
-from scalebench.system.background_load import SHARE
+from scalebench.system.disturbance import SHARE
 
 PACE_OVERRUN_LIMIT = 0.01
 _OF_A_CHECKSUM = 12  # digits
@@ -293,7 +293,7 @@ def _read_rows(folder: Path) -> pd.DataFrame:
 
 
 def is_disturbed(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Mark measured runs during which other programs took more than `background_load.SHARE` of the cores.
+    """Mark measured runs during which other programs took more than `disturbance.SHARE` of the cores.
 
     What needs all cores takes a third longer from there on, and there is no bound
     above.

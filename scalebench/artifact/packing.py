@@ -43,7 +43,7 @@ from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}

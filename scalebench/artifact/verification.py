@@ -19,7 +19,7 @@ from scalebench.records.folder import durations_in
 from scalebench.records.progress import progress_of
 from scalebench.study.cell import group_of
 from scalebench.study.spec import SIMULATED
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text
 
 SUMS = "SHA256SUMS"
 REDRAWN = "redrawn"

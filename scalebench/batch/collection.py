@@ -26,7 +26,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import CALIBRATION, EPOCHS, PROVENANCE, RUNS
 from scalebench.records.lock import folder_lock
 from scalebench.records.schema import EpochRow, RunRow, columns
-from scalebench.system.atomic_write import open_own, write_atomic
+from scalebench.system.file_access import open_own, write_atomic
 
 _WEIGHTS = "weights"
 _SHOWN = 3  # missing runs of a shard in a message

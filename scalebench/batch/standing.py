@@ -20,7 +20,7 @@ from scalebench.batch.shards import Shard, folder_of
 from scalebench.batch.submission import Submission
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import JOBS, RUNS
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 POLL_S = 30.0
 _ANSWER = "queue.json"  # the scheduler's last answer

@@ -33,7 +33,7 @@ from scalebench.records.study_file import keep_study, require_same
 from scalebench.study.cell import group_of
 from scalebench.study.load import load_study, to_home
 from scalebench.study.validation import StrictModel, explain
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 BEGUN = "shard.json"  # in the folder of a shard: which study, and which version made it
 

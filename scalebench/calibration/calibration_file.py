@@ -16,8 +16,7 @@ from scalebench.pricing.machine import OperationTimes, loads_up_to
 from scalebench.pricing.step_times import StepTable, Trained
 from scalebench.study.load import from_home, to_home
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text, write_atomic
 
 # the cluster that repeats the nodes and links of this machine
 THIS_MACHINE = "this-machine"

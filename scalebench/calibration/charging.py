@@ -64,9 +64,8 @@ from scalebench.records.folder import CALIBRATION
 from scalebench.strategies import registry
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.background_load import BackgroundLoad, disturbed
-from scalebench.system.bounded_read import read_text
+from scalebench.system.disturbance import BackgroundLoad, disturbed
+from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge

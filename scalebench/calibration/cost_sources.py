@@ -45,7 +45,7 @@ from scalebench.records.machine_facts import cpu_model
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run, Study
 from scalebench.system import hardware
-from scalebench.system.atomic_write import cache_folder
+from scalebench.system.file_access import cache_folder
 
 _OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
 _COMPARED = ("device", "cpu", "torch")  # where real and virtual times are compared

@@ -26,8 +26,8 @@ from scalebench.formatting import counted
 from scalebench.native.postmortem import telling_line
 from scalebench.records.machine_facts import TRANSPORTS, cpu_model
 from scalebench.system import hardware
-from scalebench.system.atomic_write import cache_folder
-from scalebench.system.background_load import BackgroundLoad
+from scalebench.system.disturbance import BackgroundLoad
+from scalebench.system.file_access import cache_folder
 from scalebench.system.parent_watch import end_with_parent
 
 MEASURABLE = tuple(name for name in engines.NAMES if engines.named(name).is_measured)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from scalebench.system.stopwatch import FEWEST
+from scalebench.system.disturbance import FEWEST
 
 T = TypeVar("T")
 

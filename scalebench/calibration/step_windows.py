@@ -24,7 +24,7 @@ from scalebench.models.parts import layers_of, through
 from scalebench.pricing.step_times import STEP_TASKS, LayerShare
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
-from scalebench.system.stopwatch import Stopwatch, typical
+from scalebench.system.disturbance import Stopwatch, typical
 from scalebench.training.reference_step import Gauge
 from scalebench.training.stage import run_backward
 

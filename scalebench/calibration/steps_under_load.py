@@ -46,13 +46,19 @@ from scalebench.formatting import counted
 from scalebench.pricing.machine import loads_up_to
 from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.study.spec import Run
-from scalebench.system.background_load import BackgroundLoad, disturbed, own_s
+from scalebench.system.disturbance import (
+    FEWEST,
+    BackgroundLoad,
+    Typical,
+    disturbed,
+    own_s,
+    typical,
+)
 from scalebench.system.parent_watch import (
     exit_with_parent,
     preloaded_forkserver,
     signals_blocked,
 )
-from scalebench.system.stopwatch import FEWEST, Typical, typical
 from scalebench.training.reference_step import Gauge, reference_step_of_now
 
 _WARM_UP = (3, 30)  # least and most warm-up steps

@@ -19,8 +19,7 @@ from pydantic import (
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import SCHEDULED
 from scalebench.study.validation import explain
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.bounded_read import read_bytes
+from scalebench.system.file_access import read_bytes, write_atomic
 
 _NOISE = 1.05  # factor below the lower bound from which a cost is measured again
 # prefix of the output line of a probe, among other lines of mpirun

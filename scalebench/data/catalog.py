@@ -32,7 +32,7 @@ from scalebench.data.dataset import (
 )
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
-from scalebench.system.atomic_write import cache_folder
+from scalebench.system.file_access import cache_folder
 
 _HASH_BYTES = 1 << 24
 _SHOWN = 12  # digits of a checksum

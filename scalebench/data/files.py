@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import DataError
-from scalebench.system import bounded_read
-from scalebench.system.bounded_read import MIB
+from scalebench.system import file_access
+from scalebench.system.file_access import MIB
 from scalebench.system.hardware import usable_memory_mib
 
 _MOST_BYTES = 1024 * MIB  # of a file of MNIST or CIFAR, the largest of which has 180 MB
@@ -102,7 +102,7 @@ def read_bytes(path: Path) -> bytes:
                 # One byte more than allowed shows that there are more.
                 content = file.read(_MOST_BYTES + 1)
         else:
-            content = bounded_read.read_bytes(path, _MOST_BYTES)
+            content = file_access.read_bytes(path, _MOST_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read ({error}); it is corrupt or cut short: get it again"

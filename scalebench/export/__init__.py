@@ -39,7 +39,7 @@ from pydantic import BaseModel
 from scalebench.analysis import Results, cells, ratios
 from scalebench.errors import UsageError, writing
 from scalebench.records.schema import SCHEMA_VERSION, Doc, EpochRow, RunRow, kinds
-from scalebench.system.atomic_write import atomic_file, open_own
+from scalebench.system.file_access import atomic_file, open_own
 from scalebench.training.outcome import Timeline
 
 if TYPE_CHECKING:

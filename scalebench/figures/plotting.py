@@ -33,7 +33,7 @@ from scalebench.records.append_only import to_cell, to_text
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 if TYPE_CHECKING:
     from scalebench.analysis import Results

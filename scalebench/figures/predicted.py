@@ -20,7 +20,7 @@ from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look, cross, looks
 from scalebench.figures.plotting import FORMATS, drawing, picture
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 if TYPE_CHECKING:
     from scalebench.pricing.advice import Held

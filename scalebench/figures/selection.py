@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.errors import ResultsError, UsageError, nearest
-from scalebench.system.bounded_read import read_bytes
+from scalebench.system.file_access import read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

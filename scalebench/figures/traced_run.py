@@ -18,7 +18,7 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.series_style import SERVING, TASKS
 from scalebench.figures.plotting import drawing
 from scalebench.figures.style import REPORT
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

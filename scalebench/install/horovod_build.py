@@ -31,7 +31,7 @@ from scalebench.comm.mpi_match import ADD_MPI
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.records.lock import FILE, folder_lock
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import cache_folder
+from scalebench.system.file_access import cache_folder
 from scalebench.system.hardware import cores
 
 VERSION = "0.28.1"

@@ -21,7 +21,7 @@ from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies import registry
 from scalebench.study.spec import Run, Study
 from scalebench.system import hardware
-from scalebench.system.atomic_write import cache_folder, write_atomic
+from scalebench.system.file_access import cache_folder, write_atomic
 from scalebench.system.hardware import usable_memory_mib
 
 if TYPE_CHECKING:

@@ -59,13 +59,12 @@ from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
 from scalebench.system import hardware
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.background_load import (
+from scalebench.system.disturbance import (
     BackgroundLoad,
     disturbed,
     own_and_children_s,
 )
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome

@@ -15,7 +15,7 @@ from typing import Any
 from scalebench.errors import ModelError, nearest
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import is_own
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text
 
 _NEEDED = ("name", "parameters", "flops", "activations")
 

@@ -50,8 +50,8 @@ from scalebench.records.provenance import host_hash
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
-from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
+from scalebench.system.disturbance import BackgroundLoad, taken_by
 from scalebench.system.hardware import core_list
 from scalebench.system.random_state import seed_generators, worker_seed
 from scalebench.training.initial_weights import save_weights

@@ -40,7 +40,7 @@ from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
-from scalebench.system.bounded_read import read_bytes
+from scalebench.system.file_access import read_bytes
 from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published
 from scalebench.validation.prediction_errors import with_errors

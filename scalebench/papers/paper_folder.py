@@ -22,7 +22,7 @@ from scalebench.records.folder import RUNS
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
 from scalebench.study.validation import StrictModel, explain, read_mapping
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text
 
 NEVER = "never"
 _Text = Annotated[str, Field(min_length=1)]

@@ -65,7 +65,7 @@ from scalebench.strategies.registry import create
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import Component, slug
 from scalebench.study.validation import StrictModel, read_as
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 _GIB = 2**30
 # by execution

@@ -23,7 +23,7 @@ from scalebench.measured import Measured
 from scalebench.papers.obtained import Obtained, obtain, without_run
 from scalebench.papers.paper_folder import CLAIMS, NEVER, Paper, Published
 from scalebench.study.validation import StrictModel, read_as
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
 _PHRASES = {

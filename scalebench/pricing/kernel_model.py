@@ -29,8 +29,7 @@ from scalebench.pricing.devices import (
     StepError,
     TimeModel,
 )
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text, write_atomic
 
 Array = NDArray[np.float64]
 PASSES = ("forward", "backward")

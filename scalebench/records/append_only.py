@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from scalebench.errors import ResultsError
 from scalebench.formatting import in_cell
 from scalebench.records.schema import SCHEMA_VERSION, columns
-from scalebench.system.atomic_write import open_own, sync_folder
+from scalebench.system.file_access import open_own, sync_folder
 
 
 class AppendOnlyTable:

@@ -29,7 +29,7 @@ from scalebench.records.schema import (
     kinds,
     optional_columns,
 )
-from scalebench.system.bounded_read import LARGE, read_bytes
+from scalebench.system.file_access import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
 _NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")

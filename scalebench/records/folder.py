@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scalebench.errors import ResultsError, writing
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 RUNS, EPOCHS = "runs.csv", "epochs.csv"
 # runs that went on without ranks that died: in no figure, law or ratio

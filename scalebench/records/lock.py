@@ -15,8 +15,7 @@ from pathlib import Path
 
 from scalebench.comm import slurm
 from scalebench.errors import ResultsError, writing
-from scalebench.system.atomic_write import descriptor_of_own
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import descriptor_of_own, read_text
 
 FILE = "lock"
 _POLL_S = 0.2

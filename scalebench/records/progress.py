@@ -18,8 +18,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_atomic
-from scalebench.system.bounded_read import read_text
+from scalebench.system.file_access import read_text, write_atomic
 
 _PLANNED = {"run_id": str, "config_hash": str, "group": str, "epochs": int}
 _SHOWN = 5  # names of runs in a note

@@ -20,7 +20,7 @@ from typing import Any
 from scalebench.errors import writing
 from scalebench.records import machine_facts
 from scalebench.records.folder import PROVENANCE
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 from scalebench.system.hardware import memory_mib
 
 # Variables that change timings: threads, communication libraries, allocators.

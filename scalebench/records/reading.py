@@ -39,7 +39,7 @@ from scalebench.records.schema import (
     out_of_range,
     range_of,
 )
-from scalebench.system.bounded_read import LARGE, read_lines
+from scalebench.system.file_access import LARGE, read_lines
 
 # faster than pyarrow's on tables of this size
 TEXT = pd.StringDtype("python", na_value=np.nan)

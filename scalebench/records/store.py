@@ -16,7 +16,7 @@ from scalebench.records.folder import EPOCHS, RUNS
 from scalebench.records.provenance import keep
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 
 class Store:

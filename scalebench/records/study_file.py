@@ -16,7 +16,7 @@ from scalebench.records.provenance import redact
 from scalebench.strategies.parts import with_default_batch
 from scalebench.study.load import dump_study, load_study
 from scalebench.study.spec import Study
-from scalebench.system.atomic_write import write_atomic
+from scalebench.system.file_access import write_atomic
 
 # Keys that may change while the study stays the same: they add points and leave the
 # meaning of old ones.

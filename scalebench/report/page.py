@@ -45,7 +45,7 @@ from scalebench.report.origin import machines, rerun_of, study_facts
 from scalebench.study.cell import PLACE, Cell
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
 from scalebench.study.spec import slug
-from scalebench.system.atomic_write import atomic_file
+from scalebench.system.file_access import atomic_file
 from scalebench.tables import Column, Entry, Table
 from scalebench.tables.table import (
     CHANGE,

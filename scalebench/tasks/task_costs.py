@@ -19,7 +19,7 @@ from scalebench.errors import EngineError
 from scalebench.records.machine_facts import cpu_model
 from scalebench.study.spec import Component, Run, TaskOptions
 from scalebench.system import hardware
-from scalebench.system.background_load import (
+from scalebench.system.disturbance import (
     BackgroundLoad,
     disturbed,
     own_and_children_s,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scalebench.errors import ModelError, ResultsError
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 
 # of a number: 8, or 16 of a complex one, which is refused by its dtype
 _MOST_BYTES_EACH = 16

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 
 from scalebench.errors import DivergedError, ResultsError
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
-from scalebench.system.bounded_read import LARGE, read_text
 from scalebench.system.clock import Ledger
+from scalebench.system.file_access import LARGE, read_text
 
 if TYPE_CHECKING:
     from scalebench.comm.base import Communicator

@@ -15,7 +15,7 @@ import torch
 
 from scalebench.models.flat import side_by_side
 from scalebench.study.spec import Component
-from scalebench.system.stopwatch import Stopwatch, typical
+from scalebench.system.disturbance import Stopwatch, typical
 from scalebench.training.optimizers import build_optimizer
 
 Step = Callable[[], None]

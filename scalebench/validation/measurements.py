@@ -26,7 +26,7 @@ from scalebench.errors import ResultsError
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import LayerTable
 from scalebench.study.choices import NCCL
-from scalebench.system.bounded_read import read_bytes
+from scalebench.system.file_access import read_bytes
 
 COLUMNS = (
     "series",

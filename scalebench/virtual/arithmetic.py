@@ -31,8 +31,8 @@ from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Worker
 from scalebench.study.spec import BY_LAYER, Run
-from scalebench.system.atomic_write import cache_folder
 from scalebench.system.clock import WallClock
+from scalebench.system.file_access import cache_folder
 from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica

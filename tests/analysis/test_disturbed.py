@@ -19,7 +19,7 @@ from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.methodology import check
 from scalebench.analysis.summary import summary_notes
 from scalebench.analysis.verdicts import compare_studies
-from scalebench.system.background_load import SHARE
+from scalebench.system.disturbance import SHARE
 from tests.analysis.test_comparing import only, run
 
 BUSY = {"others_load": 1.1 * SHARE}

@@ -354,7 +354,7 @@ def test_a_large_table_is_read_in_pieces(study, monkeypatch):
     ]
     folder = study(rows=rows).folder
     whole = load(folder).rows
-    monkeypatch.setattr("scalebench.system.bounded_read._PIECE", 1000)  # about two rows
+    monkeypatch.setattr("scalebench.system.file_access._PIECE", 1000)  # about two rows
     pd.testing.assert_frame_equal(load(folder).rows, whole)
     lines = (folder / "runs.csv").read_text().splitlines()
     place = columns(RunRow).index("workers")

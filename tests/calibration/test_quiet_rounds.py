@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scalebench.calibration.quiet_rounds import Round, Until, are_enough, quiet_rounds
-from scalebench.system.stopwatch import FEWEST, typical
+from scalebench.system.disturbance import FEWEST, typical
 
 
 class Machine:

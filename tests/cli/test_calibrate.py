@@ -344,7 +344,7 @@ def test_cache_that_cannot_be_written_stops_no_study(scalebench, monkeypatch):
 
 def refusing(folder):
     """`write_atomic` on a disk on which nothing can be written below `folder`."""
-    from scalebench.system.atomic_write import write_atomic
+    from scalebench.system.file_access import write_atomic
 
     def write(path, text):
         if path.parent.name == folder:

@@ -14,7 +14,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import ARRAY_NAMES, open_dataset
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
-from scalebench.system.atomic_write import cache_folder
+from scalebench.system.file_access import cache_folder
 
 
 def training(dataset, **options):

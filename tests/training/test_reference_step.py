@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scalebench.system.stopwatch import Stopwatch, Window
+from scalebench.system.disturbance import Stopwatch, Window
 from scalebench.training.reference_step import Gauge
 
 

@@ -18,7 +18,7 @@ from scalebench.calibration.probes.probe_rounds import (
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import OneSidedState, RankServer, ServerLoop
-from scalebench.system.stopwatch import Stopwatch
+from scalebench.system.disturbance import Stopwatch
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
 

@@ -22,9 +22,8 @@ from scalebench.calibration.quiet_rounds import Round, Until, are_enough, quiet_
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
-from scalebench.system.background_load import BackgroundLoad, taken_by
 from scalebench.system.clock import WallClock
-from scalebench.system.stopwatch import Stopwatch, typical
+from scalebench.system.disturbance import BackgroundLoad, Stopwatch, taken_by, typical
 from scalebench.training.reference_step import Gauge, Step
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure
 
 from scalebench import __version__
-from scalebench.system.atomic_write import open_own
+from scalebench.system.file_access import open_own
 from scalebench.tables.printed import latex_lines
 
 # Without dates.
