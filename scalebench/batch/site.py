@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from scalebench.errors import UsageError
-from scalebench.study.choices import LauncherName
+from scalebench.study.choices import LauncherName, SchedulerName
 from scalebench.study.validation import StrictModel, parse_duration, read_as
 
 FILE = "site.yaml"
@@ -33,7 +33,7 @@ Duration = Annotated[int, BeforeValidator(parse_duration)]
 class Site(StrictModel):
     """What a batch script of this site says beside the study."""
 
-    scheduler: Literal["slurm", "pbs", "lsf"] | None = Field(
+    scheduler: SchedulerName | None = Field(
         None, description="default: the one that is found"
     )
     account: Line | None = Field(

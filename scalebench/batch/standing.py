@@ -1,23 +1,32 @@
 """Standing of a submitted study: the records decide what is done, the scheduler only explains what is not.
 
 All jobs are asked for by one query, whose answer is kept and used again for a while;
-none is made where rows already say all.
+none is made where rows already say all. What is left without a job can be submitted
+again, and so can the collection.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scalebench.batch.collection import completed_runs
-from scalebench.batch.job import JobState, Scheduler, SchedulerError, ask
+from scalebench.batch.job import BatchJob, JobState, Scheduler, SchedulerError, ask
 from scalebench.batch.schedulers import SCHEDULERS
 from scalebench.batch.shards import Shard, folder_of
-from scalebench.batch.submission import Submission
+from scalebench.batch.site import Site, site_for
+from scalebench.batch.submission import (
+    Submission,
+    Submitter,
+    read_submission,
+    submitting,
+)
+from scalebench.errors import UsageError
+from scalebench.formatting import counted
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import JOBS, RUNS
 from scalebench.system.file_access import write_atomic
@@ -83,6 +92,79 @@ def under_way(submission: Submission, found: Iterable[ShardStanding]) -> list[st
         each.shard.number for each in found if each.state in ("running", "pending")
     ]
     return sorted({job.job for number in queued if (job := submission.job_of(number))})
+
+
+def jobs_left(
+    folder: Path,
+    scheduler: Scheduler,
+    site: Site,
+    numbers: Sequence[int],
+    say: Callable[[str], None],
+) -> tuple[Submitter, list[tuple[Sequence[Shard], BatchJob]], list[str]]:
+    """Return what submits shards of the study in `folder` again, their jobs, and the jobs that are under way.
+
+    The shards are those of `numbers`, by default all with runs left and no job.
+
+    Raises:
+        UsageError: there is no such shard, or nothing says whether one has a job.
+    """
+    submission = read_submission(folder).known_to(scheduler.name)
+    chosen = [submission.shard(number).number for number in numbers]
+    waited_for: list[str] = []
+    if not chosen:
+        known = standings(folder, submission, poll_s=0.0)
+        waited_for = under_way(submission, known)
+        idle = [
+            each
+            for each in known
+            if each.state in ("failed", "stopped", "not submitted")
+        ]
+        # a job that is submitted twice would write the shard of the first
+        if each := next((each for each in known if each.state == "unknown"), None):
+            raise UsageError(
+                f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}"
+            )
+        chosen = [each.shard.number for each in idle]
+        if chosen:
+            failed = sum(each.failed for each in idle)
+            left = sum(each.left for each in idle)
+            say(f"again: {counted(failed, 'run')} that failed, {left} without a result")
+        else:
+            say(f"nothing to submit of {folder}/: every shard is done or queued")
+    submitter = Submitter(folder, scheduler, site, submission)
+    return submitter, submitter.jobs(chosen), waited_for
+
+
+def submit_again(
+    folder: Path,
+    scheduler: Scheduler,
+    site: Site,
+    say: Callable[[str], None],
+    *,
+    numbers: Sequence[int] = (),
+    collects: bool = True,
+) -> None:
+    """Submit shards of the study in `folder` again: those of `numbers`, or all with runs left and no job."""
+    with submitting(folder, say):
+        submitter, jobs, waited_for = jobs_left(folder, scheduler, site, numbers, say)
+        if jobs:
+            submitter.submit(jobs, collects=collects, say=say, under_way=waited_for)
+
+
+def collect_again(folder: Path, say: Callable[[str], None]) -> bool:
+    """Submit another collection behind the jobs that run or wait; return False if there are none.
+
+    A job that went back into the queue has ended once already: Slurm may begin what
+    waits for its end then.
+    """
+    with submitting(folder, say):
+        submission = read_submission(folder)
+        jobs = under_way(submission, standings(folder, submission, poll_s=0.0))
+        submitter = Submitter(
+            folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission
+        )
+        submitter.submit([], collects=True, say=say, under_way=jobs)
+    return bool(jobs)
 
 
 def _explained(

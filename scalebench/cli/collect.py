@@ -27,6 +27,7 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     runs are missing, which are named.
     """
     from scalebench.batch.collection import collect as merge
+    from scalebench.batch.standing import collect_again
 
     folder = study_folder(results)
     collected = merge(folder, copies)
@@ -35,30 +36,9 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     )
     for line in collected.lines():
         click.echo(line)
-    if collected.missing and again and _submitted_again(folder):
+    if collected.missing and again and collect_again(folder, click.echo):
         return 0
     if collected.missing:
         click.echo(f"to submit what is left: scalebench submit {folder}")
         return RUNS_LEFT
     return 0
-
-
-def _submitted_again(folder: Path) -> bool:
-    """Submit another collection behind the jobs that run or wait; return False if there are none.
-
-    A job that went back into the queue has ended once already: Slurm may begin what
-    waits for its end then.
-    """
-    from scalebench.batch.schedulers import SCHEDULERS
-    from scalebench.batch.site import site_for
-    from scalebench.batch.standing import standings, under_way
-    from scalebench.batch.submission import Submitter, read_submission, submitting
-
-    with submitting(folder, click.echo):
-        submission = read_submission(folder)
-        jobs = under_way(submission, standings(folder, submission, poll_s=0.0))
-        submitter = Submitter(
-            folder, SCHEDULERS[submission.scheduler], site_for(Path())[0], submission
-        )
-        submitter.submit([], collects=True, say=click.echo, under_way=jobs)
-    return bool(jobs)

@@ -355,12 +355,12 @@ def retry(
     if submits:
         from scalebench.batch.schedulers import scheduler_for
         from scalebench.batch.site import site_for
+        from scalebench.batch.standing import submit_again
         from scalebench.batch.submission import read_submission
-        from scalebench.cli.submit import again
 
         site, _ = site_for(Path())
         named = site.scheduler or read_submission(folder).scheduler
-        again(folder, scheduler_for(named), site)
+        submit_again(folder, scheduler_for(named), site, click.echo)
         return 0
     if not (folder / STUDY).is_file():
         raise ResultsError(

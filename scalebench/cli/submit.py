@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
@@ -23,7 +22,7 @@ from scalebench.cli.options import (
     verbosity_options,
 )
 from scalebench.errors import UsageError
-from scalebench.formatting import counted
+from scalebench.study.choices import SchedulerName
 
 if TYPE_CHECKING:
     from scalebench.batch.job import Scheduler
@@ -106,7 +105,7 @@ _KEYS = [
 )
 @click.option(
     "--scheduler",
-    type=click.Choice(["slurm", "pbs", "lsf"]),
+    type=click.Choice(get_args(SchedulerName)),
     help="Scheduler.  [default: the one here]",
 )
 @click.option(
@@ -148,6 +147,7 @@ def submit(
     """
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
+    from scalebench.batch.standing import jobs_left, submit_again
     from scalebench.batch.submission import read_submission
     from scalebench.study.load import load_study
 
@@ -176,7 +176,14 @@ def submit(
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
-        again(study, chosen, site, numbers=shards, collects=collects, dry_run=dry_run)
+        if dry_run:
+            submitter, jobs, _ = jobs_left(study, chosen, site, shards, click.echo)
+            if jobs:
+                _show(submitter, jobs, collects)
+        else:
+            submit_again(
+                study, chosen, site, click.echo, numbers=shards, collects=collects
+            )
         return
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
@@ -207,70 +214,6 @@ def _is_submitted(study: Path | None, shards: tuple[int, ...]) -> bool:
     return is_known
 
 
-def again(
-    folder: Path,
-    scheduler: Scheduler,
-    site: Site,
-    *,
-    numbers: tuple[int, ...] = (),
-    collects: bool = True,
-    dry_run: bool = False,
-) -> None:
-    """Submit shards of the study in `folder` again: those named, or all with runs left and no job."""
-    from scalebench.batch.submission import submitting
-
-    with nullcontext() if dry_run else submitting(folder, click.echo):
-        _submit_what_is_left(
-            folder, scheduler, site, numbers, collects=collects, dry_run=dry_run
-        )
-
-
-def _submit_what_is_left(
-    folder: Path,
-    scheduler: Scheduler,
-    site: Site,
-    numbers: tuple[int, ...],
-    *,
-    collects: bool,
-    dry_run: bool,
-) -> None:
-    from scalebench.batch.standing import standings, under_way
-    from scalebench.batch.submission import Submitter, read_submission
-
-    submission = read_submission(folder).known_to(scheduler.name)
-    chosen = [submission.shard(number).number for number in numbers]
-    waited_for: list[str] = []
-    if not chosen:
-        known = standings(folder, submission, poll_s=0.0)
-        waited_for = under_way(submission, known)
-        idle = [
-            each
-            for each in known
-            if each.state in ("failed", "stopped", "not submitted")
-        ]
-        if each := next((each for each in known if each.state == "unknown"), None):
-            raise UsageError(
-                f"{each.shard}: {each.why}; name what to submit again with --shard {each.shard.number}"
-            )
-        chosen = [each.shard.number for each in idle]
-        if not chosen:
-            click.echo(f"nothing to submit of {folder}/: every shard is done or queued")
-            return
-        failed, left = (
-            sum(each.failed for each in idle),
-            sum(each.left for each in idle),
-        )
-        click.echo(
-            f"again: {counted(failed, 'run')} that failed, {left} without a result"
-        )
-    submitter = Submitter(folder, scheduler, site, submission)
-    jobs = submitter.jobs(chosen)
-    if dry_run:
-        _show(submitter, jobs, collects)
-        return
-    submitter.submit(jobs, collects=collects, say=click.echo, under_way=waited_for)
-
-
 def _submit_study(
     wanted: Study,
     output: Path,
@@ -281,13 +224,14 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch.resources import (
+    from scalebench.batch.shards import (
         allocation_for,
         choose_launcher,
+        divide,
         limits_of,
         only_virtual,
     )
-    from scalebench.batch.shards import divide
+    from scalebench.batch.standing import submit_again
     from scalebench.batch.submission import Submitter, begin, submitting
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
@@ -329,7 +273,7 @@ def _submit_study(
                 f"scripts and output in {folder}/jobs/; next: scalebench status {folder}"
             )
             return
-    again(folder, scheduler, site, collects=collects)
+    submit_again(folder, scheduler, site, click.echo, collects=collects)
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -14,6 +14,8 @@ SCHEDULED: tuple[EngineName, ...] = (
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 # all but auto: comm/launchers
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
+# each is a file of batch/schedulers; the first that is found here is taken
+SchedulerName = Literal["slurm", "pbs", "lsf"]
 Allreduce = Literal[
     "auto",  # of an MPI library
     "ring",

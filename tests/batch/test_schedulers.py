@@ -22,8 +22,8 @@ from scalebench.batch.job import (
     script,
     submit,
 )
-from scalebench.batch.sbatch import Slurm
 from scalebench.batch.schedulers import SCHEDULERS, scheduler_for
+from scalebench.batch.schedulers.slurm import Slurm
 from scalebench.batch.site import Site
 from tests.hosts.machines import until
 

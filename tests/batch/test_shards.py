@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.batch.resources import allocation_for, limits_of, only_virtual
-from scalebench.batch.sbatch import Slurm
-from scalebench.batch.shards import divide, part_of, require_nodes
+from scalebench.batch.schedulers.slurm import Slurm
+from scalebench.batch.shards import (
+    allocation_for,
+    divide,
+    limits_of,
+    only_virtual,
+    part_of,
+    require_nodes,
+)
 from scalebench.batch.site import Site, SiteError
 from scalebench.errors import StudyError, UsageError
 from scalebench.launch.hosts import Allocation
@@ -203,7 +209,7 @@ def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_si
 ):
     plan = planned()
     assert limits_of(plan, FOUR, Site(), 77)(plan.sweep.runs) == 77
-    monkeypatch.setattr("scalebench.batch.resources.kept_step", lambda plan: 10.0)
+    monkeypatch.setattr("scalebench.batch.shards.kept_step", lambda plan: 10.0)
     few, many = plan.sweep.runs[:1], plan.sweep.runs
     estimated = limits_of(plan, FOUR, Site(), None)
     assert 600 < estimated(few) < estimated(many)

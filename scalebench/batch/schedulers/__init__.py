@@ -1,15 +1,19 @@
-"""The schedulers by name, and the one that is here."""
+"""Batch schedulers, one file each beside this one, by the names that a site or a command states; and the one here."""
 
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
+from typing import get_args
 
 from scalebench.batch.job import Scheduler, SchedulerError
-from scalebench.batch.lsf import Lsf
-from scalebench.batch.pbs import Pbs
-from scalebench.batch.sbatch import Slurm
+from scalebench.study.choices import SchedulerName
 
-SCHEDULERS: dict[str, Scheduler] = {each.name: each for each in (Slurm(), Pbs(), Lsf())}
+# of two schedulers on one machine the first is taken; each file makes a `SCHEDULER`
+SCHEDULERS: dict[str, Scheduler] = {
+    name: import_module(f"{__name__}.{name}").SCHEDULER
+    for name in get_args(SchedulerName)
+}
 
 
 def found_here() -> Scheduler | None:

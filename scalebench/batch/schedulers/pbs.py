@@ -75,6 +75,9 @@ class Pbs:
         return None
 
 
+SCHEDULER = Pbs()
+
+
 def _state(facts: dict[str, object]) -> JobState:
     letter = str(facts.get("job_state", ""))
     if letter in _PENDING and letter:

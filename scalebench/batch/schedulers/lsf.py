@@ -104,3 +104,6 @@ class Lsf:
     def partition(self, name: str | None) -> Partition | None:
         """Return None: site.yaml has to state nodes and cores."""
         return None
+
+
+SCHEDULER = Lsf()

@@ -146,6 +146,9 @@ class Slurm:
         )
 
 
+SCHEDULER = Slurm()
+
+
 def _tasks(name: str) -> list[str]:
     """Return the identifiers that one line of squeue is about: `12`, `12_3`, or those of `12_[3-5,7%2]`."""
     waiting = _RANGE.fullmatch(name)
