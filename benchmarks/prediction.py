@@ -26,10 +26,9 @@ from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError
 from scalebench.models.layer_files import load_layers
 from scalebench.pricing.devices import Roofline
-from scalebench.pricing.machine import Machine
+from scalebench.pricing.machine import Machine, stated_table
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, Workload
-from scalebench.pricing.step_times import stated_table
 from scalebench.pricing.what_if import Axis, what_if
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training

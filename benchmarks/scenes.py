@@ -27,7 +27,7 @@ from scalebench.analysis.intervals import (
 from scalebench.analysis.native_check import OF_A_MEDIAN, VirtualError
 from scalebench.calibration.steps_under_load import BLOCKS
 from scalebench.measured import Measured
-from scalebench.pricing.step_times import middle
+from scalebench.pricing.machine import middle
 
 AT_MOST, CI_WIDTH = 20, 0.05  # of studies with `until`
 

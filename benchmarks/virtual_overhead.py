@@ -23,8 +23,7 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
-from scalebench.pricing.machine import Machine
-from scalebench.pricing.step_times import BatchTimes, StepTable
+from scalebench.pricing.machine import BatchTimes, Machine, StepTable
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Training
 from scalebench.virtual.pool import simulate_alike

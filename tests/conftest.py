@@ -23,10 +23,9 @@ from scalebench.comm import engines
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.models.registry import build_model
-from scalebench.pricing.machine import Machine
+from scalebench.pricing.machine import BatchTimes, Machine, StepTable
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
-from scalebench.pricing.step_times import BatchTimes, StepTable
 from scalebench.records import machine_facts, provenance
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting

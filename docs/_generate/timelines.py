@@ -19,8 +19,7 @@ from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError
 from scalebench.figures.traced_run import draw_timeline
 from scalebench.launch.sweep import expand
-from scalebench.pricing.machine import Machine
-from scalebench.pricing.step_times import stated_table
+from scalebench.pricing.machine import Machine, stated_table
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
 from scalebench.training.outcome import Timeline, timeline_from

@@ -18,7 +18,7 @@ from scalebench.calibration.calibration_file import (
     read_calibration,
 )
 from scalebench.errors import ClusterError
-from scalebench.pricing.step_times import STATED_STEPS
+from scalebench.pricing.machine import STATED_STEPS
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine_facts import TRANSPORTS
 from scalebench.study.spec import SIMULATED

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, writing
-from scalebench.pricing.machine import OperationTimes, loads_up_to
-from scalebench.pricing.step_times import StepTable, Trained
+from scalebench.pricing.machine import OperationTimes, StepTable, Trained, loads_up_to
 from scalebench.study.load import from_home, to_home
 from scalebench.study.validation import explain
 from scalebench.system.file_access import read_text, write_atomic

@@ -58,8 +58,14 @@ from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.devices import Stated as StatedSteps
 from scalebench.pricing.devices import step_table
-from scalebench.pricing.machine import Machine, OperationTime, OperationTimes, name_of
-from scalebench.pricing.step_times import StepTable, stated_table
+from scalebench.pricing.machine import (
+    Machine,
+    OperationTime,
+    OperationTimes,
+    StepTable,
+    name_of,
+    stated_table,
+)
 from scalebench.records.folder import CALIBRATION
 from scalebench.strategies import registry
 from scalebench.study.load import to_home

@@ -39,7 +39,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.data.dataset import Dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import Detail
-from scalebench.pricing.step_times import STATED_STEPS, Trained
+from scalebench.pricing.machine import STATED_STEPS, Trained
 from scalebench.records.folder import CALIBRATION
 from scalebench.records.machine_facts import cpu_model
 from scalebench.records.provenance import host_hash

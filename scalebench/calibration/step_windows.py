@@ -21,7 +21,7 @@ from scalebench.calibration.quiet_rounds import Round, Until, quiet_rounds
 from scalebench.comm.simulated import lone_communicator
 from scalebench.errors import ModelError
 from scalebench.models.parts import layers_of, through
-from scalebench.pricing.step_times import STEP_TASKS, LayerShare
+from scalebench.pricing.machine import STEP_TASKS, LayerShare
 from scalebench.study.spec import Run
 from scalebench.system.clock import Ledger, Task
 from scalebench.system.disturbance import Stopwatch, typical

@@ -43,8 +43,7 @@ from scalebench.calibration.step_windows import (
 )
 from scalebench.errors import DisturbedError, RunError
 from scalebench.formatting import counted
-from scalebench.pricing.machine import loads_up_to
-from scalebench.pricing.step_times import BatchTimes, StepTable
+from scalebench.pricing.machine import BatchTimes, StepTable, loads_up_to
 from scalebench.study.spec import Run
 from scalebench.system.disturbance import (
     FEWEST,

@@ -364,8 +364,7 @@ def _device(
     workload: Workload, flags: dict[str, Any], measured: Calibration | None
 ) -> TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
-    from scalebench.pricing.devices import MeasuredSteps, Scaled, Stated
-    from scalebench.pricing.published_steps import published_step
+    from scalebench.pricing.devices import MeasuredSteps, Scaled, Stated, published_step
 
     base: TimeModel | None = None
     if measured is not None:

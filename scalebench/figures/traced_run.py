@@ -23,7 +23,7 @@ from scalebench.system.file_access import open_own
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from scalebench.pricing.task_graph import (
+    from scalebench.pricing.schedule import (
         TaskNode,
     )  # imports torch, which no other figure needs
     from scalebench.training.outcome import Lane, Timeline

@@ -22,7 +22,7 @@ from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed
 from scalebench.launch.traffic import schedules_of
 from scalebench.pricing.recording import meta_model
-from scalebench.pricing.task_graph import TaskNode, task_graph
+from scalebench.pricing.schedule import TaskNode, task_graph
 from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
 from scalebench.strategies import registry

@@ -55,10 +55,9 @@ from scalebench.papers.side_by_side import (
     with_interval,
 )
 from scalebench.pricing.devices import Stated
-from scalebench.pricing.memory import WorkerMemory
+from scalebench.pricing.memory import WorkerMemory, memory_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
-from scalebench.pricing.validity import memory_of
 from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
 from scalebench.strategies.base import LayerProfile
 from scalebench.strategies.registry import create

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.formatting import EMPTY, counted, digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.models.registry import is_own
-from scalebench.pricing.decision import SPAN
+from scalebench.pricing.advice import SPAN
 from scalebench.pricing.layouts import ADAPTIVE
 from scalebench.pricing.uncertainty import ENDS
 from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table

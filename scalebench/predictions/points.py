@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from scalebench.formatting import digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.predictions.targets import Target, aimed, target_sentences
-from scalebench.pricing import advice, decision
-from scalebench.pricing.validity import outside
+from scalebench.pricing import advice
+from scalebench.pricing.uncertainty import outside
 from scalebench.tables.table import (
     COUNT,
     MEMORY,
@@ -60,20 +60,18 @@ class Predicted:
             for place, aim in to_target.items()
         }
         _, each = predictor.platform.hours
-        choice = decision.choose(
+        choice = advice.choose(
             points, scale, math.inf if budget is None else budget / each
         )
         if choice is None:
             return []
-        said = [decision.answer(points, choice, scale, predictor.platform.device.name)]
-        said += decision.decision(predictor, choice, scale, price)
+        said = [advice.answer(points, choice, scale, predictor.platform.device.name)]
+        said += advice.decision(predictor, choice, scale, price)
         if not to_target and (
-            caveat := decision.epochs_taken_as_equal(
-                [point.strategy for point in points]
-            )
+            caveat := advice.epochs_taken_as_equal([point.strategy for point in points])
         ):
             said.append(f"  {caveat}; --epochs-to-target states what was measured.")
-        said.append(f"  {decision.interval_words([choice.point])}")
+        said.append(f"  {advice.interval_words([choice.point])}")
         platform = predictor.platform
         if platform.jitter and max(point.workers for point in points) > 1:
             out = (
@@ -106,7 +104,7 @@ class Predicted:
             Column(
                 "training",
                 lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s),
-                decision.SPAN,
+                advice.SPAN,
             ),
             *([Column("to target", _to_the_target, TIME_ALONE)] if to_target else []),
             Column("speedup", lambda each: Measured(each[0].speedup), NUMBER, spare=4),

@@ -71,7 +71,7 @@ def targets_of(
 
     An empty label is any strategy's; `source` names what the laws were fitted to.
     """
-    from scalebench.pricing.decision import averages_gradients
+    from scalebench.pricing.advice import averages_gradients
 
     found = {}
     for place, point in enumerate(grid.points):

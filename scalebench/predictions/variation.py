@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.formatting import percent
 from scalebench.measured import Measured
 from scalebench.predictions.points import engine_asked_for
-from scalebench.pricing.decision import (
+from scalebench.pricing.advice import (
     CLEARLY,
     SPAN,
     averages_gradients,

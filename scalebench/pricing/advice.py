@@ -1,18 +1,280 @@
-"""Advice from a grid of predictions: crossovers, knee, the best count for a budget, needed bandwidth and batch."""
+"""Advice from a grid of predictions: which strategy on how many nodes, crossovers, knee, and what would be needed.
+
+The choice is the point of least time; it is said whether it is the same at both ends of
+the interval. Fewer workers are chosen where more of them save less than a tenth of it.
+Where a strategy that does not average gradients in every batch is the fastest, one that
+does is chosen in its place unless that costs more than a tenth: so little is not worth
+the accuracy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from scalebench.errors import UsageError
+from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.grid import Point
+from scalebench.pricing.memory import lacking
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.validity import lacking, outside
+from scalebench.pricing.uncertainty import ENDS, ends_in_words, outside
+from scalebench.strategies import registry
 from scalebench.study.spec import Component
+from scalebench.tables.table import SECONDS, Form
+
+CLEARLY = 0.10  # least share of the time that a choice is changed for
+_NAMED = 4  # strategies that the answer names
+
+Seconds = Callable[[Point], float]
+
+
+class Choice(NamedTuple):
+    """The chosen point, the fastest of its worker count, and the choice at each of ENDS."""
+
+    point: Point
+    fastest: Point
+    at_ends: tuple[Point, ...]
+
+    @property
+    def changes(self) -> dict[str, Point]:
+        """Return the ends at which another point is chosen."""
+        return {
+            end: other
+            for end, other in zip(ENDS, self.at_ends, strict=True)
+            if other is not self.point
+        }
+
+
+def averages_gradients(strategy: Component) -> bool:
+    """Return True if every step takes the mean over the global batch, so that epochs to target depend on that alone."""
+    return registry.create(
+        strategy.name, strategy.options, "virtual"
+    ).traits.mean_over_global_batch
+
+
+def choose(
+    points: Sequence[Point], scale: Mapping[Point, float], hours: float = float("inf")
+) -> Choice | None:
+    """Return the choice among `points` that take at most `hours` of their workers; None if all take more.
+
+    `scale` has the epochs to a target relative to those of the training, by point.
+    """
+
+    def seconds_at(end: int | None) -> Seconds:
+        return lambda point: (
+            scale.get(point, 1.0)
+            * (point.train_s if end is None else point.ends_s[end])
+        )
+
+    chosen, fastest = _chosen(points, seconds_at(None), hours)
+    if chosen is None or fastest is None:
+        return None
+    at_ends = [
+        _chosen(points, seconds_at(end), hours)[0] or chosen for end in range(len(ENDS))
+    ]
+    return Choice(chosen, fastest, tuple(at_ends))
+
+
+def _chosen(
+    points: Sequence[Point], time: Seconds, hours: float
+) -> tuple[Point | None, Point | None]:
+    """Return the chosen point and the fastest one of its worker count."""
+    affordable = [
+        point for point in points if point.workers * time(point) / 3600 <= hours
+    ]
+    if not affordable:
+        return None, None
+    soon = [
+        point
+        for point in affordable
+        if time(point) <= min(map(time, affordable)) / (1 - CLEARLY)
+    ]
+    fewest = min(point.workers for point in soon)
+    rivals = [point for point in affordable if point.workers == fewest]
+    chosen = preferred(
+        [point.strategy for point in rivals], [time(point) for point in rivals]
+    )
+    return rivals[chosen], min(rivals, key=time)
+
+
+def preferred(strategies: Sequence[Component], seconds: Sequence[float]) -> int:
+    """Return the place of the strategy to take: the fastest, or one that averages gradients and takes hardly longer."""
+    fastest = min(range(len(strategies)), key=seconds.__getitem__)
+    exact = [
+        place
+        for place, strategy in enumerate(strategies)
+        if averages_gradients(strategy)
+    ]
+    best = min(exact, key=seconds.__getitem__, default=fastest)
+    return best if seconds[best] <= seconds[fastest] / (1 - CLEARLY) else fastest
+
+
+def span(point: Point, scale: float = 1.0) -> str:
+    """Return `4.6 min (3.1 to 9)`: the time of a point with its interval in the unit of the time."""
+    return seconds_span(
+        point.train_s * scale, point.low_s * scale, point.high_s * scale
+    )
+
+
+def seconds_span(value: float, low: float, high: float) -> str:
+    """Return seconds with an interval in the same unit, with two digits: `4.6 min (3.1 to 9.0)`."""
+    number, unit = seconds(value).split()
+    factor = float(number.replace(",", "")) / value if value else 1.0
+    return f"{digits(value * factor, 2)} {unit} ({digits(low * factor, 2)} to {digits(high * factor, 2)})"
+
+
+SPAN = Form(seconds_span, SECONDS)
+
+
+def hours_span(
+    times: tuple[float, float, float], workers: float, hour: str, price: float | None
+) -> str:
+    """Return `22 GPU-hours (12 to 104), 44 (24 to 208) at 2 each`: what a time and its bounds cost."""
+    hours = [workers * seconds / 3600 for seconds in times]
+    said = (
+        f"{digits(hours[0], 2)} {hour} ({digits(hours[1], 2)} to {digits(hours[2], 2)})"
+    )
+    if price:
+        cost = [digits(price * each, 2) for each in hours]
+        said += f", {cost[0]} ({cost[1]} to {cost[2]}) at {price:g} each"
+    return said
+
+
+def answer(
+    points: Sequence[Point], choice: Choice, scale: Mapping[Point, float], device: str
+) -> str:
+    """Return one sentence: the times of all strategies at the chosen workers, and what their difference is worth."""
+    workers = choice.point.workers
+    own = sorted(
+        (each for each in points if each.workers == workers),
+        key=lambda each: scale.get(each, 1.0) * each.train_s,
+    )
+    named = [
+        f"{each.strategy} {span(each, scale.get(each, 1.0))}" for each in own[:_NAMED]
+    ]
+    more = f", {len(own) - _NAMED} more are slower" if len(own) > _NAMED else ""
+    aim = ", to the target" if scale else ""
+    return f"{workers:,} {device}{aim}: {', '.join(named)}{more}{_verdict(own, choice)}"
+
+
+def _verdict(own: Sequence[Point], choice: Choice) -> str:
+    if len(own) < 2:
+        return "."
+    fastest = choice.fastest
+    exact = [each for each in own if averages_gradients(each.strategy)]
+    trades = not averages_gradients(fastest.strategy) and bool(exact)
+    other = exact[0] if trades else next(each for each in own if each is not fastest)
+    saved = 1 - fastest.train_s / other.train_s
+    least, most = saved_over(fastest, other)
+    if most < CLEARLY:
+        return f": no difference{' worth the accuracy' if trades else ' to speak of'}."
+    less = (
+        f"{fastest.strategy} takes {share(max(0.0, saved))} less than {other.strategy}"
+    )
+    band = f"{100 * least:.0f} to {100 * most:.0f} % over the interval"
+    if least >= CLEARLY:
+        return f": {less} ({band}){', to be weighed against its accuracy' if trades else ''}."
+    open_ = (
+        "whether that is worth the accuracy is open"
+        if trades
+        else "which one is faster is open"
+    )
+    return f": {less} ({band}), {open_}."
+
+
+def saved_over(fastest: Point, other: Point) -> tuple[float, float]:
+    """Return the least and the most share of the time that one point saves over another, at ENDS and in between.
+
+    Both are of one training: steps, links and jitter are the same at each end.
+    """
+    saved = [1 - fastest.train_s / other.train_s]
+    saved += [
+        1 - one / two for one, two in zip(fastest.ends_s, other.ends_s, strict=True)
+    ]
+    return min(saved), max(saved)
+
+
+def decision(
+    predictor: Predictor,
+    choice: Choice,
+    scale: Mapping[Point, float],
+    price: float | None,
+) -> list[str]:
+    """Return what is chosen, for how much, whether that holds at both ends, and what another link changes."""
+    point, (hour, each) = choice.point, predictor.platform.hours
+    factor = scale.get(point, 1.0)
+    times = (factor * point.train_s, factor * point.low_s, factor * point.high_s)
+    said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
+    said += hours_span(times, point.workers * each, hour, price)
+    said += " to the target" if scale else ""
+    said += _robust(choice)
+    return [said, *_other_links(predictor, choice, factor)]
+
+
+def _robust(choice: Choice) -> str:
+    if not choice.changes:
+        return "; it is the same at both ends of the interval."
+    words: dict[str, list[str]] = {}
+    for end, other in choice.changes.items():
+        words.setdefault(f"{other.strategy} at {other.workers:,} workers", []).append(
+            end
+        )
+    ends = "; ".join(
+        f"{point} with {ends_in_words(own)}" for point, own in words.items()
+    )
+    links_alone = not set(choice.changes) & set(ENDS[:2])
+    what = (
+        "Collectives measured there (scalebench calibrate)"
+        if links_alone
+        else "A measured step time (--step-time)"
+    )
+    return f"; not at both ends of the interval: {ends}. {what} would tell."
+
+
+def _other_links(predictor: Predictor, choice: Choice, scale: float) -> list[str]:
+    """Say what half and twice the bandwidth between nodes change in `scale` times the training."""
+    point, platform, batch = choice.point, predictor.platform, predictor.workload.batch
+    if point.nodes == 1:
+        return []
+    own = platform.cluster.links.inter.bandwidth_bytes_per_s * 8 / 1e9
+    rivals = [point, choice.fastest] if choice.fastest is not point else [point]
+    parts = []
+    for factor in (0.5, 2.0):
+        case = [Case(platform.between_nodes(factor), batch)]
+        times = [
+            float(predictor.times(each.strategy, each.workers, case).time[0])
+            for each in rivals
+        ]
+        change = times[0] / point.train_s - 1
+        text = f"on links of {digits(factor * own)} Gbit/s {seconds(scale * times[0])}"
+        text += f" ({100 * change:+.1f} %)" if abs(change) >= 5e-4 else " (no change)"
+        if len(times) > 1:
+            saved = 1 - times[1] / times[0]
+            text += f", {rivals[1].strategy} {share(saved)} {'less' if saved > 0 else 'more'}"
+        parts.append(text)
+    return [f"  Between nodes {digits(own)} Gbit/s: {'; '.join(parts)}."]
+
+
+def epochs_taken_as_equal(strategies: Sequence[Component]) -> str:
+    """Return a caveat that names the strategies whose steps do not take the mean gradient; empty without any."""
+    averaging = dict.fromkeys(
+        str(strategy) for strategy in strategies if not averages_gradients(strategy)
+    )
+    if not averaging:
+        return ""
+    return (
+        f"Epochs are taken as equal: {', '.join(averaging)} may need more for the same accuracy, as a step does not "
+        "take the mean of all gradients"
+    )
+
+
+def interval_words(points: Sequence[Point]) -> str:
+    """Return what the interval of the last of `points` is made of."""
+    return f"Intervals: {points[-1].known}."
+
 
 UTILISATIONS = (0.5, 0.75, 0.9, 0.95)
 _FASTEST_LINK = 1e6  # times the cluster's own

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.network import Network
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
-from scalebench.pricing.machine import Machine, OperationTime
+from scalebench.pricing.machine import Machine, OperationTime, StepTable, StepTimes
 from scalebench.pricing.program import Compute
 from scalebench.pricing.schedule import Ints
-from scalebench.pricing.step_times import StepTable, StepTimes
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.choices import EngineName

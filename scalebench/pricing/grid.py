@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
-from scalebench.pricing.memory import WorkerMemory
+from scalebench.pricing.memory import WorkerMemory, lacking, memory_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -16,10 +16,10 @@ from scalebench.pricing.uncertainty import (
     Uncertainty,
     cases_at_ends,
     interval,
+    outside,
     seconds_at_ends,
     uncertainty_of,
 )
-from scalebench.pricing.validity import lacking, memory_of, outside
 from scalebench.study.spec import Component
 
 # least factor by which half of a component's time shortens the training, to count

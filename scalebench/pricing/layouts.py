@@ -24,7 +24,7 @@ from scalebench.errors import ModelError, StudyError, UsageError
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.models.sharding import sharing_degrees_of
-from scalebench.pricing.memory import WorkerMemory, part_memory
+from scalebench.pricing.memory import WorkerMemory, memory_of, part_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
@@ -34,7 +34,6 @@ from scalebench.pricing.uncertainty import (
     seconds_at_ends,
     uncertainty_of,
 )
-from scalebench.pricing.validity import memory_of
 from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
 from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.strategies.parts import PartsOfModel

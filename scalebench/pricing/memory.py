@@ -1,4 +1,4 @@
-"""Memory of a worker by its layers, batch, optimizer and the recorded buffers of its strategy."""
+"""Memory of a worker by its layers, batch, optimizer and the recorded buffers of its strategy, and whether it fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from scalebench.formatting import digits
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
+from scalebench.pricing.prediction import Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory, Schedule
+from scalebench.study.spec import Component
 
 _GIB = 2**30
 
@@ -133,3 +135,29 @@ def part_memory(
         strategy=part.updated * number,  # the initial weights
         activations=activations,
     )
+
+
+def memory_of(
+    predictor: Predictor, strategy: Component, workers: int, batch: int | None = None
+) -> WorkerMemory:
+    """Return the memory of a worker at the workload's batch, or at another one; that of the part with most."""
+    workload = predictor.workload
+    _, samples = predictor.batches(strategy, workers, batch)
+    states = optimizer_states(workload.optimizer)
+    size = max(1, round(samples))
+    of_parts = [
+        worker_memory(
+            workload.layers, size, workload.dtype, states, schedule, workload.products
+        )
+        for schedule in predictor.schedules(strategy, workers, batch)
+    ]
+    return max(of_parts, key=lambda memory: memory.total)
+
+
+def lacking(
+    predictor: Predictor, strategy: Component, workers: int, batch: int | None = None
+) -> str:
+    """Return one line that says by how much a worker does not fit; empty if it fits, or if no memory is known."""
+    memory_gib = predictor.platform.memory_gib
+    memory = memory_of(predictor, strategy, workers, batch)
+    return "" if memory_gib is None else memory.lacking(memory_gib, "the device")

@@ -28,15 +28,21 @@ from scalebench.pricing.devices import (
     gradients_of,
     step_table,
 )
-from scalebench.pricing.excerpt import EvenPlan, Excerpt, excerpt_of
-from scalebench.pricing.identity import Identity
+from scalebench.pricing.exchanges import Queue, Serving
+from scalebench.pricing.machine import Trained
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
-from scalebench.pricing.program import Program, in_batches, programs_of
-from scalebench.pricing.queues import Queue, Serving
+from scalebench.pricing.program import (
+    EvenPlan,
+    Excerpt,
+    Identity,
+    Program,
+    excerpt_of,
+    in_batches,
+    programs_of,
+)
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
-from scalebench.pricing.step_times import Trained
 from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy

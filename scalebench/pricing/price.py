@@ -21,10 +21,14 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.errors import RunError, ScalebenchError
 from scalebench.pricing.charges import Charges, Floats, Machines
-from scalebench.pricing.collective_ends import Collectives, Rendezvous, expected_largest
+from scalebench.pricing.exchanges import (
+    Collectives,
+    Queue,
+    Rendezvous,
+    expected_largest,
+)
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.program import Compute, Program, Step, programs_of
-from scalebench.pricing.queues import Queue
 from scalebench.pricing.schedule import Event, Ints, RankGroups, Schedule
 from scalebench.system.clock import Task
 

@@ -9,7 +9,8 @@ doublings of workers from a single one. These are the terms of the intervals of
 published measurements (`validation.held_out`), of which 93 % held with these alone.
 
 Where a calibration measured the engine, its links are not varied, and doublings count
-beyond what it measured.
+beyond what it measured. Where a prediction lies outside what its inputs are known to
+hold for, `outside` says it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalebench.formatting import share
-from scalebench.pricing.devices import StepError
+from scalebench.pricing.devices import MeasuredSteps, StepError
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Times
 from scalebench.study.spec import Component
@@ -35,6 +36,8 @@ PER_DOUBLING = 0.056  # half of the 95 % interval of ln T
 # Of paced runs with twice and four times the workers of the calibration
 # (experiments/this-machine, shaped-links).
 MEASURED_PER_DOUBLING = 0.10
+
+_FEW_STEPS = 8
 
 ENDS = (
     "fast steps",
@@ -148,3 +151,53 @@ def interval(
 def cases_at_ends(platform: Platform, known: Uncertainty, batch: int) -> list[Case]:
     """Return a case for each of ENDS."""
     return [Case(each, batch) for each in platforms_at_ends(platform, known)]
+
+
+def outside(
+    predictor: Predictor, strategy: Component, workers: int, batch: int | None = None
+) -> tuple[str, ...]:
+    """Return where a training lies outside the range of its inputs."""
+    platform, node = predictor.platform, predictor.platform.cluster.node
+    steps, samples = predictor.batches(strategy, workers, batch)
+    samples /= predictor.micro_batches(strategy, workers)
+    program, found = predictor.strategy(strategy), []
+    if workers > (room := platform.cluster.nodes * node.workers_per_node):
+        found.append(f"beyond the {room:,} workers of {platform.cluster.name}")
+    found += platform.device.outside(
+        predictor.workload.layers, samples, min(workers, node.workers_per_node)
+    )
+    measured = any(
+        not entry.stated for entry in platform.engines.entries
+    ) or isinstance(platform.device, MeasuredSteps)
+    besides = program.arithmetic(workers) is None
+    if (
+        workers > 1
+        and measured
+        and besides
+        and str(strategy) not in platform.operations
+    ):
+        found.append(f"what {strategy} computes beside steps was not measured")
+    if workers > 1:
+        found += _of_engine(predictor, predictor.engine(strategy), workers)
+    if steps < _FEW_STEPS:
+        found.append(f"fewer than {_FEW_STEPS} steps an epoch")
+    if not program.deterministic:
+        found.append("steady state of a queue")
+    if program.traits.adapts and workers > 1:
+        found.append("the first layout is kept")
+    return tuple(found)
+
+
+def _of_engine(predictor: Predictor, engine: str, workers: int) -> list[str]:
+    """Return what of the collectives among `workers` was not measured, if any was."""
+    nodes = -(-workers // predictor.platform.cluster.node.workers_per_node)
+    own = predictor.platform.engines.measured(engine)
+    if not own:
+        return []
+    most_nodes = max(entry.nodes for entry in own)
+    if nodes > most_nodes:
+        return [
+            f"{engine} measured on {most_nodes} node{'s' * (most_nodes > 1)}, its links are modelled beyond"
+        ]
+    most = max(entry.ranks for entry in own if (entry.nodes > 1) == (nodes > 1))
+    return [f"{engine} measured among {most} ranks"] if workers > most else []

@@ -21,16 +21,17 @@ from numpy.typing import NDArray
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
 from scalebench.pricing.advice import with_option
-from scalebench.pricing.identity import Identity
+from scalebench.pricing.memory import lacking
 from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.program import Identity
 from scalebench.pricing.uncertainty import (
     ENDS,
     cases_at_ends,
+    outside,
     seconds_at_ends,
     uncertainty_of,
 )
-from scalebench.pricing.validity import lacking, outside
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from scalebench.pricing.machine import OperationTime, name_of
+from scalebench.pricing.machine import STEP_TASKS, OperationTime, StepTimes, name_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.recorders import only_changes_arguments
-from scalebench.pricing.step_times import STEP_TASKS, StepTimes
 from scalebench.system.clock import Ledger, Task
 from scalebench.training.outcome import Lap
 

@@ -12,8 +12,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
-from scalebench.pricing.machine import Machine
-from scalebench.pricing.step_times import stated_table
+from scalebench.pricing.machine import Machine, stated_table
 from scalebench.study.spec import Study
 from scalebench.virtual.engine import simulate
 

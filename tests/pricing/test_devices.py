@@ -21,9 +21,8 @@ from scalebench.pricing.devices import (
     gradients_of,
     step_table,
 )
-from scalebench.pricing.machine import OperationTime
+from scalebench.pricing.machine import LayerShare, OperationTime
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.step_times import LayerShare
 
 DEVICE = Device(
     name="toy",

@@ -16,11 +16,11 @@ from scalebench.models.layer_files import load_layers
 from scalebench.models.parts import facts_of, layers_of
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Stated, step_table
 from scalebench.pricing.layouts import Layout, Planner
+from scalebench.pricing.machine import LayerShare
+from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
-from scalebench.pricing.step_times import LayerShare
 from scalebench.pricing.table_cut import cut_of
-from scalebench.pricing.validity import memory_of
 from scalebench.strategies import registry
 from scalebench.strategies.parts import PartsOfModel
 from scalebench.study.spec import Component

@@ -19,14 +19,14 @@ from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
 from scalebench.pricing.charges import Charges
 from scalebench.pricing.devices import MeasuredSteps, Stated, step_table
-from scalebench.pricing.excerpt import EvenPlan
-from scalebench.pricing.machine import Machine, OperationTime
+from scalebench.pricing.machine import Machine, OperationTime, StepTimes, Trained
+from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.price import price
+from scalebench.pricing.program import EvenPlan
 from scalebench.pricing.recording import record, record_each
-from scalebench.pricing.step_times import StepTimes, Trained
-from scalebench.pricing.validity import memory_of, outside
+from scalebench.pricing.uncertainty import outside
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.system.clock import Task

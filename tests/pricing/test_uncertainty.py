@@ -14,19 +14,19 @@ from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing import uncertainty
-from scalebench.pricing.advice import knee
-from scalebench.pricing.decision import answer, choose, seconds_span
+from scalebench.pricing.advice import answer, choose, knee, seconds_span
 from scalebench.pricing.devices import (
     MeasuredSteps,
     Roofline,
     Scaled,
     Stated,
+    published_step,
+    published_steps,
     step_table,
 )
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import PRECISIONS, Predictor, Workload
-from scalebench.pricing.published_steps import published_step, published_steps
 from scalebench.pricing.uncertainty import LEAST_SHARE, uncertainty_of
 from scalebench.study.spec import Component
 from scalebench.validation.held_out import predict_published

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scalebench.data.batch_plan import BatchPlan, sizes_by_speed
 from scalebench.errors import DataError
-from scalebench.pricing.step_times import BatchTimes, StepTable
+from scalebench.pricing.machine import BatchTimes, StepTable
 from scalebench.study.spec import Component
 from scalebench.virtual.engine import simulate
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from scalebench.cli.main import main
-from scalebench.pricing.task_graph import task_graph
+from scalebench.pricing.schedule import task_graph
 
 
 def kinds(nodes):

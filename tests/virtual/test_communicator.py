@@ -12,7 +12,7 @@ from scalebench.cluster.network import Network
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import RunError
 from scalebench.pricing.costs import Costs
-from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
+from scalebench.pricing.machine import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.scheduler import Group, Scheduler

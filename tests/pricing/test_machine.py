@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.pricing.step_times import BatchTimes, StepTable, StepTimes
+from scalebench.pricing.machine import BatchTimes, StepTable, StepTimes
 from scalebench.system.clock import Task
 
 
