@@ -148,16 +148,21 @@ class Batched:
     def _compute(self, asked: Sequence[_Asked]) -> None:
         """Compute what workers of one kind asked for, those that ask for most first, on copies of their rows."""
         optimizer, steps = asked[0].replica.optimizer, asked[0].rates is not None
-        places = torch.tensor([each.replica.rank for each in asked])
+        places = [each.replica.rank for each in asked]
         if steps and isinstance(optimizer, FlatSgd):
             for each in asked:
                 _begin(each.replica.optimizer)
-        self._fetch(places, gradients=asked[0].add, momenta=steps)
+        # Gradients of neighbours are written to where they are read.
+        directly = not steps and _are_adjacent(places)
+        gradients = self._copies.gradients
+        if directly:
+            gradients = self._rows.gradients[places[0] : places[-1] + 1]
+        self._fetch(places, gradients=asked[0].add and not directly, momenta=steps)
         losses = self._copies.weights.new_empty(len(asked[0].x), len(asked))
         for step in range(len(asked[0].x)):
             going_on = [each for each in asked if step < len(each.x)]
             rows = self._copies.first(len(going_on))
-            losses[step, : len(going_on)] = self._gradients(going_on, step)
+            losses[step, : len(going_on)] = self._gradients(going_on, step, gradients)
             if not steps:
                 continue
             rates = [each.rates[step] for each in going_on if each.rates is not None]
@@ -165,35 +170,28 @@ class Batched:
                 _step_rows(optimizer, rates, rows)
             else:
                 self._step_one_by_one(going_on, rates)
-        self._put_back(places, momenta=steps)
+        if not directly:
+            self._put_back(places, momenta=steps)
         for each, of_each in zip(asked, losses.unbind(1), strict=True):
             each.replica.computed_several(of_each[: len(each.x)], each.sizes)
 
-    def _fetch(self, places: Tensor, *, gradients: bool, momenta: bool) -> None:
+    def _fetch(self, places: Sequence[int], *, gradients: bool, momenta: bool) -> None:
         """Copy the rows in `places`: the weights, and what is asked for."""
-        count = len(places)
-        torch.index_select(
-            self._rows.weights, 0, places, out=self._copies.weights[:count]
-        )
+        _fetch_rows(self._rows.weights, places, self._copies.weights)
         if gradients:
-            torch.index_select(
-                self._rows.gradients, 0, places, out=self._copies.gradients[:count]
-            )
+            _fetch_rows(self._rows.gradients, places, self._copies.gradients)
         if momenta:
-            torch.index_select(
-                self._rows.momenta, 0, places, out=self._copies.momenta[:count]
-            )
+            _fetch_rows(self._rows.momenta, places, self._copies.momenta)
 
-    def _put_back(self, places: Tensor, *, momenta: bool) -> None:
-        count = len(places)
-        self._rows.gradients.index_copy_(0, places, self._copies.gradients[:count])
+    def _put_back(self, places: Sequence[int], *, momenta: bool) -> None:
+        _put_rows(self._copies.gradients, self._rows.gradients, places)
         if momenta:
-            self._rows.weights.index_copy_(0, places, self._copies.weights[:count])
-            self._rows.momenta.index_copy_(0, places, self._copies.momenta[:count])
+            _put_rows(self._copies.weights, self._rows.weights, places)
+            _put_rows(self._copies.momenta, self._rows.momenta, places)
 
     def _step_one_by_one(self, asked: Sequence[_Asked], rates: Sequence[float]) -> None:
         """Take the steps of optimizers that have no form by rows."""
-        places = torch.tensor([each.replica.rank for each in asked])
+        places = [each.replica.rank for each in asked]
         self._put_back(places, momenta=True)
         for each, rate in zip(asked, rates, strict=True):
             for group in each.replica.optimizer.param_groups:
@@ -201,8 +199,8 @@ class Batched:
             each.replica.optimizer.step()
         self._fetch(places, gradients=False, momenta=True)
 
-    def _gradients(self, asked: Sequence[_Asked], step: int) -> Tensor:
-        """Compute the gradients of the workers' batches of `step` into the copies; return their mean losses, (k,)."""
+    def _gradients(self, asked: Sequence[_Asked], step: int, to: Tensor) -> Tensor:
+        """Compute the gradients of the workers' batches of `step` into rows of `to`; return their mean losses, (k,)."""
         x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
         sizes = [batch.shape[0] for batch in x]
         shapes = (max(sizes), x[0].shape[1:], y[0].shape[1:])
@@ -217,7 +215,7 @@ class Batched:
                 self._losses, leaves, x[0], y[0], max(sizes), rows, records=True
             )
         weights_of_all = [each.weight for each in asked]
-        into = _matrix_views(self._trained, self._copies.gradients[:rows])
+        into = _matrix_views(self._trained, to[: len(asked)])
         means = recorded[rows].into(
             into, x, y, sizes, weights_of_all, add=asked[0].add
         )[1]
@@ -301,8 +299,8 @@ class Gradients:
     ) -> tuple[Tensor, Tensor]:
         """Write (`add`: add) the gradients of weight * mean loss of each batch to `targets`, one for each parameter.
 
-        Of fewer batches than models those of the others are zero. Returns the losses of
-        samples (k, b) and of batches (k,).
+        `targets` have a row for each batch, of which there may be fewer than models.
+        Returns the losses of samples (k, b) and of batches (k,).
         """
         if self._shared != (sizes, weights):
             self._share(sizes, weights)
@@ -317,6 +315,8 @@ class Gradients:
         else:
             results = self._compute()
         of_samples, means, *gradients = results
+        if len(x) < len(self._x):
+            gradients = [each if each is None else each[: len(x)] for each in gradients]
         write(gradients, targets, add=add)
         assert of_samples is not None
         assert means is not None
@@ -442,6 +442,29 @@ def _step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: _Rows) -> None:
         rows.weights.add_(change, alpha=-rates[0])
     else:
         rows.weights.addcmul_(change, change.new_tensor(rates)[:, None], value=-1)
+
+
+def _are_adjacent(places: Sequence[int]) -> bool:
+    return list(places) == list(range(places[0], places[0] + len(places)))
+
+
+def _fetch_rows(matrix: Tensor, places: Sequence[int], to: Tensor) -> None:
+    """Copy the rows in `places` to the first ones of `to`."""
+    count = len(places)
+    if _are_adjacent(places):
+        to[:count].copy_(matrix[places[0] : places[0] + count])
+    else:
+        torch.index_select(matrix, 0, torch.tensor(places), out=to[:count])
+
+
+def _put_rows(rows: Tensor, matrix: Tensor, places: Sequence[int]) -> None:
+    """Copy the first rows to the rows of `matrix` in `places`."""
+    count = len(places)
+    if _are_adjacent(places):
+        matrix[places[0] : places[0] + count].copy_(rows[:count])
+    else:
+        # Row by row: torch's index_copy_ takes longer than as many copies.
+        torch._foreach_copy_([matrix[place] for place in places], rows[:count].unbind())
 
 
 def _begin(optimizer: Any) -> None:
