@@ -23,7 +23,7 @@ _PACE_S = 3600
 
 
 class Watcher:
-    """A `launch.reporting.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
+    """A `launch.work.Reporter`: `--quiet` shows failures only, `--verbose` every run and every note.
 
     Before the first run there are _MOST_NOTES notes at most, without details; the last
     says how many more there are. A disabled `progress` shows no bars, but keeps count.

@@ -22,8 +22,8 @@ from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
-    from scalebench.launch.reporting import Tally
     from scalebench.launch.study_run import Standing
+    from scalebench.launch.work import Tally
     from scalebench.study.spec import Run
 
 RUNS_LEFT = 3  # exit code

@@ -1,21 +1,27 @@
-"""The command that starts ranks, the environment they start in, and how all of them are brought to an end."""
+"""The command that starts ranks, the environment they start in, how all of them are ended, and their logs.
+
+Each launch has a folder of logs in that of its study, which stays where a run failed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.comm.launchers.base import Placement
 from scalebench.comm.launchers.choice import chosen
 from scalebench.comm.mpi_match import AS_ROOT
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
-from scalebench.records.provenance import TIMING
+from scalebench.native.job_files import HEARTBEATS
+from scalebench.records.provenance import TIMING, redact
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 # a rank that lost a peer waits so long, in which mpirun notices the peer's death and
@@ -141,3 +147,29 @@ def _is_rank(pid: int) -> bool:
         return b"scalebench.native" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def new_logs(study: Path) -> Path:
+    """Return a folder for the logs of a launch that begins now, which is not made yet."""
+    return study / "logs" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+
+
+def remove_logs(logs: Path) -> None:
+    """Remove the logs of a launch."""
+    shutil.rmtree(logs, ignore_errors=True)
+    with suppress(OSError):  # the folder holds logs of earlier commands
+        logs.parent.rmdir()
+
+
+def redact_logs(logs: Path) -> None:
+    """Take names and secrets out of all files that the processes of failed launches left."""
+    for path in sorted(logs.rglob("*")):
+        with suppress(OSError):
+            if path.name == HEARTBEATS:
+                # no text: names of hosts between numbers, which a rank that has not
+                # ended yet may write
+                path.unlink()
+            elif path.is_file() and not path.is_symlink():
+                text = path.read_bytes().decode(errors="surrogateescape")
+                if (known := redact(text)) != text:
+                    path.write_bytes(known.encode(errors="surrogateescape"))

@@ -31,9 +31,9 @@ from scalebench.calibration.cost_sources import check_given_calibration
 from scalebench.errors import ResultsError, writing
 from scalebench.launch.calibrating import request_of
 from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.launch.reporting import Reporter
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.trials import with_chosen
+from scalebench.launch.work import Reporter
 from scalebench.pricing.machine import Machine
 from scalebench.records.folder import (
     CALIBRATION,

@@ -31,14 +31,13 @@ from scalebench.comm.launchers.choice import using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
 from scalebench.launch.calibrating import request_of
-from scalebench.launch.logs import new_logs, redact_logs, remove_logs
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
+from scalebench.launch.processes import new_logs, redact_logs, remove_logs
 from scalebench.launch.real_runs import RealRuns
-from scalebench.launch.reporting import Reporter, Tally
 from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
-from scalebench.launch.work import Ended, Stage, Work, WorkQueue
+from scalebench.launch.work import Ended, Reporter, Stage, Tally, Work, WorkQueue
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import (

@@ -3,22 +3,25 @@
 Trials of tuning come first; once all have ended, the runs get the values of the best
 ones. Virtual runs follow, then real ones, each in blocks as the stopping rule asks for
 them. A command that resumes, retries, or goes on where another was interrupted asks the
-same question of the rows that it finds.
+same question of the rows that it finds. It learns of events by a reporter, and has
+counts at the end.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from scalebench.launch.sweep import Sweep
 from scalebench.launch.trials import with_chosen
 from scalebench.study.cell import Cell, in_words
 from scalebench.study.choices import baselines_of
 from scalebench.study.spec import Run, Until
+from scalebench.training.outcome import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -310,3 +313,47 @@ def relative_width(seconds: Sequence[float], until: Until) -> float:
     return float(
         intervals.relative_width([math.log(second) for second in seconds], level)
     )
+
+
+class Reporter(Protocol):
+    """Receives the events of a study that runs, such as a progress bar."""
+
+    def note(self, text: str) -> None:
+        """Receive a fact that the user should know, or a `Detail`."""
+
+    def phase(self, name: str, runs: int) -> None:
+        """Begin a group of `runs` runs, or a preparation (0)."""
+
+    def started(self, run: Run) -> None: ...
+
+    def ended(self, run: Run, outcome: Outcome) -> None: ...
+
+    def simulated(self, folder: Path) -> None:
+        """Learn that the virtual runs in `folder` have been made, and real ones follow."""
+
+
+@dataclass
+class Tally:
+    """Counts of a study's runs, and of trials with a result.
+
+    `interrupted` is the signal that ended the command early, `why_left` any other
+    reason for which runs remain.
+    """
+
+    folder: Path
+    done_before: int = 0
+    completed: int = 0
+    trials: int = 0
+    failed: list[tuple[Run, Outcome]] = field(default_factory=list)
+    remaining: int = 0
+    interrupted: int | None = None
+    why_left: str = ""
+
+    def count(self, run: Run, outcome: Outcome) -> None:
+        """Add a run that ended."""
+        if outcome.failed(run):
+            self.failed.append((run, outcome))
+        elif run.trial is not None:
+            self.trials += 1
+        else:
+            self.completed += 1

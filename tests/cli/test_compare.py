@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.cli.main import main
 from scalebench.cli.run_common import _summarise
-from scalebench.launch.reporting import Tally
+from scalebench.launch.work import Tally
 from scalebench.records.store import Store
 from tests.doctored import make_sound
 from tests.records_factory import in_proportion, study_rows

@@ -19,8 +19,8 @@ from scalebench.calibration.calibration_file import Calibration
 from scalebench.cli.main import command_of, main
 from scalebench.cli.run_common import run_plan
 from scalebench.comm import engines
-from scalebench.launch.reporting import Tally
 from scalebench.launch.study_run import _jobs
+from scalebench.launch.work import Tally
 from scalebench.system import hardware
 from tests.conftest import needs_mpi, runs_made
 

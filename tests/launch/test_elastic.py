@@ -17,8 +17,7 @@ from scalebench.comm.launchers import horovodrun
 from scalebench.comm.launchers.choice import using
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
-from scalebench.launch.elastic import elastic_runs
-from scalebench.launch.elastic_launch import ElasticLaunch
+from scalebench.launch.elastic import ElasticLaunch, elastic_runs
 from scalebench.launch.planning import plan_study
 from scalebench.study.spec import Component, Study
 from tests.conftest import some

@@ -10,7 +10,7 @@ import pytest
 from scalebench.analysis import load
 from scalebench.cli.main import main
 from scalebench.errors import ResultsError, StudyError, UsageError
-from scalebench.launch.reporting import Tally
+from scalebench.launch.work import Tally
 from scalebench.measured import Measured
 from scalebench.models.layer_files import load_layers
 from scalebench.papers.obtained import Obtained, obtain
