@@ -30,10 +30,11 @@ _PIXELS_PER_IN = 96  # of a browser
 _OPTION = re.compile(
     r"(?P<command>`?scalebench [a-z][^;,`]*)|(?<![\w-])'?--(?:set )?(?P<name>[a-z][a-z-]*)'?|\bMODEL\b"
 )
+# others are named as the options are
 _KEYWORDS = {
     "strategy": "strategies",
     "panel": "panels",
-}  # others are named as the options are
+}
 
 
 class Results(analysis.Results):

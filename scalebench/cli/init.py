@@ -10,13 +10,14 @@ from scalebench.cli.options import FOLDER
 from scalebench.errors import StudyError
 from scalebench.records.folder import STUDY
 
+# what doctor says of them explains the facts
 _OF_A_SITE = (
     "MPI",
     "mpi4py",
     "launcher",
     "Slurm",
     "NCCL",
-)  # what doctor says of them explains the facts
+)
 TEMPLATE = Path(__file__).with_name("study_template.yaml")
 
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 _OUTPUTS = 1000  # of an own model, as its layers are counted
 _WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
+# each layout by the engine that it prefers
 _CARRIED = {
     "engine": "auto",
     "backend": None,
-}  # each layout by the engine that it prefers
+}
 _PANELS = {  # of `--help`
     "What is trained": ("--batch", "--dtype", "--optimizer", "--layers", "--input"),
     "Where": (

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 RUNS_LEFT = 3  # exit code
 _Point = tuple[str, int, str]  # strategy, workers and execution
+# in the order of a cell
 _MARKS = {
     "virtual": "v",
     "modelled": "m",
     "native": "n",
     "paced": "p",
-}  # in the order of a cell
+}
 
 
 def run_plan(

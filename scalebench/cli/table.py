@@ -47,6 +47,7 @@ _DEFAULT = (
     "metric",
     "metric-vs-allreduce",
 )
+# columns that a table keeps longest as it is cut to a page; then those on the left
 _MOST_TELLING = (
     "time",
     "vs allreduce",
@@ -54,7 +55,7 @@ _MOST_TELLING = (
     "R²",
     "speedup",
     "time to target",
-)  # then as they stand
+)
 _PRINTED = ("latex", "markdown")
 _FLAGS = ("oversubscribed", "disturbed")
 _MOST_ROWS = 50  # of a page

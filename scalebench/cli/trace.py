@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Study
     from scalebench.training.outcome import Timeline
 
+# defaults without a study file
 _SHORT = {
     "dataset": "wine",
     "epochs": 2,
     "workers": "4",
     "execution": "virtual",
-}  # defaults without a study file
+}
 
 
 @click.command()

@@ -31,6 +31,7 @@ def request_of(plan: StudyPlan, runs: Sequence[Run]) -> Request:
             (
                 plan.prepared.plan_of(run).batch_size
                 for run in runs
+                # trials train on fewer samples
                 if run.trial is None
             ),
             default=1,
@@ -75,6 +76,7 @@ def ranks_on_all_nodes() -> Ranks | None:
     hosts = reachable()
     if len(hosts.hosts) == 1:
         return None
+    # one at least on each host, whose links are measured
     count = max(hosts.slots, len(hosts.hosts))
     command, binding = launch_command(count)
     return Ranks(

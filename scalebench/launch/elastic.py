@@ -67,11 +67,13 @@ def elastic_runs(plan: StudyPlan) -> list[Run]:
         raise StudyError(
             "--elastic makes runs, not trials: leave tune out of the study, and state the values"
         )
+    # virtual workers do not die
     runs = [run for run in plan.sweep.runs if run.execution == "native"]
     if not runs:
         raise StudyError(
             f"--elastic makes native runs, and this study has none ({plan.study.execution}); use --execution native"
         )
+    # one of each kind: the worker count does not matter
     for run in {(str(run.strategy), run.engine): run for run in runs}.values():
         _require_elastic(run)
     for name in {engines.named(run.engine).elastic_launcher for run in runs}:
@@ -113,6 +115,7 @@ def _require_launcher(name: str, of_study: str) -> None:
         (f"{VARIABLE} or --launcher", os.environ.get(VARIABLE)),
         ("the study's launcher", of_study),
     ):
+        # a launcher that was named is never replaced in silence
         if stated not in (None, "", AUTO, name):
             raise EngineError(
                 f"--elastic starts these runs by {name}, and {where} is {stated}; leave that out"
@@ -195,6 +198,7 @@ class _ElasticStudy:
             self._reporter.started(run)
             started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
             ended = self._launch(run)
+            # a row and its count belong together
             with interruption.shielded():
                 self._record(run, ended, started_utc)
             self._tally.remaining -= 1
@@ -291,7 +295,9 @@ class ElasticLaunch:
         command, _ = processes.launch_command(
             run.workers,
             run.threads_per_worker,
+            # on this host, whose slots `elastic_runs` has checked
             alone=True,
+            # MPI ends all ranks with the first that dies
             mpi=False,
             restarts=self._restarts,
         )
@@ -306,6 +312,7 @@ class ElasticLaunch:
             (self._folder / "stdout.txt").open("wb") as out,
             (self._folder / "stderr.txt").open("wb") as err,
         ):
+            # unbuffered, as a launcher's line about a rank is read while it runs
             process = subprocess.Popen(
                 [
                     *command,
@@ -314,10 +321,7 @@ class ElasticLaunch:
                     "scalebench.native.elastic",
                     str(job.save().absolute()),
                 ],
-                env=variables
-                | {
-                    "PYTHONUNBUFFERED": "1"
-                },  # a launcher's line about a rank is read while it runs
+                env=variables | {"PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -345,6 +349,7 @@ class ElasticLaunch:
             pulse.feel()
             now = time.monotonic()
             if self._outcome is not None:
+                # the outcome counts, however the processes end
                 if now - self._told_s > _ENDING_LIMIT_S:
                     return None
             elif now - since > run.time_limit_s:
@@ -382,6 +387,7 @@ class ElasticLaunch:
                 if self._began:
                     self._note_death(event["began"], event["epoch"])
                 self._began.append(event)
+                # training went on from the last epoch that was kept
                 self._last_kept_s = self._last_epoch_s = event["began"]
                 self._lives.forget_dead()
             else:
@@ -391,6 +397,7 @@ class ElasticLaunch:
 
     def _note_death(self, began_s: float, epoch: int) -> None:
         """Note the death of a rank behind which training began again at `began_s`, in `epoch`."""
+        # infinite where no look noticed the death before training began again
         died_s = min(self._lives.died_s, began_s)
         moment = datetime.now(UTC) - timedelta(seconds=time.monotonic() - died_s)
         lost_s = max(0.0, died_s - self._last_kept_s)
@@ -462,6 +469,8 @@ class _Lives:
 
     def look(self) -> None:
         """Find processes that have started or died since the last look."""
+        # a rank writes its process here when it starts, also the one that replaces
+        # another
         for rank, beat in enumerate(read_heartbeats(self._path)):
             if beat.pid and beat.pid not in self._dead:
                 self._rank_of[beat.pid] = rank
@@ -474,6 +483,7 @@ class _Lives:
 
 def _lives(pid: int) -> bool:
     try:
+        # a zombie has died, and its launcher has not read that yet
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

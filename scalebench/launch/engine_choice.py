@@ -20,6 +20,7 @@ from scalebench.study.spec import Component, Study
 from scalebench.system import hardware
 
 ENGINES = (VIRTUAL, *engines.NAMES)
+# what some native engine provides
 _NATIVE = frozenset().union(*(engines.named(name).provides for name in engines.NAMES))
 
 
@@ -78,6 +79,7 @@ def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
         and traits.stretches is not None
     )
     whole = (
+        # parts of a model exchange activations within a batch
         traits.pipeline * traits.tensor == 1
         and not traits.sharded
         and not traits.mixed
@@ -117,6 +119,7 @@ def native_points(
     engine = engines.named(name)
     reason = engines.available(name, here=allocation.is_here)
     if reason is not None:
+        # what was asked for is an error, what was tried on top a note
         if not auto or study.engine != "auto":
             raise EngineError(
                 f"strategy {component.name}: engine {name} is not available: {reason}"
@@ -132,6 +135,7 @@ def native_points(
     check_provided(strategy, name)
     if name == TASKS:
         _check_backend(study, max(counts), allocation)
+    # before it starts: collectives of Horovod, for instance, have no bfloat16
     if study.dtype in engine.cannot_carry:
         raise EngineError(
             f"strategy {component.name}: engine {name} cannot carry {study.dtype}; use another dtype"
@@ -199,6 +203,7 @@ def charged_engine(
     strategy = registry.create(component.name, component.options)
     if wanted in _able(strategy):
         return wanted
+    # a library's own strategy is charged by that library, which needs no note
     if strategy.requires and strategy.engines != (strategy.name,):
         lacking = _lacking(strategy, wanted)
         notes.append(

@@ -28,6 +28,7 @@ from scalebench.records.provenance import JOB_IDS
 from scalebench.system import hardware
 from scalebench.system.parent_watch import end_with_parent
 
+# variables that name other hosts; where none is set, no launch is spent on asking
 SPEAK_OF_HOSTS = (
     *JOB_IDS,
     "PBS_NODEFILE",
@@ -36,7 +37,9 @@ SPEAK_OF_HOSTS = (
     "OMPI_MCA_prte_default_hostfile",
     "OMPI_MCA_orte_default_hostfile",
 )
+# srun waits without an end for a node that is down
 _LIMIT_S = 60.0
+# a daemon can be lost while it starts on a busy host; twice is no accident
 _TRIES = 2
 _LATE_S = 5.0  # a shared file system may show a new folder so late
 _MARK = "scalebench-host "  # begins a host's line: mpirun prints others
@@ -185,6 +188,8 @@ def require_there(paths: Sequence[Path]) -> None:
     try:
         require_seen(paths)
     except EngineError as error:
+        # the hosts that no longer answer are the cause, not the path that one of them
+        # misses
         from scalebench.native.postmortem import unanswering
 
         gone = ", ".join(unanswering(host.name for host in reachable().hosts))
@@ -193,13 +198,19 @@ def require_there(paths: Sequence[Path]) -> None:
         ) from None
 
 
+# The second argument is part of the key alone: a changed environment may name other
+# hosts.
 @cache
 def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
+    # mpirun prints the slots that it counts; srun prints none, and Slurm's variables
+    # have them
     slots = list(counted.values()) or slurm.slots()
     given = (
+        # counts of other hosts than those that answered say nothing of these
         slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
     )
+    # a task that gets GPUs of its own sees none of the others on its host
     share = slurm.gpus_per_task() if chosen().gpus_of_task else 0
     return Allocation(
         tuple(
@@ -235,6 +246,7 @@ def _ask(
             return sorted(answers, key=lambda facts: int(facts["rank"])), slots
         if within:
             break
+    # only after a failure: this module is the program of each host, too
     from scalebench.native.postmortem import lost_daemon, telling_line
 
     known = {facts["name"].partition(".")[0] for facts in answers}
@@ -267,7 +279,9 @@ def _started(
                 "scalebench.launch.hosts",
                 *map(str, paths),
             ],
+            # what the user has set wins over the leave to run as root
             env=chosen().environment(AS_ROOT | os.environ),
+            # mpirun would hand the terminal's lines to rank 0
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -286,6 +300,7 @@ def _text(said: str | bytes | None) -> str:
 
 def _answer(paths: Sequence[str]) -> None:
     """Print this host's name and cores, and those of `paths` that it does not see."""
+    # the launching host has just made these folders
     deadline = time.monotonic() + _LATE_S
     while (
         unseen := [path for path in paths if not Path(path).exists()]
@@ -297,6 +312,7 @@ def _answer(paths: Sequence[str]) -> None:
         "rank": told.number,
         "name": told.name or platform.node(),
         "gpus": hardware.gpus(),
+        # a scheduler may give a job fewer cores than its processes can see
         "cores": min(hardware.cores(), given),
         "physical_cores": min(hardware.physical_cores(), given),
         "unseen": unseen,

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
     from scalebench.models.trial import Trial
 
+# steps, at least and at most, and seconds; large models take the fewest
 _WARM_UP, _WARM_UP_S = (
     (2, 20),
     0.5,
-)  # steps, at least and at most, and seconds; large models take the fewest
+)
 _STEPS, _STEPS_S = (3, 60), 1.0
 _TRIED = 2  # samples of a batch on which a model is tried
 
@@ -67,8 +68,10 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     parameters = sum(
         parameter.numel() for parameter in model.parameters() if parameter.requires_grad
     )
+    # frozen parameters alone train nothing, and send nothing
     if parameters == 0:
         raise ModelError(f"model {study.model} has no parameters to train")
+    # read now, for their size to be refused in one line
     if study.init_weights is not None:
         load_weights(study.init_weights, parameters)
     without_gradient, notes = _tried(plan, model)
@@ -83,9 +86,11 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         layers=layers,
         layer_work=layer_work,
     )
+    # integer buffers count batches, and are no statistics
     if any(buffer.is_floating_point() for buffer in model.buffers()):
         notes += local_statistics(study)
     nbytes = parameters * dtype.itemsize
+    # without memory from here on: only shapes are recorded
     replica_bytes = partial(_replica_bytes, plan, model.to("meta"), nbytes)
     return notes + memory_notes(plan, nbytes, replica_bytes)
 
@@ -162,10 +167,12 @@ def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
 
     study = plan.study
     dataset = next(iter(plan.prepared.datasets.values()))
+    # a batch of one fails in BatchNorm, and one of two shows all else
     samples = min(_smallest_batch(plan), _TRIED)
     if not samples or not (is_foreign(study.model) or samples == 1):
         return Trial([], [])
     dtype = getattr(torch, study.dtype)
+    # a copy: the data set is mapped read-only
     x = torch.tensor(dataset.x_train[:samples], dtype=dtype)
     y = torch.tensor(
         dataset.y_train[:samples],
@@ -229,6 +236,7 @@ def memory_notes(
     vectors, by run. Each replica keeps a model for each evaluation after the training.
     """
     largest: dict[str, Run] = {}
+    # the last of each kind is the largest
     for run in sorted(plan.sweep.runs, key=lambda run: run.workers):
         # else in no memory here
         if run.execution == "virtual" or (not run.is_virtual and not hardware.gpus()):
@@ -240,6 +248,7 @@ def memory_notes(
             if run.is_virtual
             else min(run.workers, plan.cluster.node.workers_per_node)
         )
+        # snapshots are evaluated after the training, so that it is not held up
         kept = 1 + ((run.epochs - 1) // run.evaluate_every if run.evaluate_every else 0)
         replicas, models = here * replica_bytes(run), here * kept * model_bytes
         text = (
@@ -299,6 +308,7 @@ def estimate(
         run_steps(plan, run) * step_s for run in left if run.execution == "native"
     )
     paced_step = plan.study.device_step_time or step_s
+    # paced runs take the stated step time, whatever this machine needs
     native += sum(
         run_steps(plan, run) * paced_step for run in left if run.execution == "paced"
     )
@@ -337,6 +347,7 @@ def measured_step(plan: StudyPlan) -> float:
     from scalebench.system.clock import WallClock
     from scalebench.training.replica import Replica
 
+    # as a worker has
     torch.set_num_threads(plan.study.threads_per_worker)
     run = min(plan.sweep.runs, key=lambda run: run.workers)
     dataset, shards = (
@@ -344,6 +355,7 @@ def measured_step(plan: StudyPlan) -> float:
         plan.prepared.plans[run.workers],
     )
     replica = Replica(run, dataset, shards, lone_communicator(), WallClock())
+    # the first steps allocate, and choose kernels
     take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
     begin = time.perf_counter()
     steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
@@ -354,6 +366,7 @@ def kept_step(plan: StudyPlan) -> float:
     """Return `measured_step`, of a model and batch that were measured on this machine before what the cache has."""
     study, workers = plan.study, min(plan.prepared.plans)
     dataset, batches = plan.prepared.datasets[workers], plan.prepared.plans[workers]
+    # everything that the time of a step depends on
     facts = (
         version("torch"),
         cpu_model(),

@@ -67,6 +67,8 @@ class Preparation:
             except DataError as error:
                 raise DataError(f"{among}: {error}") from None
             self.of_parts[workers, parts] = plan
+            # sorted by parts: the first plan has the most replicas, and the smallest
+            # shards
             self.plans.setdefault(workers, plan)
 
     def plan_of(self, run: Run) -> BatchPlan:
@@ -144,6 +146,7 @@ class StudyPlan:
             (self.prepared, self.sweep.runs),
             (self.validation, self.trials),
         ):
+            # repetitions have the same batches
             distinct = {
                 (run.workers, str(run.strategy)): run
                 for run in runs
@@ -179,6 +182,8 @@ class StudyPlan:
     @property
     def measures(self) -> bool:
         """True if times are measured: in real runs, or in a calibration that is neither given nor stated."""
+        # a calibration file, or a stated step time, leaves nothing to measure for
+        # virtual runs
         given = (
             self.study.calibration is not None
             or self.study.device_step_time is not None
@@ -203,6 +208,7 @@ def plan_study(
 
 
 def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> StudyPlan:
+    # pinned first: the contents of files are part of what is planned
     given, study = study, with_default_batch(pinned(study))
     cluster = load_cluster(study.cluster)
     there = study.model_copy(
@@ -211,10 +217,14 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
     sweep = expand(there, cluster, allocation, timed=timed)
     _slow_nodes_exist(study.virtual.slow_links, cluster, sweep.runs)
     prepared = prepare_study(there, sweep.runs)
+    # after the data are there, whose checksum it states
     study = with_checksum(study)
     steps = {workers: plan.steps(0) for workers, plan in prepared.plans.items()}
     warnings = strategy_warnings(there, sweep.runs, cluster, allocation, steps=steps)
+    # the same strategies were asked before the data were known; only what the steps add
+    # is new
     prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
+    # nobody asked for it: replicas of several workers have no batch per worker
     if study.batch_global != given.batch_global:
         prepared.notes.append(
             f"a replica has several workers: batch_policy is global, {study.batch_global} samples in a step of all "
@@ -225,6 +235,7 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
     validation = Preparation()  # samples of the training part, held out for trials
     for workers in sorted({run.workers for run in trials}):
         assert study.tune is not None
+        # no trial sees the test samples, by which the runs are judged
         folder = prepare_validation(there, workers, study.tune.validation, study.seed)
         what = f"tune: trials at {counted(workers, 'worker')}"
         validation.add(there, trials, workers, folder, trials[0].seed, what)
@@ -259,6 +270,7 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
     if not slow or not most:
         return
     per_node = cluster.node.workers_per_node
+    # workers fill one node after another
     last = (most - 1) // per_node
     counted = f"{most} worker{'s' * (most > 1)}, {per_node} on a node of {cluster.name}"
     if last == 0:
@@ -315,6 +327,7 @@ def beyond_the_slots(
 ) -> list[str]:
     """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
     on = allocation or reachable()
+    # on one host all ranks share the cores anyway, which `why_oversubscribed` says
     if len(on.hosts) == 1:
         return []
     slots, taken = on.slots, {}
@@ -342,6 +355,7 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
         DataError, ModelError, StudyError: the data are missing or corrupt, there are more workers than samples or
             blocks, or the model or optimizer has a name or option that does not exist.
     """
+    # before data are fetched, which may take minutes
     check_model(study.model, trained=any(run.execution != "modelled" for run in runs))
     check_optimizer(study.optimizer)
     made = Preparation()
@@ -381,6 +395,7 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
         synchronisation = registry.create(
             component.name, component.options
         ).synchronisation
+        # intervals in batches do not shrink with the shards
         if synchronisation.unit != "epoch":
             continue
         steps = {
@@ -405,6 +420,8 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
 def _long_steps(study: Study) -> list[str]:
     """Note strategies that `lr_policy: linear`, a rule for one batch of all workers, does not fit."""
     most = max(study.workers)
+    # the rule is Goyal et al.'s, arXiv:1706.02677: k workers average one batch k times
+    # as large
     if study.lr_policy != "linear" or most == 1:
         return []
     made = [

@@ -28,11 +28,12 @@ _GRACE_S = 5.0  # between asking processes to end and ending them
 # names it
 _ABORT_DELAY_S = 1
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# what a run says, not the user's shell
 _OURS = {
     *_THREADS,
     "HOROVOD_CYCLE_TIME",
     "HOROVOD_FUSION_THRESHOLD",
-}  # what a run says, not the user's shell
+}
 # What ranks on other hosts get by name: an agent such as ssh passes nothing on. mpirun
 # itself passes OMPI_ and PRTE_.
 _PASSED = re.compile(rf"{TIMING}|(TORCH|SCALEBENCH|XDG|PYTHON)_\w+|PYTHONPATH")
@@ -63,18 +64,22 @@ def launch_command(
         EngineError: the launcher cannot start them.
     """
     launcher = chosen()
+    # a launcher that names hosts in its command places ranks on this one by that
     stays_here = alone and not launcher.names_hosts
     hosts = on or (this_host() if stays_here else reachable())
     if alone:
         hosts = replace(hosts, hosts=hosts.hosts[:1])
     widths = (threads + progress_threads, threads)
     bind = bind and launcher.binds and restarts is None
+    # a rank and its progress thread get a core each where there are so many, else share
+    # one, else are not bound
     width = next(
         (cores for cores in widths if bind and hosts.can_bind(ranks, cores)), 0
     )
     binding = {0: "none", 1: "core"}.get(width, f"core:{width}")
     held = zip(hosts.hosts, hosts.ranks_on(ranks), strict=True)
     passed: set[str] = set()
+    # ranks of this host inherit the environment as it is
     if len(hosts.hosts) > 1:
         passed = {name for name in os.environ if _PASSED.fullmatch(name)} - _OURS | {
             *_THREADS,
@@ -83,6 +88,7 @@ def launch_command(
     placement = Placement(
         hosts=tuple(host.name for host, count in held for _ in range(count)),
         width=width,
+        # srun counts hardware threads where a launch means cores
         cpus_per_core=max(
             1, *(host.cores // host.physical_cores for host in hosts.hosts)
         ),
@@ -126,15 +132,19 @@ def environment(
 
 def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:
     """End the launcher, which ends its ranks; then whatever is left of both."""
+    # a launcher that ended well has seen all of its ranks end
     if process.poll() is not None and process.returncode == 0:
         return
     with suppress(ProcessLookupError):
+        # asked first, as a launcher takes its ranks on other hosts with it
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
     with suppress(ProcessLookupError, PermissionError):
+        # the launcher leads a session of its own, so that the group holds nothing else
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    # mpirun gives each rank a group of its own, and daemons start some
     for pid in ranks:
         if _is_rank(pid):
             with suppress(ProcessLookupError, PermissionError):

@@ -41,6 +41,7 @@ from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
 
+# between two looks at the ranks, whose cores this process shares
 _POLL_S = 0.05
 _ENDING_LIMIT_S = 20.0  # for processes to end after their last run
 _BARREN_LAUNCHES = 2  # in a row: then it is not the runs' fault
@@ -83,6 +84,7 @@ class RealRuns:
         Raises:
             EngineError: an engine is not here, or another host does not see a folder.
         """
+        # before anything starts: one line, not a failed row for each run
         for engine in dict.fromkeys(run.engine for run in runs):
             engines.require(engine)
         self._launch_tasks(
@@ -92,6 +94,8 @@ class RealRuns:
         if not runs:
             return
         self.work_dir.mkdir(parents=True, exist_ok=True)
+        # named by host and path here, before a rank fails on a file that it does not
+        # see
         require_seen([self.work_dir, *dict.fromkeys(self.folders.values())])
         cold: set[str] = set()  # warm-up runs that failed: not tried again
         for part in _by_settings(runs, self.ranks):
@@ -107,15 +111,19 @@ class RealRuns:
                 watch.run(bind=barren == 0)
                 left = [run for run in watch.left.values() if not run.warmup]
                 cold |= watch.cold
+                # only launches in a row that came to nothing count
                 barren = 0 if watch.achieved else barren + 1
                 if self.stopping():
                     return
+                # runs without an outcome would be begun for ever
                 if left and barren == _BARREN_LAUNCHES:
                     error = f"the launch failed before its runs: {watch.cause}"
                     for run in left:
                         self.on_outcome(run, Outcome(run.run_id, "failed", error))
                     break
                 if left:
+                    # without a host that has gone, each further launch would fail, and
+                    # a run be blamed for it
                     require_there([self.work_dir])
                     self.log(
                         f"launching the remaining {len(left)} run{'s' * (len(left) > 1)} again ({watch.cause})"
@@ -125,6 +133,7 @@ class RealRuns:
         """Execute runs whose blocks of steps are tasks: there are no ranks, and the workers' programs run here."""
         if not runs:
             return
+        # imports torch, which launches of ranks do without
         from scalebench.tasks.run import TaskRuns
 
         with closing(TaskRuns(self.folders, self.ranks, self.weights_folder)) as tasks:
@@ -180,6 +189,8 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
     hosts = reachable()
     parts: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
+        # An engine reads its settings once, when it is initialised: other ones need
+        # other processes.
         settings = settings_of(run)
         needed = run.workers + server_ranks(run)
         exceeds = len(hosts.hosts) > 1 and run.workers <= hosts.slots < needed
@@ -221,6 +232,7 @@ class _Launch:
         )
         self._more = owner.more
         self._folder = _new_folder(owner.work_dir)
+        # a rank imports for some 2.5 s of a core, and many ranks may share one
         self._startup_limit_s = owner.startup_limit_s or 120.0 + 5.0 * owner.ranks
         # the run that was under way at the request to stop
         self._last: Run | None = None
@@ -230,10 +242,13 @@ class _Launch:
     def run(self, *, bind: bool) -> None:
         """Start, attend and clean up; afterwards `left` holds the runs that are still to be done."""
         runs = list(self.left.values())
+        # one binding serves all runs of a launch
         threads = max(run.threads_per_worker for run in runs)
         used = [engines.named(run.engine) for run in runs]
         # all engines get the same cores
         progress = max(engine.progress_threads for engine in used)
+        # one engine on MPI decides how all ranks are joined; without any they meet by
+        # files
         mpi = any(engine.starts_by_mpi() for engine in used)
         command, binding = launch_command(
             self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings
@@ -264,11 +279,16 @@ class _Launch:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                # Ctrl-C of the terminal is for this process alone, which lets the run
+                # under way end
                 start_new_session=True,
+                # even SIGKILL of this process leaves no ranks behind
                 preexec_fn=end_with_parent,
             )
         try:
             death = self._attend(process, events, pulse, JsonLines(job.further))
+        # the folder of a launch that was deleted is the end of its ranks, not a bug of
+        # ours
         except FileNotFoundError:
             if not self._is_deleted():
                 raise
@@ -278,6 +298,7 @@ class _Launch:
             mark_over(job.heartbeats)
         if death is None:  # stopped: what began after the last run does not count
             return
+        # no run is to blame, and another launch would be refused as well
         if death.status == REFUSED:
             raise EngineError(death.error)
         self._hear(events)
@@ -297,14 +318,19 @@ class _Launch:
         while process.poll() is None:
             self._hear(events)
             if self._owner.stopping():
+                # ranks begin the next run by themselves: only the one under way at the
+                # request is waited for
                 self._last = self._last or self._under_way
                 if self._under_way is None or self._under_way is not self._last:
                     return None
+            # the processes are there already: further runs cost no start
             if not self.left and self._more is not None:
                 self._go_on(further)
             run = self._under_way
             if run is not watched:
                 watched = run
+                # ranks beyond the workers of a run sleep, and their silence says
+                # nothing
                 pulse.watch(run.workers if run is not None else self._ranks)
             if self._is_deleted():
                 return self._deleted()
@@ -325,6 +351,7 @@ class _Launch:
     def _overdue(self, launcher: int, pulse: Pulse) -> Death | None:
         """Return why the ranks have to be ended, as a limit has passed; None if they may go on."""
         run, elapsed = self._under_way, time.monotonic() - self._since
+        # every run has its outcome: a hang is of no run now
         if not self.left and self._more is None:
             if elapsed <= _ENDING_LIMIT_S:
                 return None
@@ -358,6 +385,7 @@ class _Launch:
         run, patience_s = self._under_way, self._owner.patience_s
         servers = server_ranks(run) if run is not None else 0
         processes = run.workers + servers if run is not None else self._ranks
+        # eight ranks on a core connect in time; beyond that the wait grows with them
         limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
         if (waited_s := pulse.connecting_s(processes)) > limit_s:
             return (
@@ -366,6 +394,7 @@ class _Launch:
             )
         if not self.achieved or waited_s:
             return None
+        # silence from before this run is not held against it
         silent_s = min(elapsed, pulse.hush_s(patience_s))
         if silent_s <= patience_s:
             return None

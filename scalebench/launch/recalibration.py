@@ -104,6 +104,7 @@ def recalibrate(
         DisturbedError: other programs disturbed what is required to be quiet.
     """
     results = load(folder)
+    # tuned values are kept, though another machine might choose others
     plan = with_chosen(plan, results.trials)
     before = before and with_chosen(before, results.trials)
     pairs = list(_pairs(plan, before or plan, results))
@@ -116,6 +117,7 @@ def recalibrate(
     with (
         folder_lock(folder),
         Interruption() as interruption,
+        # a calibration replaces the folder's only once all runs have their times
         tempfile.TemporaryDirectory() as scratch,
     ):
         reporter.phase("calibration", 0)
@@ -123,16 +125,20 @@ def recalibrate(
             charged, runs, results, Path(scratch), reporter, keeps=before is not None
         )
         reporter.phase("virtual workers, charged anew", len(runs))
+        # once for all runs: a filter for each would read the table as often
         epochs = dict(list(results.epochs.sort_values("epoch").groupby("run_id")))
         traces = {
             run.run_id: _trace(run, row, epochs.get(row.name, results.epochs[:0]))
             for run, row in pairs
+            # arithmetic that depends on time, or on other batches, is done again
             if is_lock_step(run) and _same_batches(plan, before, run)
         }
         simulator = Simulator(
             machine, plan.prepared.folders, folder / "weights", traces=traces
         )
         outcomes = _outcomes(runs, simulator, jobs, reporter, interruption)
+        # rows of another cluster are no further attempts at these runs, and leave the
+        # tables
         earlier = _keep_earlier(folder) if before is not None else None
         if before is not None:
             drop_simulated(folder)
@@ -233,9 +239,11 @@ def _machine(
     """Measure, or read, what charges `runs`; its calibration is in `scratch`. If it `keeps`, the folder's is used."""
     study, kept = plan.study, results.folder / CALIBRATION
     keeps = keeps and study.calibration is None and kept.exists()
+    # step times of other clusters are stated in their file
     if keeps and plan.cluster.compute == "this-machine":
         calibration = read_calibration(kept)
         if study.device_step_time is not None:
+            # a stated step time replaces the measured ones; costs of engines stay
             calibration = calibration.model_copy(
                 update={"tables": [], "operations": {}}
             )
@@ -264,6 +272,7 @@ def _trace(run: Run, row: Any, epochs: pd.DataFrame) -> Trace:
     sent = int(row["syncs"]), float(row["bytes_sent_per_worker"])
     arithmetic = None if pd.isna(row["arithmetic"]) else str(row["arithmetic"])
     return Trace(
+        # rows hold the mean over workers, which each of them stands for
         [losses] * run.workers,
         evaluated,
         int(row["workers_per_node"]),
@@ -298,6 +307,7 @@ def _write(
 ) -> None:
     with Store(folder) as store:
         study_run = StudyRun(plan, store, reporter, interruption)
+        # that of this command: it is what made the new times
         study_run.collect_provenance()
         study_run.keep_plan()
         numbered = {run.run_id: run for run in study_run.plan.sweep.simulated}

@@ -78,13 +78,14 @@ _PROVENANCE_COLUMNS = (
     "scheduler_job_id",
     "provenance",
 )
+# paths can name their owner
 _MAY_HOLD_PATHS = (
     "error",
     "cluster",
     "model",
     "dataset",
     "strategy_options",
-)  # paths can name their owner
+)
 
 
 def run_study(
@@ -107,9 +108,12 @@ def run_study(
             this name.
     """
     study, folder = plan.study, output / plan.study.name
+    # now, while this command keeps no core busy itself
     busy = _cores_taken_by_others()
+    # it imports torch in the background, while the model is looked at
     if plan.sweep.simulated:
         start_forkserver()
+    # before the folder is touched: a model that cannot be built leaves nothing there
     plan.prepared.notes += look_at_model(plan)
     check_given_calibration(request_of(plan, plan.sweep.simulated))
     with (
@@ -117,6 +121,7 @@ def run_study(
         folder_lock(folder),
         Interruption(in_job=in_job(os.environ)) as interruption,
     ):
+        # before any row, so that a folder with rows says which study they are of
         keep_study(folder, study)
         with Store(folder) as store:
             study_run = StudyRun(
@@ -135,6 +140,8 @@ def run_study(
             # the gravest first
             for note in [*_notes_of_a_kill(store), *background, *plan.notes]:
                 reporter.note(note)
+            # a retry plans the failed runs alone, and would leave the others out of the
+            # study's plan
             if not only_failed:
                 study_run.keep_plan()
             if study_run.queue.left():
@@ -192,12 +199,15 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
             attempts.seconds({"completed"}),
             attempts.seconds(RESULTS_OF_A_TRIAL),
         )
+        # left, as `Store` leaves them to be made again
         for place in attempts.without_epochs(folder / EPOCHS):
             key = attempts.run_id[place], attempts.config_hash[place]
             del completed[key], tried[key]
             without_epochs.append(attempts.run_id[place])
     queue = WorkQueue(plan, Ended(completed, tried, partial(read_trials, folder)))
     left = queue.left()
+    # Rows that exist were charged by the calibration beside them, and ratios allow no
+    # second one.
     charged = any(is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in left):
         check_kept_calibration(
@@ -242,6 +252,7 @@ class StudyRun:
         # hashes of other nodes -> name of their provenance
         self._provenance_of: dict[tuple[str, ...], str] = {}
         self._traffic = TrafficCheck(plan)
+        # until the first real run: calibration and virtual runs are not in its budget
         self._real_until = math.inf
 
     @property
@@ -252,9 +263,11 @@ class StudyRun:
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
         self.collect_provenance()
+        # what was under way leaves no row; what has ended is on the disk
         with suppress(AbandonedError):
             simulators = self._simulators()
             if (self.folder / CALIBRATION).is_file():
+                # kept, to be written again if the file is deleted meanwhile
                 self._calibration = read_text(self.folder / CALIBRATION)
             with self._interruption.runs_under_way():
                 stage: Stage | None = None
@@ -282,6 +295,7 @@ class StudyRun:
 
     def _begin(self, work: Work, *, after: Stage | None) -> None:
         """Say what is to be said between two stages; real runs have their budget of time from now on."""
+        # the runs have got the values of the best trials, and other names with them
         if after is Stage.TRIALS:
             self.keep_plan()
         if work.stage is Stage.REAL:
@@ -328,6 +342,7 @@ class StudyRun:
         )
         self._note_unmeasured(left, machine.engines)
         return {
+            # weights of trials are not kept
             Stage.TRIALS: Simulator(machine, self.plan.validation.folders, self.folder),
             Stage.VIRTUAL: Simulator(
                 machine,
@@ -353,6 +368,7 @@ class StudyRun:
                 patience_s=self.plan.study.patience,
                 stopping=self._is_over,
                 job_is_ending=self._job_is_ending,
+                # a fixed number of runs is known to the ranks from the start
                 more=self._next_block if self.queue.grows else None,
                 warmup_runs=self.plan.study.warmup_runs,
             ).launch(runs)
@@ -366,6 +382,7 @@ class StudyRun:
         """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
         used = {carrier(run) for run in runs if run.workers > 1}
         for engine in sorted(used) if known.entries else []:
+            # costs on this host, or on two nodes
             if not (known.has(engine) or known.has(engine, 2)):
                 why = engines.available(engine)
                 self._reporter.note(
@@ -395,6 +412,7 @@ class StudyRun:
         return work.runs
 
     def _announce(self, runs: Sequence[Run]) -> None:
+        # the stopping rule may have added runs since the plan was kept
         if self.queue.grows:
             self.keep_plan()
         block = (
@@ -436,7 +454,10 @@ class StudyRun:
             # the file itself can be named after its owner
             texts["cluster"] = redact(row.cluster)
         row = row.model_copy(update=texts)
+        # a signal between the row and the queue would have the run made, and counted as
+        # left
         with self._interruption.shielded():
+            # first: a row appended to a file without a name is lost
             self._write_deleted()
             self._store.append(row, epochs)
             if not run.warmup:
@@ -451,6 +472,7 @@ class StudyRun:
                     f"each of {run.workers} virtual workers computes its own gradients: {why}"
                 )
             )
+        # after the row is written, whatever a user's strategy does while it is recorded
         if not run.warmup and run.trial is None:
             for difference in self._traffic.differences(run, row):
                 self._reporter.note(difference)
@@ -486,6 +508,7 @@ class StudyRun:
     def _provenance_columns(self, machines: dict[str, Any] | None) -> dict[str, Any]:
         """The provenance columns of a row; `machines` that are not this node have a provenance file of their own."""
         columns = {name: self._provenance.get(name) for name in _PROVENANCE_COLUMNS}
+        # all ranks were on this node
         if not machines:
             return columns
         if (hashes := tuple(machines)) not in self._provenance_of:
@@ -503,6 +526,7 @@ class StudyRun:
 def _cores_taken_by_others() -> float:
     """Return how many cores other programs keep busy now."""
     background = BackgroundLoad(own_and_children_s)
+    # processor time is counted in ticks of 10 ms
     time.sleep(_SAMPLING_S)
     return background.cores()
 

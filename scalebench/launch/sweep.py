@@ -47,15 +47,17 @@ _NOT_HASHED = {
     "also_without_jitter",
     "tuned",  # its values stand where the run has them
 }
+# not hashed for other runs, whose results they do not concern
 _OF_TRIALS = {
     "trial",
     "validation",
-}  # not hashed for other runs, whose results they do not concern
+}
+# a native run is the same beside any of them
 _OF_SIMULATIONS = {
     "cluster",
     "cluster_sha256",
     "device_step_time",
-}  # a native run is the same beside any of them
+}
 
 
 @dataclass
@@ -110,10 +112,12 @@ def _first_of_its_own(
     Rows are this one's where all of them, to the last, have the number in `own` and
     equally much added to it.
     """
+    # the first number after each prefix of the rows
     free = list(accumulate((order + 1 for _, order in recorded), max, initial=0))
     added = [
         order - own[run_id] if run_id in own else None for run_id, order in recorded
     ]
+    # back from the last row, as long as the rows are of this sweep
     start = len(recorded)
     while start and added[-1] is not None and added[start - 1] == added[-1]:
         start -= 1
@@ -165,6 +169,7 @@ def expand(
         for component in study.strategies
         for cell in _cells(study, component, allocation, sweep.notes)
     ]
+    # a strategy that is named twice, or serial at each count, runs once
     cells = list(
         {
             (cell.execution, cell.engine, str(cell.strategy), cell.workers): cell
@@ -180,6 +185,7 @@ def expand(
     if any(cell.engine == VIRTUAL for cell in cells):
         if timed:
             require_step_times(cluster, study)
+        # raises where the cluster has too few nodes
         cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == VIRTUAL))
     _check_paced(study, cluster, cells, sweep.notes)
     if study.until and any(cell.engine == VIRTUAL for cell in cells):
@@ -199,6 +205,7 @@ def _cells(
     study: Study, component: Component, allocation: Allocation | None, notes: list[str]
 ) -> list[_Cell]:
     known = registry.create(component.name, component.options)
+    # what needs no communication is one worker's training, whatever the count
     counts = study.workers if known.requires else [1]
     cells: list[_Cell] = []
     if study.execution in ("auto", "virtual", "modelled"):
@@ -374,6 +381,7 @@ def _ordered(
 
     Each group is made block by block, every block in a random order.
     """
+    # a stream of its own: the order changes no weights and no batches
     random = np.random.default_rng([study.seed, 0x0DE2])
     groups: list[list[_Cell]] = [[], [], []]
     for cell in cells:
@@ -381,6 +389,7 @@ def _ordered(
         groups[0 if cell.engine == VIRTUAL else 2 if crowded else 1].append(cell)
     runs: list[Run] = []
     for group in groups:
+        # blocks, so that a drift of the machine meets all strategies alike
         for repetition in range(
             study.until.at_most if study.until else study.repetitions
         ):
@@ -399,6 +408,7 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
         return False
     if run.tasks.scheduler is not None and run.engine == TASKS:
         return False  # the workers of that scheduler have cores of their own
+    # processes of tasks stay on the host that starts them
     on = this_host() if run.engine == TASKS else allocation or reachable()
     return on.is_oversubscribed(
         run.engine, run.workers + server_ranks(run), run.threads_per_worker
@@ -416,6 +426,7 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
         shared["virtual"] = VirtualOptions(
             slowdown=study.virtual.slowdown if _by_speed(study) else {}
         )
+    # Not validated again: the study was, and a sweep can have a hundred thousand runs.
     run = Run.model_construct(
         **shared,
         study=study.name,
@@ -438,6 +449,8 @@ def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
 
 def named(run: Run) -> Run:
     """Return `run` with its config_hash, and the run_id that this gives."""
+    # the hash is part of the name: another configuration never meets the rows of this
+    # one
     digest = config_hash(run)
     place = run.execution if run.is_virtual else f"{run.execution}-{run.engine}"
     number = f"r{run.repetition}" if run.trial is None else f"t{run.trial}"
@@ -447,6 +460,7 @@ def named(run: Run) -> Run:
 
 def is_simulated(run_id: str) -> bool:
     """Return True if the run of this name is virtual or modelled."""
+    # the name ends in EXECUTION-HASH, or EXECUTION-ENGINE-HASH
     return run_id.rsplit("-", 2)[-2:-1] in (["virtual"], ["modelled"])
 
 
@@ -472,6 +486,7 @@ def config_hash(run: Run) -> str:
         del values["tasks"]["scheduler"]  # where it is, not what it does
     else:
         del values["tasks"]
+    # A default of an option may change in a later version, and the result with it.
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     values["strategy_options"] = strategy.model_dump(mode="json")
     # it had no decay by default once: those runs are others

@@ -53,6 +53,7 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
             run, open_dataset(plan.prepared.folders[run.workers]), machine
         )
     else:
+        # Horovod reads the variable when it starts
         with _timeline_of_engine(run, folder) as path:
             outcome = _execute(run, plan, folder)
         if path is not None and path.exists() and outcome.status == "completed":
@@ -130,6 +131,7 @@ def _timeline_of_engine(run: Run, folder: Path) -> Iterator[Path | None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / "horovod-timeline.json").absolute()
+    # one of an earlier trace would be shown for this run
     path.unlink(missing_ok=True)
     os.environ[variable] = str(path)
     try:

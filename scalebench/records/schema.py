@@ -47,10 +47,11 @@ ENVIRONMENT_COLUMNS = (
     "provenance",
 )
 
+# in the column worker_gpu_slowdowns, beside other reasons
 NOT_SLOWED, POWER_CAP = (
     "none",
     "power-cap",
-)  # in the column worker_gpu_slowdowns, beside other reasons
+)
 
 Status = Literal["completed", "failed", "diverged", "timeout", "interrupted"]
 Kind = Literal["text", "integer", "number", "flag"]

@@ -187,10 +187,11 @@ def drop_simulated(folder: Path) -> None:
         for run_id, row in _rows(folder / RUNS)
         if row["engine"] == "virtual" and not row["trial"]
     }
+    # the run rows last: they commit the others
     for name, row_type in (
         (EPOCHS, EpochRow),
         (RUNS, RunRow),
-    ):  # the run rows last: they commit the others
+    ):
         text = io.StringIO()
         writer = csv.DictWriter(text, columns(row_type), lineterminator="\n")
         writer.writeheader()

@@ -8,9 +8,8 @@ from typing import Final, Literal, get_args
 EngineName = Literal["mpi", "horovod", "gloo", "nccl", "tasks"]
 Backend = Literal["processes", "dask", "ray"]  # where tasks are computed
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-SCHEDULED: tuple[EngineName, ...] = (
-    "gloo",
-)  # whose collectives wait for the system to wake their threads
+# whose collectives wait for the system to wake their threads
+SCHEDULED: tuple[EngineName, ...] = ("gloo",)
 VIRTUAL = "virtual"  # engine of executions whose time is a price
 # all but auto: comm/launchers
 LauncherName = Literal["auto", "local", "mpirun", "srun", "torchrun", "horovodrun"]
@@ -33,20 +32,23 @@ Allreduce = Literal[
 NCCL: Final = "nccl"  # the algorithm that NCCL chooses
 Execution = Literal["native", "paced", "virtual", "modelled"]
 HOROVOD, DDP = "horovod", "ddp"  # strategies
+# whose libraries have engines of their own: a saving against them has two parts
 LIBRARY_BASELINES = (
     HOROVOD,
     DDP,
-)  # whose libraries have engines of their own: a saving against them has two parts
+)
+# strategies that average all gradients, with which others are compared
 BASELINES = (
     "allreduce",
     *LIBRARY_BASELINES,
-)  # strategies that average all gradients, with which others are compared
+)
 PER_BATCH = ("serial", *BASELINES)
+# statuses after which a trial is not repeated
 RESULTS_OF_A_TRIAL = (
     "completed",
     "diverged",
     "timeout",
-)  # statuses after which a trial is not repeated
+)
 
 
 def baselines_of(strategy: str) -> tuple[str, ...]:

@@ -23,15 +23,17 @@ from scalebench.errors import StudyError
 from scalebench.study.choices import Allreduce, EngineName
 from scalebench.study.validation import StrictModel
 
+# laws that can be injected; `measured` is the jitter of the machine
 STATED = (
     "normal",
     "lognormal",
     "exponential",
-)  # laws that can be injected; `measured` is the jitter of the machine
+)
+# above it step times would be negative
 _MOST_SIGMA = {
     "normal": 0.3,
     "exponential": 1.0,
-}  # above it step times would be negative
+}
 _CHUNK = 1024
 _CUT = 3.0  # standard deviations at which the normal law is truncated on both sides
 # standard deviation of the truncated law: sqrt(1 - 2 c phi(c) / (2 Phi(c) - 1))

@@ -33,12 +33,13 @@ _PINS = {
 }
 _SEPARATOR = re.compile(r",(?![^(\[]*[)\]])")  # not inside NAME(A=1, B=2) or [1, 2]
 _BEFORE_OPTION = re.compile(r":(?=\s*[A-Za-z_]\w*\s*=)")
+# components whose options `--set model.hidden=...` reach
 _SHORTCUTS = (
     "dataset",
     "model",
     "optimizer",
     "partition",
-)  # components whose options `--set model.hidden=...` reach
+)
 
 
 def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:

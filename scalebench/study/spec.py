@@ -31,12 +31,13 @@ from scalebench.study.choices import (
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.validation import Share, StrictModel, parse_workers
 
+# keys of a study; the others are options
 TUNABLE = (
     "lr",
     "lr_decay",
     "lr_decay_every",
     "lr_warmup_epochs",
-)  # keys of a study; the others are options
+)
 _DIGITS = 3  # significant digits of values drawn from a range
 SIMULATED = ("virtual", "modelled")  # executions whose time is a price
 _LR_DECAY = 0.1
@@ -46,11 +47,12 @@ DEFAULT_TARGET = 0.9
 # of a study, and of an execution of it: planning takes some 20 seconds
 MOST_RUNS = 100_000
 ADAMW_DECAY = 0.01  # weight decay of adamw unless it is stated, as torch's
+# optimizers whose steps depend on whole layers, which one flat vector cannot have
 BY_LAYER = (
     "lars",
     "lamb",
     "muon",
-)  # optimizers whose steps depend on whole layers, which one flat vector cannot have
+)
 TRIAL_SEED = MOST_RUNS  # added to the study's seed: no repetition has it
 # limit of the random generators; the seed of a repetition is the study's plus its
 # number

@@ -26,6 +26,7 @@ from scalebench.errors import UsageError, nearest
 
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # of nesting
+# by the first word of pydantic's error type
 _EXPECTED = {
     "bool": "true or false",
     "int": "an integer",
@@ -36,7 +37,7 @@ _EXPECTED = {
     "dict": "a mapping",
     "model": "a mapping",
     "path": "a path",
-}  # by the first word of pydantic's error type
+}
 # of a union, in pydantic's location
 _BRANCH = re.compile(r".*\[.*\]|int|str|float|bool|constrained-\w+")
 _LENGTH = re.compile(r"\w+ should have (at least \d+ \w+).*")

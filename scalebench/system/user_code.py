@@ -20,10 +20,11 @@ from scalebench.errors import (
 from scalebench.system.random_state import seeded
 
 STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
+# libraries with a random generator, in the order in which they are loaded
 _DRAWING = (
     "numpy",
     "torch",
-)  # libraries with a random generator, in the order in which they are loaded
+)
 _IMPORT_SEED = 0
 
 _MOST_BYTES = 10_000_000
