@@ -38,6 +38,8 @@ class AppendOnlyTable:
         self.set_aside: Path | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # unbuffered: what `write` took is with the system, also if this process is
+            # killed
             self._file = open_own(path, "a+b", buffering=0)
         except OSError as error:
             raise _cannot("open", path, error) from None
@@ -85,6 +87,7 @@ class AppendOnlyTable:
 
         Returns the previous length of the file, for `take_back`.
         """
+        # in the order of the file, which a spreadsheet may have changed
         cells = ([getattr(row, name) for name in self.header] for row in rows)
         return self._write(to_lines(cells))
 
@@ -127,6 +130,7 @@ class AppendOnlyTable:
         expected = columns(self._row_type)
         data = self._read_from(0)
         end = data.rfind(b"\n") + 1
+        # a row without its line break was cut off as its process died
         if end < len(data):
             self.set_aside_tail(end)
         if end == 0:
@@ -172,8 +176,10 @@ def check_header(
     lacking = [name for name in expected if name not in header]
     missing = [name for name in lacking if name not in optional]
     unknown = [name for name in header if name not in expected]
+    # a repeated column would be read as two values of one
     if not missing and not unknown and len(header) + len(lacking) == len(expected):
         return lacking
+    # as spreadsheets of some languages save it
     if ";" in "".join(header) or "\t" in "".join(header):
         raise ResultsError(
             f"{path}: cells are not separated by commas; save it as comma-separated CSV"
@@ -224,6 +230,7 @@ def _cannot(what: str, path: Path, error: OSError) -> ResultsError:
     )
 
 
+# apostrophes are added before those that are there, so that one is taken off
 _ESCAPED = re.compile(r"'+[=+\-@]")
 
 
@@ -237,6 +244,7 @@ def to_cell(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
+        # the shortest text that reads as the same number
         return repr(value)
     return in_cell(str(value))
 
@@ -256,6 +264,7 @@ def to_lines(rows: Iterable[Iterable[object]]) -> bytes:
 
 def from_line(line: bytes) -> list[str]:
     """Return the cells of one line, empty if it cannot be parsed; damaged bytes become replacement characters."""
+    # a spreadsheet begins its files with a byte order mark
     text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
         return next(csv.reader([text]), [])

@@ -42,6 +42,7 @@ def latest_places(run_ids: Sequence[str], attempts: Iterable[int]) -> dict[str, 
     best: dict[str, tuple[int, int]] = {}
     for place, (run_id, attempt) in enumerate(zip(run_ids, attempts, strict=True)):
         if run_id not in best or attempt >= best[run_id][0]:
+            # of an attempt that was written twice the last row
             best[run_id] = attempt, place
     return {run_id: place for run_id, (_, place) in best.items()}
 
@@ -56,6 +57,7 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            # without the last: a line that is being written has no end yet
             lines = read_bytes(path, LARGE).split(b"\n")[:-1]
         except (FileNotFoundError, NotADirectoryError):
             raise ResultsError(
@@ -69,6 +71,8 @@ class Attempts:
         lacking = check_header(path, self._header, names, optional_columns(RunRow))
         self._lacking = dict.fromkeys(lacking, "")  # columns that are younger
         cells = [
+            # hundred thousand rows of a hundred cells: only the first cells are split
+            # off
             line.decode(errors="replace").split(",", len(_FIRST))
             for line in self._lines
         ]
@@ -87,6 +91,7 @@ class Attempts:
         self.status = by_name["status"]
         check_version(path, set(by_name["schema_version"]))
         attempts = by_name["attempt"]
+        # few numbers are distinct, many rows have one
         bad = {cell for cell in set(attempts) if not _is_attempt(cell)}
         if bad:
             place = next(place for place, cell in enumerate(attempts) if cell in bad)
@@ -175,6 +180,7 @@ class Attempts:
             for place in sorted(last.values())
         }
         header, data = _read_epochs(table)
+        # most tables are as they were written, which this finds in one pass
         if header == columns(EpochRow) and self._in_order(data, wanted):
             return []
         found = _count_epochs(header, data)
@@ -204,6 +210,7 @@ class Attempts:
             if not epochs:
                 continue
             attempt = b"\n" + self._attempt_at(place)
+            # each search goes on where the last one ended
             begin, end = end, data.find(attempt + b"%d," % (epochs - 1), end)
             if end < 0 or data.count(attempt, begin, end + len(attempt)) != epochs:
                 return False
@@ -231,6 +238,7 @@ def _read_epochs(path: Path) -> tuple[list[str], bytes]:
         with reading(path):
             data = read_bytes(path, LARGE)
     except ResultsError:
+        # no table: all epochs are missing, which is no error of reading
         if path.exists():
             raise
         return expected, b""
@@ -269,4 +277,5 @@ def _is_attempt(cell: str) -> bool:
 
 
 def _is_number(cell: str) -> bool:
+    # `int` takes digits of other scripts and underscores, too
     return cell.isascii() and cell.isdecimal() and len(cell) < _DIGITS

@@ -112,6 +112,7 @@ def elastic_row(run: Run, ended: ElasticOutcome, **others: Any) -> ElasticRow:
         "final_metric": outcome.evaluations[-1].metric if outcome.evaluations else None,
     }
     if deaths:
+        # a list in a cell for each: deaths are few, and a row is one run
         names = ("utc", "rank", "host", "epoch", "lost_s", "pause_s")
         values |= {
             f"interrupted_{name}": [vars(death)[name] for death in deaths]

@@ -34,6 +34,7 @@ def newest_study(folder: Path) -> Path:
     Raises:
         ResultsError: `folder` holds no study.
     """
+    # rows are appended: the table changed last is the study last worked on
     tables = sorted(folder.glob(f"*/{RUNS}"), key=lambda table: table.stat().st_mtime)
     if not tables:
         raise ResultsError(
@@ -44,6 +45,7 @@ def newest_study(folder: Path) -> Path:
 
 def study_in(folder: Path) -> Path:
     """Return `folder` if it is the folder of a study, else the newest study in it, else `folder` again."""
+    # a study that has no rows yet has its study.yaml
     is_study = (folder / RUNS).exists() or (folder / STUDY).exists()
     if is_study or not any(folder.glob(f"*/{RUNS}")):
         return folder
@@ -68,6 +70,7 @@ def require_writable(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+# of durations.json, which comes with a study, perhaps from someone else
 _MOST_BYTES = 10_000
 
 

@@ -49,6 +49,7 @@ class Owner:
     def this_process(cls) -> Owner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         pid = os.getpid()
+        # a requeued job has the same number, and its earlier start has ended
         job, restarts = slurm.this_start()
         return cls(platform.node(), pid, _born(pid), now, job, restarts)
 
@@ -60,8 +61,10 @@ class Owner:
     @property
     def may_live(self) -> bool:
         """False if it ran on this host, or elsewhere in a job of Slurm, and has ended; else True."""
+        # a process number alone may have been given to another process since
         if self.is_here:
             return _born(self.pid) == self.born != ""
+        # of another host nothing but its scheduler can tell: without that it may live
         return not (self.job and slurm.has_ended(self.job, self.restarts))
 
     def __str__(self) -> str:
@@ -121,14 +124,19 @@ def _take(path: Path) -> int | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = descriptor_of_own(path, os.O_RDWR | os.O_CREAT)
     try:
+        # flock ends with its process, but some network file systems have none: the
+        # owner in the file counts, too
         held = not _flock(descriptor)
         owner = _read(path)
         if held or (owner is not None and owner.may_live):
             raise LockedError(path, owner)
+        # its owner removed the file between our opening and locking it: what we hold
+        # has no name
         if not _is_still(path, descriptor):
             os.close(descriptor)
             return None
         with writing(path):
+            # written in place: another name for the file would be another lock
             os.ftruncate(descriptor, 0)
             os.pwrite(
                 descriptor, json.dumps(asdict(Owner.this_process())).encode() + b"\n", 0
@@ -191,4 +199,5 @@ def _born(pid: int) -> str:
         )
     except OSError:
         return ""
+    # a zombie writes no more; field 22, the start, is the twentieth behind the name
     return "" if after_name[0] == "Z" else f"{boot}/{after_name[19]}"

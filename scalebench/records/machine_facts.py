@@ -200,8 +200,10 @@ def git() -> dict[str, str | bool | None]:
     """Return commit and state of the checkout of scalebench; None for an installed package."""
     package = Path(__file__).resolve().parents[1]
     at = ("git", "-C", str(package))
+    # a package inside another project's checkout is not of that project
     if not output_of(*at, "ls-files", "--", "__init__.py"):
         return {"git_commit": None, "git_dirty": None}
+    # files that git does not know are results and plots mostly
     changed = output_of(
         *at, "status", "--porcelain", "--untracked-files=no", "--", str(package)
     )
@@ -317,6 +319,7 @@ def modules(environment: Mapping[str, str]) -> list[str] | None:
 
 def _beside(program: str) -> str:
     """Return the path of `program` beside this Python, else its name, to be found on PATH."""
+    # an environment that is called by its path alone is not on PATH
     beside = Path(sys.executable).parent / program
     return str(beside) if beside.exists() else program
 
@@ -403,6 +406,7 @@ def _holds(library: Path, symbol: str, within: int | None = None) -> bool:
     """Return True if `symbol` is in the first `within` bytes of `library`."""
     with (
         library.open("rb") as file,
+        # mapped: libraries are hundreds of megabytes
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
         return (

@@ -122,6 +122,8 @@ def keep_planned(
     content: dict[str, object] = {"most_to_come": most_to_come}
     if begun_in is not None:
         content["begun_in"] = _seen_from(folder, begun_in)
+    # by column: names of keys for each of a hundred thousand runs would be most of the
+    # file
     columns = zip(*(astuple(run) for run in runs), strict=True)
     content |= dict(zip(_PLANNED, columns, strict=False))
     with writing(folder / PLANNED, "choose another --output folder"):
@@ -180,6 +182,7 @@ def progress_of(folder: Path) -> Progress:
         place = latest.get(run_id)
         if (
             place is not None
+            # a row of the same name with other settings is of an earlier plan
             and attempts.config_hash[place] == config_hash
             and place not in lost
         ):
@@ -231,6 +234,7 @@ def _planned(folder: Path) -> tuple[list[tuple[str, str, str, int]] | None, int]
         if len(columns[-1]) < len(columns[0]):  # written before epochs were
             columns[-1] = [0] * len(columns[0])
         for column, kind in zip(columns, _PLANNED.values(), strict=True):
+            # exactly these types: a bool is an int, too
             if not set(map(type, column)) <= {kind}:
                 raise ValueError("expected texts and numbers of epochs")
         return list(zip(*columns, strict=True)), int(content["most_to_come"])
@@ -272,6 +276,7 @@ def _paces(rows: Iterable[dict[str, str]], ended: float) -> dict[str, float]:
     for _, side in groupby(begun, key=lambda start: start[1]):
         starts = list(side)
         last = starts[-1][0]
+        # a file that was copied, or touched, later says nothing of its last run
         longest = _BREAK * (last - starts[0][0]) / len(starts) + 60
         if starts[-1] is begun[-1] and 0 < ended - last <= longest:
             starts.append((ended, *starts[-1][1:]))

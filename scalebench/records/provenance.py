@@ -28,6 +28,7 @@ TIMING = (
     r"(OMP|MKL|OPENBLAS|KMP|GOMP|HOROVOD|GLOO|NCCL|RCCL|UCX|FI|PSM2|MALLOC)_\w+"
     r"|LD_PRELOAD|CUBLAS_WORKSPACE_CONFIG|ATEN_CPU_CAPABILITY"
 )
+# named one by one: what is not known to change timings may be private
 _ALLOWED = re.compile(
     rf"""{TIMING} | (OMPI_MCA|TORCH_NCCL|I_MPI|MPICH|MV2)_\w+ | PYTHONHASHSEED | SCALEBENCH_IMAGE(_DIGEST)?
     | CUDA_(DEVICE_ORDER|LAUNCH_BLOCKING|VISIBLE_DEVICES) | (HIP|ROCR)_VISIBLE_DEVICES
@@ -39,6 +40,7 @@ _ALLOWED = re.compile(
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _SHORTEST_SECRET = 8  # characters; shorter values occur in ordinary text
 _FROM_ENVIRONMENT = ("modules", "container")  # facts taken from environment variables
+# homes of others stand in paths of shared installations
 _HOMES = r"/(?:home|users|Users)/[^/\s:,]+"
 _MASK = "<secret>"
 # not secrets under any name
@@ -146,6 +148,7 @@ def host_hash() -> str:
 
 def as_json(facts: Mapping[str, Any]) -> str:
     """Return the content of the file in provenance/."""
+    # sorted, as its hash is its name
     return json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
 
 
@@ -219,6 +222,7 @@ def redactor(
     """Return the function of a text that `redact` is, for many texts: secrets and names are looked up once."""
     secrets: list[str] = []  # patterns, in the order of the environment
     for name, secret in environment.items():
+        # a secret may appear in any text, as a part of a longer one
         if len(secret) >= _SHORTEST_SECRET and is_secret(name):
             secrets.append(re.escape(secret))
         elif (
@@ -229,6 +233,7 @@ def redactor(
         ):
             secrets.append(_word(secret))
     shown: list[tuple[str, str]] = []  # patterns, and what stands in their place
+    # HOME may be set to another folder than that of the password file
     for home in {environment.get("HOME", ""), str(Path.home())} - {"", "/"}:
         shown.append((rf"{re.escape(home)}(?![A-Za-z0-9])", "~"))
     shown.append((_HOMES, "~"))

@@ -74,6 +74,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
                 check_header(
                     path, header, columns(row_type), optional_columns(row_type)
                 )
+            # in pieces: the text of a million rows and their table together would be
+            # twice the memory
             parts.append(
                 _rows(path, first + lines, header, row_type, sum(map(len, parts)))
             )
@@ -84,6 +86,7 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     del parts
     if row_type is RunRow:
         check_version(path, set(map(str, table["schema_version"].unique())))
+        # ratios never mix executions and engines, which a wrong pair would
         simulated = table["execution"].isin(("virtual", "modelled"))
         is_virtual = table["engine"] == "virtual"
         no_objects = {
@@ -151,6 +154,7 @@ def _rows(
                 if text.startswith("'")
             }
             table[name] = table[name].replace(escaped) if escaped else table[name]
+    # columns that are younger than the file
     for name in (name for name in columns(row_type) if name not in header):
         table[name] = pd.Series(None, table.index, dtype=_DTYPES[kind_of[name]])
     _check_cells(path, table, row_type)
@@ -206,7 +210,9 @@ def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
             io.BytesIO(data),
             dtype=dtypes,
             na_values=missing,
+            # pandas would read a study called NA as a missing value
             keep_default_na=False,
+            # else a row with one cell too many makes the first column an index
             index_col=False,
             encoding="utf-8-sig",
             encoding_errors="replace",

@@ -53,6 +53,7 @@ def rows_of(
         "optimizer_steps": max(
             (worker.optimizer_steps for worker in workers), default=None
         ),
+        # of worker 0, as the schedule of its program has them
         "syncs": workers[0].syncs if workers else None,
         "collective_calls": workers[0].collective_calls if workers else None,
         "bytes_sent_per_worker": _mean(worker.bytes_sent for worker in workers),
@@ -70,6 +71,7 @@ def rows_of(
     }
     parts = _parts(workers, train_s) | _metrics(run, evaluations)
     parts |= _resources(run, facts, workers, train_s)
+    # of virtual workers there is one machine, whose clock rates say nothing of a run
     if run.execution not in SIMULATED:
         parts |= _of_each_worker(workers)
     if strategy.traits.mesh(run.workers).pipeline > 1:
@@ -101,6 +103,7 @@ def _equally_named(run: Run, facts: RunFacts, strategy: Strategy) -> dict[str, A
     }
     traits = strategy.traits
     mesh = traits.mesh(run.workers)
+    # workers of a replica share its batch
     if values["batch_global"] is None and values["batch_per_worker"]:
         values["batch_global"] = values["batch_per_worker"] * mesh.data
     division = {
@@ -199,6 +202,7 @@ def _worker_weights(
     weights = final_weights(
         merges, run.epochs, [worker.samples for worker in outcome.workers]
     )
+    # digits beyond these are of rounding
     return [float(f"{weight:.6g}") for weight in weights]
 
 
@@ -234,6 +238,7 @@ def _histogram(workers: list[WorkerReport], name: str) -> dict[int, int] | None:
     total: Counter[int] = Counter()
     for worker in workers:
         for value, times in worker.histograms.get(name, {}).items():
+            # keys came through JSON, as text
             total[int(value)] += times
     return dict(sorted(total.items())) or None
 

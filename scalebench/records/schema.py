@@ -727,7 +727,9 @@ def _kind(annotation: Any) -> Kind:
     return kind.get(annotation, "text")
 
 
+# beyond these a time is a slip of a unit or a damaged cell; 1e9 s are 32 years
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+# squares of numbers stay finite, whole numbers exact as floats
 LARGEST, _LARGEST_WHOLE, _LARGEST_SEED = 1e150, 2**53, 2**63 - 1
 METRICS = (
     "chance_metric",
@@ -754,6 +756,7 @@ WITHIN = {
     "epochs_to_target": "epochs",
 }
 ROUNDING = 1e-6  # relative excess of a part over its whole that rounding may cause
+# of whole runs: parts of them may be arbitrarily small
 _WHOLE_TIMES = ("train_s", "time_to_target_s", "elapsed_s", "epoch_s_max")
 _KINDS = kinds(ElasticRow) | kinds(EpochRow) | kinds(RunRow)
 WORKER_LISTS = tuple(

@@ -48,6 +48,8 @@ class Store:
             self._attempts: dict[str, int] = {}
             attempts = self._read_runs()
             self._epochs = AppendOnlyTable(self.folder / EPOCHS, EpochRow, fsync=fsync)
+            # before epochs are counted: those of an attempt that no row committed are
+            # of no run
             self._set_aside_uncommitted()
             self.without_epochs = self._take_incomplete(attempts)
         except BaseException:
@@ -119,6 +121,8 @@ class Store:
     def _read_runs(self) -> Attempts:
         attempts = Attempts(self._runs.path)
         for place in range(len(attempts)):
+            # a study goes on by these times, where a damaged one would spoil the
+            # stopping rule
             row = attempts.row(place, checked=("train_s",))
             train_s = float(row["train_s"]) if row["train_s"] else None
             self._remember(
@@ -144,6 +148,7 @@ class Store:
         status: str,
         train_s: float | None,
     ) -> None:
+        # rows that were merged from shards are in no order of attempts
         if attempt >= self._attempts.get(run_id, 0):
             self._attempts[run_id] = attempt
             self.failed.discard(run_id)
@@ -151,6 +156,7 @@ class Store:
                 self.failed.add(run_id)
         if status == "completed":
             self.completed[run_id, config_hash] = train_s
+        # to try a learning rate at which training diverged again would change nothing
         if status in RESULTS_OF_A_TRIAL:
             self.tried[run_id, config_hash] = train_s
 

@@ -86,9 +86,12 @@ def changes(folder: Path, study: Study) -> list[str]:
         and study.scaling == "strong"
         and (folder / RUNS).is_file()
     ):
+        # under weak scaling data grow with the workers, and rows differ in their
+        # checksum
         data = Attempts(folder / RUNS).other_data(study.dataset_sha256)
     else:
         data = []
+    # through the model, so that defaults and spellings make no difference
     before = load_study(path, {}, []).model_dump(mode="json")
     now = study.model_dump(mode="json")
     for values in (before, now):
@@ -129,6 +132,7 @@ def with_a_folder_of_its_own(output: Path, study: Study) -> Study:
     The first name is taken that is free or whose folder holds the same study, which
     then continues. The contents of files are those of now, whatever `study` states.
     """
+    # a file that names checksums of before would make every folder another study's
     study = study.model_copy(update={**dict.fromkeys((_DATA, *PINS)), STRATEGIES: {}})
     study = with_checksum(pinned(with_default_batch(study)))
     for number in count(1):
