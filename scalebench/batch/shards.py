@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 from scalebench.batch.job import Scheduler
 from scalebench.batch.site import Site, SiteError
-from scalebench.comm import engines
-from scalebench.comm.launchers import choice, mpirun
+from scalebench.comm import engines, launchers
+from scalebench.comm.launchers import mpirun
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
 from scalebench.launch.engine_choice import in_job
@@ -156,7 +156,7 @@ def require_nodes(shard: Shard) -> None:
     if shard.is_simulated or not in_job():
         return
     if (here := len(reachable().hosts)) < shard.nodes:
-        launcher = choice.chosen().name
+        launcher = launchers.chosen().name
         raise StudyError(
             f"{shard}: it was planned for {counted(shard.nodes, 'node')}, and {launcher} reaches {here} in this "
             "job; give its script as many, or submit the study anew, under another --name, with --nodes"
@@ -193,13 +193,13 @@ def choose_launcher(site: Site, study: Study) -> None:
     name = site.launcher
     if (
         name is None
-        and study.launcher == choice.AUTO
+        and study.launcher == launchers.AUTO
         and mpirun.find() is None
         and shutil.which("srun")
     ):
         name = "srun"
     if name is not None:
-        os.environ.setdefault(choice.VARIABLE, name)
+        os.environ.setdefault(launchers.VARIABLE, name)
 
 
 def allocation_for(

@@ -19,7 +19,7 @@ from scalebench import __version__
 from scalebench.batch.job import BatchJob, Scheduler, script, submit
 from scalebench.batch.shards import Shard, folder_of, part_of, require_nodes
 from scalebench.batch.site import Site
-from scalebench.comm.launchers.choice import using
+from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import StudyPlan, plan_study

@@ -43,7 +43,7 @@ from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
 from scalebench.comm.engines.tasks import TASKS, with_typical_cost
-from scalebench.comm.launchers.choice import using
+from scalebench.comm.launchers import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import (

@@ -18,9 +18,7 @@ from pathlib import Path
 
 from scalebench.cluster.engine_costs import MARK, EngineCosts, joined
 from scalebench.comm import engines
-from scalebench.comm.launchers import mpirun
-from scalebench.comm.launchers.choice import chosen
-from scalebench.comm.mpi_match import apart, library
+from scalebench.comm.launchers import chosen, mpirun
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.native.postmortem import telling_line
@@ -230,11 +228,11 @@ class Ranks:
         if len(lines) > 1:  # each rank took itself for the only one
             launcher = chosen()
             raise EngineError(
-                apart(
+                mpirun.apart(
                     len(lines),
                     1,
                     launcher.name,
-                    library(),
+                    mpirun.library(),
                     without_mpi=launcher.without_mpi,
                 )
             )

@@ -1,8 +1,13 @@
-"""Horovod's collectives, with equal names in all steps, so that its response cache answers the negotiation."""
+"""The ranks of an initialised Horovod, as they exchange tensors and objects.
+
+Collectives have equal names in all steps, so that Horovod's response cache answers the
+negotiation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -114,3 +119,29 @@ class HorovodCommunicator(NativeCommunicator):
 
 def _name(what: str, tensor: Tensor) -> str:
     return f"{what}.{tensor.dtype}.{tuple(tensor.shape)}"
+
+
+class HorovodGroup:
+    """Objects between the ranks: one whose peer has died raises, where a store would wait.
+
+    Implements `control.ObjectGroup`.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def bcast(self, obj: Any) -> Any:
+        """Send `obj` of rank 0 to all ranks."""
+        return hvd.broadcast_object(obj, root_rank=0)
+
+    def gather(self, sendobj: Any) -> list[Any] | None:
+        """Collect the objects of all ranks on rank 0; None on others."""
+        every = self.allgather(sendobj)
+        return every if self.rank == 0 else None
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        every: list[Any] = hvd.allgather_object(sendobj)
+        return every
+
+    def Barrier(self) -> None:  # noqa: N802
+        hvd.barrier()

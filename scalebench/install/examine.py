@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from scalebench.comm import slurm
 from scalebench.comm.engines import available
-from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.launchers import chosen, mpirun, srun
 from scalebench.comm.launchers.horovodrun import ADD_HOROVOD
-from scalebench.comm.launchers.mpirun import find as find_mpirun
-from scalebench.comm.mpi_match import ADD_MPI, REBUILD, library, mismatch
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
 from scalebench.launch.calibrating import measure_allreduce
@@ -133,16 +130,16 @@ def _torch() -> MachinePart:
 
 
 def _mpirun() -> MachinePart:
-    mpirun = find_mpirun()
-    if mpirun is None:
+    path = mpirun.find()
+    if path is None:
         return MachinePart(
-            "MPI", False, "no mpirun beside this Python or on PATH", ADD_MPI
+            "MPI", False, "no mpirun beside this Python or on PATH", mpirun.ADD_MPI
         )
-    output = machine_facts.output_of(str(mpirun), "--version")
+    output = machine_facts.output_of(str(path), "--version")
     found = re.search(r"\(?(Open MPI|Intel|MPICH|HYDRA)[^\n]*", output)
     name = found[0] if found else "does not run"
     return MachinePart(
-        "MPI", bool(output), f"{mpirun}: {name}", "" if output else ADD_MPI
+        "MPI", bool(output), f"{path}: {name}", "" if output else mpirun.ADD_MPI
     )
 
 
@@ -190,11 +187,15 @@ def _mpi4py() -> MachinePart:
     try:
         number = version("mpi4py")
     except PackageNotFoundError:
-        return MachinePart("mpi4py", False, "not installed", ADD_MPI)
-    mpirun = find_mpirun()
-    if not chosen().without_mpi and mpirun is not None and (reason := mismatch(mpirun)):
-        return MachinePart("mpi4py", False, f"{number}: {reason}", REBUILD)
-    named = library().partition(",")[0]
+        return MachinePart("mpi4py", False, "not installed", mpirun.ADD_MPI)
+    path = mpirun.find()
+    if (
+        not chosen().without_mpi
+        and path is not None
+        and (reason := mpirun.mismatch(path))
+    ):
+        return MachinePart("mpi4py", False, f"{number}: {reason}", mpirun.REBUILD)
+    named = mpirun.library().partition(",")[0]
     return MachinePart(
         "mpi4py",
         True,
@@ -256,7 +257,7 @@ def _slurm() -> MachinePart:
     output = machine_facts.output_of("sinfo", "--version")
     if output:
         job = os.environ.get("SLURM_JOB_ID")
-        pmix = "with PMIx" if slurm.has_pmix() else "without PMIx"
+        pmix = "with PMIx" if srun.has_pmix() else "without PMIx"
         return MachinePart(
             "Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else "")
         )

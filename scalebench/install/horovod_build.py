@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebench.comm.launchers.mpirun import ADD_MPI
 from scalebench.comm.launchers.mpirun import find as find_mpirun
-from scalebench.comm.mpi_match import ADD_MPI
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.records.lock import FILE, folder_lock
 from scalebench.study.spec import slug

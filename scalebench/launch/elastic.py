@@ -23,7 +23,7 @@ import psutil
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm import engines
-from scalebench.comm.launchers.choice import AUTO, VARIABLE, chosen, named, using
+from scalebench.comm.launchers import AUTO, VARIABLE, chosen, named, using
 from scalebench.errors import EngineError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch import processes

@@ -20,9 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scalebench.comm import engines, slurm
-from scalebench.comm.launchers.choice import chosen
-from scalebench.comm.mpi_match import AS_ROOT
+from scalebench.comm import engines
+from scalebench.comm.launchers import chosen, srun
+from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
 from scalebench.system import hardware
@@ -205,13 +205,13 @@ def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
     # mpirun prints the slots that it counts; srun prints none, and Slurm's variables
     # have them
-    slots = list(counted.values()) or slurm.slots()
+    slots = list(counted.values()) or srun.slots()
     given = (
         # counts of other hosts than those that answered say nothing of these
         slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
     )
     # a task that gets GPUs of its own sees none of the others on its host
-    share = slurm.gpus_per_task() if chosen().gpus_of_task else 0
+    share = srun.gpus_per_task() if chosen().gpus_of_task else 0
     return Allocation(
         tuple(
             Host(

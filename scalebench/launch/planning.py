@@ -10,7 +10,7 @@ from pathlib import Path
 from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.comm import engines
-from scalebench.comm.launchers.choice import using
+from scalebench.comm.launchers import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare, prepare_validation, with_checksum
 from scalebench.data.dataset import Dataset, open_dataset

@@ -16,9 +16,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scalebench.comm.launchers import chosen
 from scalebench.comm.launchers.base import Placement
-from scalebench.comm.launchers.choice import chosen
-from scalebench.comm.mpi_match import AS_ROOT
+from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
 from scalebench.native.job_files import HEARTBEATS
 from scalebench.records.provenance import TIMING, redact

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm import engines
-from scalebench.comm.launchers.choice import chosen
+from scalebench.comm.launchers import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop

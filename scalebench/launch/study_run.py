@@ -26,8 +26,8 @@ from scalebench.calibration.cost_sources import (
 )
 from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
-from scalebench.comm import engines, slurm
-from scalebench.comm.launchers.choice import using
+from scalebench.comm import engines
+from scalebench.comm.launchers import srun, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
 from scalebench.launch.calibrating import request_of
@@ -400,7 +400,7 @@ class StudyRun:
 
     def _job_is_ending(self) -> bool:
         """Return True if Slurm ends the job, and then begin no other run; it may have told the batch shell alone."""
-        if slurm.job_is_ending():
+        if srun.job_is_ending():
             self._interruption.end_with_job()
         return self._interruption.asked()
 

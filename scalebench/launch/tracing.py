@@ -11,7 +11,7 @@ from pathlib import Path
 from scalebench.calibration.charging import machine_for
 from scalebench.comm.engines import named
 from scalebench.comm.engines.tasks import TASKS
-from scalebench.comm.launchers.choice import using
+from scalebench.comm.launchers import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
 from scalebench.launch.calibrating import request_of

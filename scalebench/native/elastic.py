@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.comm.control import ObjectGroup
-from scalebench.comm.launchers.choice import named
+from scalebench.comm.launchers import named
 from scalebench.errors import RunError, in_one_line
 from scalebench.native.commits import Commits, FileCommits, MemoryCommits
 from scalebench.native.heartbeat import Heartbeat, Phase
@@ -64,7 +64,7 @@ def _under_horovodrun(job: Job, heart: Heartbeat, rank: int) -> None:
     import horovod.torch as hvd
     from horovod.common.elastic import ObjectState
 
-    from scalebench.comm.horovod_group import HorovodGroup
+    from scalebench.comm.horovod_communicator import HorovodGroup
 
     hvd.init()
 

@@ -17,8 +17,8 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from scalebench.cluster.mesh import Mesh
+from scalebench.comm.launchers import named
 from scalebench.comm.launchers.base import Launcher
-from scalebench.comm.launchers.choice import named
 from scalebench.native.heartbeat import Beat, Phase, is_stopped, read_heartbeats
 from scalebench.native.job_files import REFUSED, Death
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from scalebench.comm.control import Control
-from scalebench.comm.launchers.choice import named
-from scalebench.comm.mpi_match import apart
+from scalebench.comm.launchers import named
+from scalebench.comm.launchers.mpirun import apart
 from scalebench.errors import RunError, in_one_line
 from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
 from scalebench.native.job_files import (

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from scalebench.cli.main import main
 from scalebench.comm import engines
-from scalebench.comm.launchers import horovodrun
-from scalebench.comm.launchers.choice import using
+from scalebench.comm.launchers import horovodrun, using
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch.elastic import ElasticLaunch, elastic_runs

@@ -17,10 +17,9 @@ from typing import get_args
 import pytest
 
 from scalebench.cli.doctor import doctor
-from scalebench.comm import engines
-from scalebench.comm.launchers import choice, mpirun
+from scalebench.comm import engines, launchers
+from scalebench.comm.launchers import NAMES, chosen, mpirun, named, using
 from scalebench.comm.launchers.base import Placement, ReportedEnd
-from scalebench.comm.launchers.choice import NAMES, chosen, named, using
 from scalebench.errors import EngineError
 from scalebench.launch.processes import environment, launch_command
 from scalebench.notebook import run
@@ -150,7 +149,7 @@ def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
 
 @pytest.mark.parametrize("name", ["local", "torchrun"])
 def test_launchers_without_an_mpi_refuse_the_engines_that_need_one(name, monkeypatch):
-    monkeypatch.setenv(choice.VARIABLE, name)
+    monkeypatch.setenv(launchers.VARIABLE, name)
     if mpirun.find() is not None:
         assert (
             f"{name} starts no ranks of an MPI; use --launcher mpirun"
@@ -164,31 +163,31 @@ def test_launchers_without_an_mpi_refuse_the_engines_that_need_one(name, monkeyp
 
 
 def test_the_launcher_of_a_study_is_used_unless_the_command_names_one(monkeypatch):
-    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    monkeypatch.delenv(launchers.VARIABLE, raising=False)
     with using("torchrun"):
         assert chosen().name == "torchrun"
-    assert choice.VARIABLE not in os.environ
+    assert launchers.VARIABLE not in os.environ
     for stated in ("auto", ""):
-        monkeypatch.setenv(choice.VARIABLE, stated)
+        monkeypatch.setenv(launchers.VARIABLE, stated)
         with using("local"):
             assert chosen().name == "local"
-        assert os.environ[choice.VARIABLE] == stated
-    monkeypatch.setenv(choice.VARIABLE, "mpirun")
+        assert os.environ[launchers.VARIABLE] == stated
+    monkeypatch.setenv(launchers.VARIABLE, "mpirun")
     with using("local"):
         assert chosen().name == "mpirun"
 
 
 def test_studies_and_commands_can_name_every_launcher():
     assert set(get_args(Study.model_fields["launcher"].annotation)) == {
-        choice.AUTO,
+        launchers.AUTO,
         *NAMES,
     }
     (option,) = [each for each in doctor.params if each.name == "launcher"]
-    assert set(option.type.choices) == {choice.AUTO, *NAMES}
+    assert set(option.type.choices) == {launchers.AUTO, *NAMES}
 
 
 def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
-    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    monkeypatch.delenv(launchers.VARIABLE, raising=False)
     if reason := engines.available("gloo"):
         pytest.skip(reason)
     keys = {
@@ -204,7 +203,7 @@ def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
     )
     assert list(found.completed["launcher"]) == ["local"]
     assert load_study(tmp_path / "started" / "study.yaml", {}, []).launcher == "local"
-    assert choice.VARIABLE not in os.environ
+    assert launchers.VARIABLE not in os.environ
 
 
 def until(holds):

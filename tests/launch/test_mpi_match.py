@@ -11,7 +11,7 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm import engines
 from scalebench.comm.launchers import mpirun
-from scalebench.comm.mpi_match import mismatch
+from scalebench.comm.launchers.mpirun import mismatch
 from scalebench.errors import EngineError
 from scalebench.launch.planning import prepare_study
 from scalebench.launch.real_runs import RealRuns
@@ -59,7 +59,7 @@ def test_an_mpirun_of_another_mpi_is_refused_with_what_to_do(alone):
 
 
 def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_path):
-    from scalebench.comm.mpi_match import library
+    from scalebench.comm.launchers.mpirun import library
 
     alone(library())
     study = Study(

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from scalebench.comm import engines, slurm
+from scalebench.comm import engines
+from scalebench.comm.launchers import srun
 from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, sweep
 from scalebench.launch.hosts import Allocation
@@ -206,6 +207,6 @@ def test_nodes_that_were_asked_for_have_the_stated_cores_and_gpus(monkeypatch):
 def test_srun_is_available_for_a_job_that_is_not_here(monkeypatch):
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "srun")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: "/usr/bin/srun")
+    monkeypatch.setattr(srun.shutil, "which", lambda name: "/usr/bin/srun")
     assert "inside a job only" in engines.available("gloo")
     assert engines.available("gloo", here=False) is None

@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from scalebench.comm import engines, slurm
-from scalebench.comm.launchers import mpirun
-from scalebench.comm.launchers.choice import chosen
+from scalebench.comm import engines
+from scalebench.comm.launchers import chosen, mpirun, srun
 from scalebench.comm.launchers.srun import Srun
 from scalebench.errors import EngineError
 from scalebench.launch import processes
@@ -68,10 +67,10 @@ def test_mpi_and_horovod_are_refused_without_pmix_and_gloo_is_not(job):
     for engine in ("mpi", "horovod"):
         assert "Slurm here has no PMIx" in engines.available(engine)
         assert "--engine gloo" in engines.available(engine)
-    slurm._names_pmix.cache_clear()
+    srun._names_pmix.cache_clear()
     (job / "plugins").write_text("MPI plugin types are...\n\tpmix\n\tnone\n")
     assert engines.available("mpi") is None
-    slurm._names_pmix.cache_clear()
+    srun._names_pmix.cache_clear()
 
 
 def test_srun_starts_ranks_in_a_job_alone(job, monkeypatch):
@@ -96,15 +95,15 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
 
 def test_slots_are_the_tasks_of_each_node(monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3),1")
-    assert slurm.slots() == [2, 2, 2, 1]
+    assert srun.slots() == [2, 2, 2, 1]
     monkeypatch.delenv("SLURM_TASKS_PER_NODE")
-    assert slurm.slots() == []
+    assert srun.slots() == []
 
 
 def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
     for stated, count in {"2": 2, "a100:4": 4, "": 0}.items():
         monkeypatch.setenv("SLURM_GPUS_PER_TASK", stated)
-        assert slurm.gpus_per_task() == count
+        assert srun.gpus_per_task() == count
 
 
 def test_what_the_batch_script_asked_for_does_not_contradict_the_command():
@@ -148,7 +147,7 @@ def test_the_task_that_ended_first_is_named(tmp_path, line, error):
 def test_job_that_is_ending_is_known_by_its_state(job, answer, ending):
     (job / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
     (job / "squeue").chmod(0o755)
-    assert slurm.job_is_ending() is ending
+    assert srun.job_is_ending() is ending
 
 
 def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkeypatch):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from scalebench.comm.base import Capability
-from scalebench.comm.launchers.choice import chosen
-from scalebench.comm.mpi_match import ADD_MPI
+from scalebench.comm.launchers import chosen
+from scalebench.comm.launchers.mpirun import ADD_MPI
 from scalebench.errors import EngineError
 
 if TYPE_CHECKING:

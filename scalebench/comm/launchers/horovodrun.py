@@ -19,7 +19,6 @@ from pathlib import Path
 
 from scalebench.comm.launchers import mpirun
 from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
-from scalebench.comm.mpi_match import mismatch
 from scalebench.errors import EngineError
 
 ADD_HOROVOD = "scalebench install horovod"
@@ -51,7 +50,7 @@ class Horovodrun(Launcher):
                 f"no horovodrun beside {sys.executable} or on PATH; add it with: {ADD_HOROVOD}, "
                 "or use --launcher mpirun"
             )
-        return mismatch(path) if by_mpi else None
+        return mpirun.mismatch(path) if by_mpi else None
 
     def serves(self) -> str:
         return "all engines, on this host"
@@ -90,6 +89,9 @@ class Horovodrun(Launcher):
         for died in _DIED.finditer(output):
             code = int(died[2])
             yield ReportedEnd(int(died[1]), code - 128 if code > 128 else None)
+
+
+LAUNCHER = Horovodrun()
 
 
 def _elastic(ranks: int, restarts: int) -> list[str]:

@@ -57,6 +57,9 @@ class Local(Launcher):
             yield ReportedEnd(int(ended[1]), int(ended[2]) if ended[2] else None)
 
 
+LAUNCHER = Local()
+
+
 def start(ranks: int, width: int, program: Sequence[str]) -> int:
     """Start `program` as so many ranks, bound to `width` cores each unless 0; return 0 once all have ended well.
 

@@ -63,3 +63,6 @@ class Torchrun(Launcher):
         for failed in _FAILED.finditer(output):
             code = int(failed[1])
             yield ReportedEnd(int(failed[2]), -code if code < 0 else None)
+
+
+LAUNCHER = Torchrun()

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from scalebench.comm.launchers.choice import named
+from scalebench.comm.launchers import named
 from scalebench.system.parent_watch import end_with_launcher
 
 end_with_launcher()
