@@ -20,8 +20,7 @@ from scalebench.errors import RunError, in_one_line
 from scalebench.native.commits import Commits, FileCommits, MemoryCommits
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines
-from scalebench.native.rank import collect_garbage
-from scalebench.native.rendezvous import meet
+from scalebench.native.rank import collect_garbage, meet
 from scalebench.native.session import Session
 from scalebench.system.parent_watch import end_with_launcher
 

@@ -3,28 +3,33 @@
 Runs follow in the job's order. The first W ranks work on a run of W workers, and a
 strategy's servers are the ranks after them; the others sleep until it is over, for a
 spinning rank would take a core from those that compute. Rank 0 gathers the meters and
-tells the launcher.
+tells the launcher. Ranks of a launch that no MPI joins find rank 0 by a file in the
+folder of the launch (`meet`).
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import json
 import os
 import platform
+import secrets
 import signal
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from scalebench.comm.control import Control
+from scalebench.comm import torch_dist
+from scalebench.comm.control import Control, StoreGroup
 from scalebench.comm.launchers import named
 from scalebench.comm.launchers.mpirun import apart
-from scalebench.errors import RunError, in_one_line
+from scalebench.errors import EngineError, RunError, in_one_line
 from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
 from scalebench.native.job_files import (
     REFUSED,
@@ -34,7 +39,6 @@ from scalebench.native.job_files import (
     keep_nodes,
     server_ranks,
 )
-from scalebench.native.rendezvous import meet
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_launcher
@@ -45,6 +49,9 @@ from scalebench.training.reference_step import Gauge
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+RENDEZVOUS = "rendezvous.json"
+_FOREVER = timedelta(days=365)  # a run's limit is the launching command's to keep
+_LOOK_S = 0.05
 _LEAVING_S = 30  # the launcher has given up by then
 _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a core
 
@@ -117,6 +124,67 @@ def _leave(heart: Heartbeat) -> None:
         time.sleep(_NAP)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LEAVING_S)
+
+
+def meet(
+    folder: Path, heart: Heartbeat, rank: int, size: int, *, one_node: bool = False
+) -> StoreGroup:
+    """Connect the `size` ranks of a launch, whose files lie in `folder`; `one_node`: all are known to be on one.
+
+    Raises:
+        EngineError: no address of rank 0's host can be reached from here, or rank 0 cannot listen at MASTER_PORT.
+    """
+    stated, port = (
+        os.environ.get("MASTER_ADDR"),
+        int(os.environ.get("MASTER_PORT") or 0),
+    )
+    heart.wait_for(0 if rank else None)
+    path = folder / RENDEZVOUS
+    if rank == 0:
+        address = torch_dist.listening_address(one_node=one_node)
+        try:
+            store = torch_dist.listen(address, port, _FOREVER)
+        except OSError as error:
+            raise EngineError(
+                f"cannot listen at port {port} of {address or platform.node()}: {os.strerror(error.errno or 0)}; set "
+                "MASTER_PORT to a free one, or to nothing for one that the system chooses"
+            ) from None
+        addresses = (
+            [address]
+            if address
+            else [stated]
+            if stated
+            else list(torch_dist.own_addresses())
+        )
+        told: dict[str, Any] = {
+            "host": platform.node(),
+            "port": store.port,
+            "addresses": addresses,
+        }
+        told["on_all"] = not address
+        told["key"] = secrets.token_hex()
+        _write_for_this_user(path, json.dumps(told))
+    else:
+        while not path.exists():
+            time.sleep(_LOOK_S)
+        told = json.loads(path.read_text())
+        is_here = told["host"] == platform.node()
+        addresses = (
+            [torch_dist.LOOPBACK] if is_here and told["on_all"] else told["addresses"]
+        )
+        address = torch_dist.first_answering(addresses, told["port"], told["host"])[0]
+        store = torch_dist.STORE(address, told["port"], timeout=_FOREVER)
+    heart.wait_for(None)
+    world = StoreGroup(store, bytes.fromhex(told["key"]), range(size), rank)
+    world.Barrier()
+    return world
+
+
+def _write_for_this_user(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o600, exist_ok=False)
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def contact(world: MPI.Comm, heart: Heartbeat) -> None:

@@ -25,27 +25,10 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import ClusterError, DivergedError, EngineError
+from scalebench.native import sensors, timeline
 from scalebench.native.commits import Commits
-from scalebench.native.energy import Joules, Meter, total
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import Job
-from scalebench.native.laps import (
-    ClockOffset,
-    TracedClock,
-    TracedPacedClock,
-    align,
-    clock_offsets,
-)
-from scalebench.native.nvml import Gpu, GpuClocks
-from scalebench.native.processor import (
-    Cores,
-    device_name,
-    forget_peak_memory,
-    gpu_name,
-    peak_memory,
-    require_gpus_of_their_own,
-)
-from scalebench.native.waiting import Waits, bubbles, by_epoch, waits
 from scalebench.records.provenance import host_hash
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -116,7 +99,7 @@ class Session:
         seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
-        forget_peak_memory(self.device)
+        sensors.forget_peak_memory(self.device)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
@@ -166,7 +149,7 @@ class Session:
             clock.attach(
                 replica.model, waits_in_backward=not strategy.traits.split_is_measured
             )
-        offsets = clock_offsets(self.mpi) if self.nodes > 1 else None
+        offsets = timeline.clock_offsets(self.mpi) if self.nodes > 1 else None
         try:
             report, ends, energy = self._measure(replica, strategy, clock)
         except DivergedError as error:
@@ -179,7 +162,7 @@ class Session:
         verdict = evaluate(replica, strategy, dataset)
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
-        report.peak_rss_mib, report.peak_device_mib = peak_memory(self.device)
+        report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
         told = self._close(opened)
         shares = self.mpi.gather(
             _Share(report, verdict.evaluations, events, ends, others, energy)
@@ -195,14 +178,14 @@ class Session:
         strategy: Strategy,
         shares: Sequence[_Share],
         told: list[Any],
-        offsets: Sequence[ClockOffset] | None,
+        offsets: Sequence[timeline.ClockOffset] | None,
         eval_s: float,
         facts: RunFacts,
     ) -> Outcome:
         """Join the `shares` of all workers, and the waiting times that follow from all of them."""
         waited = None
         if strategy.traits.split_is_measured and self.nodes == 1:
-            waited = waits(
+            waited = timeline.waits(
                 [share.events for share in shares], [meter for meter, _ in told]
             )
         _set_offsets(shares, offsets)
@@ -216,7 +199,7 @@ class Session:
             self.run.run_id, "completed", "", reports, found, eval_s, facts
         )
         if self.run.trace:
-            align(
+            timeline.align(
                 outcome,
                 waited,
                 [busy for _, busy in told] if self.nodes == 1 else (),
@@ -226,7 +209,7 @@ class Session:
 
     def _measure(
         self, replica: Replica, strategy: Strategy, clock: WallClock
-    ) -> tuple[WorkerReport, list[float], Joules]:
+    ) -> tuple[WorkerReport, list[float], sensors.Joules]:
         """Train: return the report of this worker, the ends of its epochs, and its node's or device's energy.
 
         Raises:
@@ -234,8 +217,8 @@ class Session:
         """
         ends: list[float] = []
         gpu = self._gpu()
-        meter, before = self._meter(gpu), Cores.now()
-        clocks = GpuClocks(gpu) if gpu is not None else None
+        meter, before = self._meter(gpu), sensors.Cores.now()
+        clocks = sensors.GpuClocks(gpu) if gpu is not None else None
 
         def on_begin() -> None:
             nonlocal before
@@ -244,7 +227,7 @@ class Session:
             if isinstance(clock, PacedClock):
                 clock.agree(self.mpi.allgather(clock.step_time))
             gc.collect()  # after what setting up has imported, or it is due in training
-            before = Cores.now()
+            before = sensors.Cores.now()
             if clocks is not None:
                 clocks.begin()
             meter.begin()
@@ -269,10 +252,10 @@ class Session:
             on_begin=on_begin,
             on_epoch=on_epoch,
         )
-        if isinstance(clock, TracedClock):
+        if isinstance(clock, timeline.TracedClock):
             report.laps = clock.laps
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
-        _set_cores(report, before, Cores.now())
+        _set_cores(report, before, sensors.Cores.now())
         if clocks is not None:
             clocks.end()
             report.gpu_mhz_before, report.gpu_mhz_after = (
@@ -291,7 +274,7 @@ class Session:
         shares: Sequence[_Share],
     ) -> RunFacts:
         """Return what is one for all workers of the run, from what each of them has told."""
-        energy_j, energy_source = total([share.energy for share in shares]) or (
+        energy_j, energy_source = sensors.total([share.energy for share in shares]) or (
             None,
             None,
         )
@@ -301,7 +284,7 @@ class Session:
             parameters=parameters,
             nodes=self.nodes,
             workers_per_node=self.workers_per_node,
-            device=device_name(self.device),
+            device=sensors.device_name(self.device),
             gpus=self.run.workers if self.device.type == "cuda" else None,
             launcher=self.job.launcher,
             binding=self.job.binding,
@@ -323,16 +306,16 @@ class Session:
             return None
         return BackgroundLoad(taken_by(self._family), of=self._family[0])
 
-    def _gpu(self) -> Gpu | None:
+    def _gpu(self) -> sensors.Gpu | None:
         """The GPU of this worker as its driver knows it; None without one, and in a paced run, which sleeps."""
         if self.run.execution != "native" or self.device.type != "cuda":
             return None
-        return Gpu(gpu_name(self.device))
+        return sensors.Gpu(sensors.gpu_name(self.device))
 
-    def _meter(self, gpu: Gpu | None) -> Meter:
+    def _meter(self, gpu: sensors.Gpu | None) -> sensors.Meter:
         """The energy meter; without counters in a paced run, which sleeps while a device would work."""
         counts = self.run.execution == "native"
-        return Meter(
+        return sensors.Meter(
             first_on_node=counts and self.local_rank == 0,
             first=counts and self.mpi.rank == 0,
             gpu=gpu,
@@ -370,7 +353,9 @@ class Session:
                 )
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
-            require_gpus_of_their_own(self.mpi.allgather(gpu_name(device)))
+            sensors.require_gpus_of_their_own(
+                self.mpi.allgather(sensors.gpu_name(device))
+            )
             return device
         return torch.device("cpu")
 
@@ -386,8 +371,8 @@ class Session:
         else:
             synchronise = beat
         if self.run.execution != "paced":
-            return (TracedClock if self.run.trace else WallClock)(synchronise)
-        paced = TracedPacedClock if self.run.trace else PacedClock
+            return (timeline.TracedClock if self.run.trace else WallClock)(synchronise)
+        paced = timeline.TracedPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
         target, samples = _pace(self.run)
         return paced(
@@ -407,7 +392,7 @@ class _Share(NamedTuple):
     events: EventLog
     ends: list[float]
     others_load: float | None
-    energy: Joules
+    energy: sensors.Joules
 
 
 class _Opened:
@@ -448,7 +433,9 @@ class _Opened:
             each.close()
 
 
-def _set_waiting(shares: Sequence[_Share], waited: Sequence[Waits] | None) -> None:
+def _set_waiting(
+    shares: Sequence[_Share], waited: Sequence[timeline.Waits] | None
+) -> None:
     """Set the waiting times, and the bubbles of pipelines, in the reports of `shares`; None if they are unknown."""
     for worker, share in enumerate(shares):
         report = share.report
@@ -456,7 +443,7 @@ def _set_waiting(shares: Sequence[_Share], waited: Sequence[Waits] | None) -> No
             float(np.diff(waited[worker]).sum()) if waited is not None else None
         )
         of_epochs = (
-            by_epoch(waited[worker], share.ends)
+            timeline.by_epoch(waited[worker], share.ends)
             if waited is not None
             else [None] * len(report.epochs)
         )
@@ -464,12 +451,14 @@ def _set_waiting(shares: Sequence[_Share], waited: Sequence[Waits] | None) -> No
             epoch.wait_s = seconds
     if waited is not None:
         for share, seconds in zip(
-            shares, bubbles([share.events for share in shares]), strict=True
+            shares, timeline.bubbles([share.events for share in shares]), strict=True
         ):
             share.report.bubble_s = seconds
 
 
-def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
+def _set_cores(
+    report: WorkerReport, before: sensors.Cores, after: sensors.Cores
+) -> None:
     """Set the place of a worker in its `report`, and how its cores were clocked before and after training."""
     report.node = host_hash()
     report.cores = core_list(after.usable)
@@ -478,7 +467,7 @@ def _set_cores(report: WorkerReport, before: Cores, after: Cores) -> None:
 
 
 def _set_offsets(
-    shares: Sequence[_Share], offsets: Sequence[ClockOffset] | None
+    shares: Sequence[_Share], offsets: Sequence[timeline.ClockOffset] | None
 ) -> None:
     """Set the clock offsets in the reports; None are known where all workers have the clock of one node."""
     for share, offset in zip(shares, offsets or (), strict=False):

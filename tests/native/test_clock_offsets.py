@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scalebench.native.laps import ClockOffset, align, clock_offsets
+from scalebench.native.timeline import ClockOffset, align, clock_offsets
 from scalebench.training.outcome import Lap, Outcome, WorkerReport
 from tests.comm.test_control import on_each
 

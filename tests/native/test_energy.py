@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from scalebench.comm import engines
-from scalebench.native.energy import (
+from scalebench.native.sensors import (
+    Gpu,
     Meter,
     SlurmCounter,
     nvml,
@@ -16,22 +17,21 @@ from scalebench.native.energy import (
     slurm_joules,
     total,
 )
-from scalebench.native.nvml import Gpu
 
 STRATEGY = """
 from pathlib import Path
 
-from scalebench.native import energy
+from scalebench.native import sensors
 from scalebench.strategies.epoch_average import EpochAverage
 
-energy.POWERCAP = Path("powercap").absolute()
+sensors.POWERCAP = Path("powercap").absolute()
 
 class Taking(EpochAverage):
     name = summary = source = "takes 3 J an epoch"
 
     def train_epoch(self, worker, epoch):
         super().train_epoch(worker, epoch)
-        if worker.rank == 0 and (counter := energy.POWERCAP / "intel-rapl:0" / "energy_uj").exists():
+        if worker.rank == 0 and (counter := sensors.POWERCAP / "intel-rapl:0" / "energy_uj").exists():
             counter.write_text(str(int(counter.read_text()) + 3_000_000))
 """
 

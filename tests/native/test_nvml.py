@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from scalebench.native.nvml import Gpu, GpuClocks
+from scalebench.native.sensors import Gpu, GpuClocks
 
 
 def test_clock_rates_and_reasons_of_a_run_are_kept(nvml_library):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from scalebench.errors import EngineError
-from scalebench.native.processor import (
+from scalebench.native.sensors import (
     Cores,
     clock_rate,
     require_gpus_of_their_own,

@@ -12,7 +12,7 @@ from scalebench.comm.engines.base import Place
 from scalebench.comm.torch_dist import listening_address, own_addresses
 from scalebench.errors import EngineError
 from scalebench.native.heartbeat import Heartbeat, create_heartbeats
-from scalebench.native.rendezvous import meet
+from scalebench.native.rank import meet
 from scalebench.system.clock import WallClock
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.comm.base import ACTIVATIONS
 from scalebench.comm.counters import EventLog
-from scalebench.native.laps import parted
-from scalebench.native.waiting import bubbles, by_epoch, waits
+from scalebench.native.timeline import bubbles, by_epoch, parted, waits
 from scalebench.training.outcome import Lap
 
 MOMENTS = st.lists(
