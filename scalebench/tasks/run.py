@@ -28,7 +28,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
 from scalebench.system.clock import Task, WallClock
-from scalebench.tasks.backends import BACKENDS, Backend
+from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
 from scalebench.tasks.block import (
     RESET,
     Failed,
@@ -39,7 +39,6 @@ from scalebench.tasks.block import (
     prepare,
     train_block,
 )
-from scalebench.tasks.process import DeadWorkerError
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
 from scalebench.training.outcome import Lap, Outcome, RunFacts, WorkerReport

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from scalebench.errors import EngineError, RunError
-from scalebench.tasks.process import DeadWorkerError, TaskProcess
+from scalebench.tasks.backends import DeadWorkerError, TaskProcess
 
 
 @pytest.fixture
