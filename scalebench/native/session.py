@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import ClusterError, DivergedError, EngineError
 from scalebench.native import sensors, timeline
-from scalebench.native.commits import Commits
 from scalebench.native.heartbeat import Heartbeat, Phase
 from scalebench.native.job_files import Job
 from scalebench.records.provenance import host_hash
@@ -49,6 +48,16 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from scalebench.comm.server import OneSidedState, RankServer
+
+
+class Commits(Protocol):
+    """What an elastic run goes on from, kept at the end of its epochs."""
+
+    def resume(self, replica: Replica) -> None:
+        """Give `replica` the last committed state, if there is one, and say that training begins. Collective."""
+
+    def commit(self, replica: Replica, epoch: int, *, agreed: bool) -> None:
+        """Keep the state of `replica` at the end of `epoch`, if possible; `agreed`: replicas are equal. Collective."""
 
 
 class Session:
