@@ -21,22 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from scalebench.calibration import cost_sources
 from scalebench.calibration.calibration_file import (
     THIS_MACHINE,
     Calibration,
     read_calibration,
-)
-from scalebench.calibration.cost_sources import (
-    Given,
-    Kept,
-    KeptSteps,
-    Measured,
-    Place,
-    Request,
-    Source,
-    Stated,
-    choose_source,
-    notes_on,
 )
 from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
@@ -90,7 +79,7 @@ _Found = dict[str, list[tuple[int, float]]]
 
 
 def machine_for(
-    request: Request,
+    request: cost_sources.Request,
     folder: Path,
     *,
     charged: bool = False,
@@ -103,8 +92,8 @@ def machine_for(
         ClusterError, ResultsError: as `choose_source`.
         DisturbedError: other programs disturbed what is required to be quiet.
     """
-    source = choose_source(request, folder, charged=charged, anew=anew)
-    for text in notes_on(source, request):
+    source = cost_sources.choose_source(request, folder, charged=charged, anew=anew)
+    for text in cost_sources.notes_on(source, request):
         note(text)
     machine = machine_of(
         _obtained(source, request, folder / CALIBRATION, note), request
@@ -117,7 +106,9 @@ def machine_for(
     return machine
 
 
-def machine_of(calibration: Calibration | None, request: Request) -> Machine:
+def machine_of(
+    calibration: Calibration | None, request: cost_sources.Request
+) -> Machine:
     """Return what charges the runs of `request`: `calibration`, and steps that the study or its cluster states."""
     engines = _completed(
         EngineCosts() if calibration is None else calibration.engines, request
@@ -141,14 +132,14 @@ def machine_of(calibration: Calibration | None, request: Request) -> Machine:
     )
 
 
-def _completed(engines: EngineCosts, request: Request) -> EngineCosts:
+def _completed(engines: EngineCosts, request: cost_sources.Request) -> EngineCosts:
     """Return `engines` with the typical cost of tasks where these charge runs and were not measured."""
     if engines.has(TASKS) or all(carrier(run) != TASKS for run in request.runs):
         return engines
     return with_typical_cost(engines, request.study.tasks.backend)
 
 
-def _stated_steps(request: Request) -> StepTable:
+def _stated_steps(request: cost_sources.Request) -> StepTable:
     study = request.study
     layers = layers_of(study.model)
     seconds = study.device_step_time
@@ -160,24 +151,24 @@ def _stated_steps(request: Request) -> StepTable:
 
 
 def _obtained(
-    source: Source, request: Request, path: Path, note: Note
+    source: cost_sources.Source, request: cost_sources.Request, path: Path, note: Note
 ) -> Calibration | None:
     """Return the calibration of `source`, measured as far as need be and written to `path`; None if all is stated."""
     match source:
-        case Stated():
+        case cost_sources.Stated():
             return None
-        case Given():
+        case cost_sources.Given():
             _copy(source, request, path)
             return source.calibration
         # what is measured here does not belong beside it
-        case Kept(place=Place.ANOTHER_MACHINE):
+        case cost_sources.Kept(place=cost_sources.Place.ANOTHER_MACHINE):
             return source.calibration
-        case Kept(place=Place.FOLDER):
+        case cost_sources.Kept(place=cost_sources.Place.FOLDER):
             calibration = source.calibration
-        case Kept():
+        case cost_sources.Kept():
             calibration = _with_engines_of_now(source.calibration, request, note)
             calibration.save(path)
-        case Measured():
+        case cost_sources.Measured():
             calibration = _measured(
                 request,
                 request.sizes(),
@@ -193,7 +184,9 @@ def _obtained(
     )
 
 
-def _copy(source: Given, request: Request, path: Path) -> None:
+def _copy(
+    source: cost_sources.Given, request: cost_sources.Request, path: Path
+) -> None:
     """Write the given file to `path`, with paths as in study.yaml; only its engines, where the study states steps."""
     if request.states_steps:
         source.calibration.save(path)
@@ -208,10 +201,12 @@ def _copy(source: Given, request: Request, path: Path) -> None:
 
 
 def _with_engines_of_now(
-    earlier: Calibration, request: Request, note: Note
+    earlier: Calibration, request: cost_sources.Request, note: Note
 ) -> Calibration:
     """Return what an earlier study measured at the speed of now, with the engines' costs."""
-    found = KeptSteps(request.key, request.runs[0]).at_speed_of_now(earlier)
+    found = cost_sources.KeptSteps(request.key, request.runs[0]).at_speed_of_now(
+        earlier
+    )
     assert found.reference_s is not None
     return found.model_copy(
         update={"engines": _engines_of(request, note).at(found.reference_s)}
@@ -219,7 +214,10 @@ def _with_engines_of_now(
 
 
 def calibrate(
-    request: Request, path: Path, batches: Iterable[int], note: Note = lambda _: None
+    request: cost_sources.Request,
+    path: Path,
+    batches: Iterable[int],
+    note: Note = lambda _: None,
 ) -> Calibration:
     """Measure what the calibration at `path` lacks for the model of `request` at the sizes `batches`; save it there.
 
@@ -257,7 +255,7 @@ def calibrate(
 
 
 def _measured(
-    request: Request,
+    request: cost_sources.Request,
     sizes: Iterable[int],
     before: Calibration | None,
     seconds: float,
@@ -307,11 +305,11 @@ def _measured(
             else _engines_of(request, note).at(reference_s),
             reference_s=reference_s,
         )
-    KeptSteps(found.key, example).keep(found)
+    cost_sources.KeptSteps(found.key, example).keep(found)
     return found
 
 
-def _engines_of(request: Request, note: Note) -> EngineCosts:
+def _engines_of(request: cost_sources.Request, note: Note) -> EngineCosts:
     """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
 
     A cluster with links of its own is charged by these.
@@ -336,7 +334,7 @@ def _engines_of(request: Request, note: Note) -> EngineCosts:
 
 
 def _with_operations(
-    kept: Calibration, request: Request, path: Path, note: Note
+    kept: Calibration, request: cost_sources.Request, path: Path, note: Note
 ) -> Calibration:
     """Add the operations of those strategies that `kept` lacks, measured now; of GPUs none, with a note."""
     lacking = request.without_operations(kept)
@@ -364,7 +362,7 @@ def _with_operations(
         keepable = {
             name: times for name, times in completed.operations.items() if name in own
         }
-        KeptSteps(kept.key, request.runs[0]).keep(
+        cost_sources.KeptSteps(kept.key, request.runs[0]).keep(
             completed.model_copy(update={"operations": keepable})
         )
     return completed

@@ -15,13 +15,7 @@ from torch.nn import functional
 
 from scalebench.cluster.device import Device
 from scalebench.formatting import counted
-from scalebench.pricing.kernel_model import (
-    PASSES,
-    Array,
-    KernelModel,
-    KernelNet,
-    fit_net,
-)
+from scalebench.pricing import kernel_model
 
 _MOST_FLOPS = 2e9  # of a measured product
 _LARGEST = 24  # log2 of the elements of a measured tensor
@@ -31,17 +25,21 @@ _LEAST = 25  # kernels of each kind, whatever the time
 Kernel = tuple[Callable[..., Tensor], list[Tensor], tuple[int, ...]]
 
 
-def measure_kernel_model(seconds: float = 60.0, seed: int = 0) -> KernelModel:
+def measure_kernel_model(
+    seconds: float = 60.0, seed: int = 0
+) -> kernel_model.KernelModel:
     """Return a kernel model of this machine in float32, measured for about `seconds` with torch's number of threads."""
-    nets: dict[tuple[str, str], KernelNet] = {}
+    nets: dict[tuple[str, str], kernel_model.KernelNet] = {}
     for kind, (sizes, times) in measure_kernels(seconds, seed).items():
-        for column, part in enumerate(PASSES):
-            nets[kind, part] = fit_net(sizes, times[:, column], seed)
+        for column, part in enumerate(kernel_model.PASSES):
+            nets[kind, part] = kernel_model.fit_net(sizes, times[:, column], seed)
     machine = f"{platform.node()}, {counted(torch.get_num_threads(), 'thread')}"
-    return KernelModel(machine, "float32", nets, measure_device())
+    return kernel_model.KernelModel(machine, "float32", nets, measure_device())
 
 
-def measure_kernels(seconds: float, seed: int = 0) -> dict[str, tuple[Array, Array]]:
+def measure_kernels(
+    seconds: float, seed: int = 0
+) -> dict[str, tuple[kernel_model.Array, kernel_model.Array]]:
     """Return (sizes, seconds of the forward and the backward pass) of random kernels by kind.
 
     A time is the least of a few, as other programs only add to it; of one thread it is

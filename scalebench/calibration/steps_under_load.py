@@ -29,18 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.calibration import step_windows
 from scalebench.calibration.quiet_rounds import are_enough
-from scalebench.calibration.step_windows import (
-    FEWEST_ROUNDS,
-    Rounds,
-    SecondsGauge,
-    StepWindows,
-    bounded,
-    layer_shares,
-    release_shares,
-    single_replica,
-    take_steps,
-)
 from scalebench.errors import DisturbedError, RunError
 from scalebench.formatting import counted
 from scalebench.pricing.machine import BatchTimes, StepTable, loads_up_to
@@ -112,7 +102,7 @@ def measure_windows(
     loads: list[int],
     seconds: float,
     device: str = "cpu",
-) -> tuple[list[StepWindows], float | None]:
+) -> tuple[list[step_windows.StepWindows], float | None]:
     """Return the windows of all processes, batch sizes and `loads`, and the share of the cores that others took.
 
     Raises:
@@ -141,7 +131,7 @@ def measure_windows(
     with signals_blocked():
         for process in processes:
             process.start()
-    found: list[StepWindows] = []
+    found: list[step_windows.StepWindows] = []
     spent: dict[int, float] = {}  # processor seconds of each measuring process
     # after the imports of the forkserver
     background = BackgroundLoad(lambda: own_s() + sum(spent.values()))
@@ -162,7 +152,7 @@ def measure_windows(
 
 def _next_of(
     results: Any, processes: Sequence[BaseProcess]
-) -> tuple[StepWindows, int, float]:
+) -> tuple[step_windows.StepWindows, int, float]:
     """Return the next windows, of which process, and the processor seconds that it has spent."""
     while results.empty():
         # Without a look at them, a process that died would be waited for without end.
@@ -171,7 +161,7 @@ def _next_of(
                 "calibration: a measuring process ended before its time; see its message above"
             )
         time.sleep(0.005)
-    found: tuple[StepWindows, int, float] = results.get()
+    found: tuple[step_windows.StepWindows, int, float] = results.get()
     return found
 
 
@@ -234,18 +224,18 @@ def _measure(
     on = torch.device(device, index) if device == "cuda" else torch.device(device)
     if on.type == "cuda":
         torch.cuda.set_device(on)
-    gauge = Gauge() if on.type == "cpu" else SecondsGauge()
+    gauge = Gauge() if on.type == "cpu" else step_windows.SecondsGauge()
     for size in sizes:  # one replica at a time, for memory
-        replica = single_replica(run, dataset, size, on)
-        take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
-        release = release_shares(replica) if index == 0 else []
-        layers = layer_shares(replica) if index == 0 else []
+        replica = step_windows.single_replica(run, dataset, size, on)
+        step_windows.take_steps(replica, step_windows.bounded(*_WARM_UP, _WARM_UP_S))
+        release = step_windows.release_shares(replica) if index == 0 else []
+        layers = step_windows.layer_shares(replica) if index == 0 else []
         for load in loads:
             replica.reset()
             gc.collect()
-            windows = Rounds(replica, gauge, index, load, barrier, going).run(
-                size, release, each_s
-            )
+            windows = step_windows.Rounds(
+                replica, gauge, index, load, barrier, going
+            ).run(size, release, each_s)
             if windows is not None:
                 results.put(
                     (windows._replace(layers=layers), index, time.process_time())
@@ -262,7 +252,7 @@ class MeasuredTables(NamedTuple):
 
 
 def step_tables(
-    found: list[StepWindows],
+    found: list[step_windows.StepWindows],
     loads: list[int],
     others: float | None,
     *,
@@ -297,13 +287,13 @@ def step_tables(
     return MeasuredTables(tables, reference_s, imprecise)
 
 
-def _lacking(found: list[StepWindows], load: int) -> str:
+def _lacking(found: list[step_windows.StepWindows], load: int) -> str:
     """Name a batch size without enough undisturbed windows; empty if there is none."""
     for size in sorted({windows.size for windows in found}):
         undisturbed = sum(
             int(windows.undisturbed.sum()) for windows in found if windows.size == size
         )
-        if not are_enough(undisturbed, FEWEST_ROUNDS * load):
+        if not are_enough(undisturbed, step_windows.FEWEST_ROUNDS * load):
             beside = (
                 f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
             )
@@ -311,7 +301,9 @@ def _lacking(found: list[StepWindows], load: int) -> str:
     return ""
 
 
-def _slower_together(found: list[StepWindows], *, by_processor: bool) -> float:
+def _slower_together(
+    found: list[step_windows.StepWindows], *, by_processor: bool
+) -> float:
     """Return the reference step under this load relative to alone, at least 1."""
     if found[0].load == 1:
         return 1.0
@@ -323,7 +315,7 @@ def _slower_together(found: list[StepWindows], *, by_processor: bool) -> float:
 
 
 def _table(
-    found: list[StepWindows],
+    found: list[step_windows.StepWindows],
     load: int,
     reference_s: float,
     others: float | None,
@@ -376,7 +368,7 @@ def _table(
     return table, imprecise
 
 
-def _jitter_of_all(found: list[StepWindows]) -> tuple[list[float], float]:
+def _jitter_of_all(found: list[step_windows.StepWindows]) -> tuple[list[float], float]:
     """Return the kept factors of the steps of all windows, of mean 1, and the share of steps that are outliers."""
     jitter, removed = [], []
     for windows in sorted(found, key=lambda each: each.size):

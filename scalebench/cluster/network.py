@@ -8,56 +8,38 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster import collectives
 from scalebench.cluster.cluster_file import Cluster
-from scalebench.cluster.collectives import (
-    SHORT_MESSAGE,
-    Level,
-    Levels,
-    allgather,
-    alltoallv,
-    broadcast,
-    flexible_server,
-    hierarchical,
-    nccl,
-    rabenseifner,
-    recursive_doubling,
-    reduce,
-    reduce_scatter,
-    ring,
-    server,
-    sharded_server,
-    tree,
-)
 from scalebench.cluster.operation import Kind, Members, Operation
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.choices import NCCL
 
 # bytes, levels, seconds per byte reduced
-Formula = Callable[[float, Levels, float], float]
+Formula = Callable[[float, collectives.Levels, float], float]
 
 ALLREDUCE: dict[str, Formula] = {
-    "ring": ring,
-    "recursive_doubling": recursive_doubling,
+    "ring": collectives.ring,
+    "recursive_doubling": collectives.recursive_doubling,
     # reduce-scatter by halving, allgather by doubling: the same algorithm
-    "recursive_halving": rabenseifner,
-    "rabenseifner": rabenseifner,
+    "recursive_halving": collectives.rabenseifner,
+    "rabenseifner": collectives.rabenseifner,
     # Besch and Pohl's logarithmic tree reduces and broadcasts binomially
-    "binomial": tree,
-    "tree": tree,
-    "hierarchical": hierarchical,
-    "server": server,
-    "sharded_server": sharded_server,
-    "flexible_server": flexible_server,
-    NCCL: nccl,
+    "binomial": collectives.tree,
+    "tree": collectives.tree,
+    "hierarchical": collectives.hierarchical,
+    "server": collectives.server,
+    "sharded_server": collectives.sharded_server,
+    "flexible_server": collectives.flexible_server,
+    NCCL: collectives.nccl,
 }
 
 FORMULAS: dict[Kind, Formula] = {  # of other collectives
-    Kind.REDUCE: reduce,
-    Kind.REDUCE_SCATTER: reduce_scatter,
-    Kind.BROADCAST: broadcast,
-    Kind.ALLGATHER: allgather,
-    Kind.ALLTOALL: alltoallv,
-    Kind.BARRIER: recursive_doubling,  # of no bytes
+    Kind.REDUCE: collectives.reduce,
+    Kind.REDUCE_SCATTER: collectives.reduce_scatter,
+    Kind.BROADCAST: collectives.broadcast,
+    Kind.ALLGATHER: collectives.allgather,
+    Kind.ALLTOALL: collectives.alltoallv,
+    Kind.BARRIER: collectives.recursive_doubling,  # of no bytes
 }
 
 
@@ -67,13 +49,13 @@ def choose(n: float) -> str:
     Both algorithms are priced level by level, as in the node-aware modes of MPI
     libraries.
     """
-    return "recursive_doubling" if n <= SHORT_MESSAGE else "rabenseifner"
+    return "recursive_doubling" if n <= collectives.SHORT_MESSAGE else "rabenseifner"
 
 
 def allreduce_name(collective: str) -> str:
     """Return a description of the allreduce `collective`."""
     if collective == "auto":
-        return f"recursive doubling up to {SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
+        return f"recursive doubling up to {collectives.SHORT_MESSAGE // 1024} KiB and Rabenseifner's algorithm above"
     return {NCCL: "NCCL's choice of ring or tree"}.get(
         collective, collective.replace("_", " ")
     )
@@ -135,7 +117,7 @@ class Network:
         self.ranks_per_node = ranks_per_node or cluster.node.workers_per_node
         self.collective = self._known(collective)
         self._placements: dict[Members, Placement] = {}
-        self._levels: dict[Members, Levels] = {}
+        self._levels: dict[Members, collectives.Levels] = {}
         self._times: dict[Operation, float] = {}
 
     def same_node(self, a: int, b: int) -> bool:
@@ -237,7 +219,7 @@ class Network:
             placement = self._placements[group] = place(group, self.ranks_per_node)
         return placement
 
-    def _levels_of(self, group: Members) -> Levels:
+    def _levels_of(self, group: Members) -> collectives.Levels:
         """Return the levels of a group; every node is priced as the fullest one, which keeps costs monotone."""
         nodes, inside = self._placement(group)
         intra, inter = self.cluster.links.intra, self.cluster.links.inter
@@ -249,7 +231,7 @@ class Network:
         left = across * min(1.0, self.cluster.node.network_cards / inside)
         within = intra.bandwidth_bytes_per_s / min(inside, intra.shared_by)
         levels = (
-            Level(
+            collectives.Level(
                 inside,
                 intra.latency_s,
                 intra.bandwidth_bytes_per_s,
@@ -257,7 +239,7 @@ class Network:
                 inside * within,
                 across=False,
             ),
-            Level(
+            collectives.Level(
                 len(nodes), inter.latency_s * growth, across, left, total, across=True
             ),
         )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench import __version__
+from scalebench.data import dataset
 from scalebench.data.builder import (
     DATASETS,
     Allocate,
@@ -22,13 +23,6 @@ from scalebench.data.builder import (
     DatasetBuilder,
     check,
     validation_split,
-)
-from scalebench.data.dataset import (
-    ARRAY_NAMES,
-    FORMAT_VERSION,
-    META,
-    open_dataset,
-    shapes_of,
 )
 from scalebench.errors import DataError
 from scalebench.study.spec import Training
@@ -72,7 +66,7 @@ def prepare_validation(
     Raises:
         DataError: as `prepare`, or a part would be empty.
     """
-    whole = open_dataset(prepare(training, workers, cache_dir))
+    whole = dataset.open_dataset(prepare(training, workers, cache_dir))
     builder = _builder(training, workers)
     files = builder.files(training.data_dir)
 
@@ -93,7 +87,7 @@ def with_checksum(training: Pinned) -> Pinned:
     files = _builder(training, 1).files(training.data_dir)
     if not files:
         return training.model_copy(update={"dataset_sha256": None})
-    digest = open_dataset(prepare(training, 1)).sha256
+    digest = dataset.open_dataset(prepare(training, 1)).sha256
     stated = training.dataset_sha256
     if stated not in (None, digest):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -157,7 +151,7 @@ def _key(builder: DatasetBuilder, files: list[Path]) -> str:
         version("scikit-learn"),
     ]  # of the packages that make arrays
     facts = [
-        FORMAT_VERSION,
+        dataset.FORMAT_VERSION,
         builder.name,
         builder.model_dump(mode="json"),
         versions,
@@ -168,7 +162,7 @@ def _key(builder: DatasetBuilder, files: list[Path]) -> str:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        open_dataset(folder)
+        dataset.open_dataset(folder)
     except DataError:
         return False
     return True
@@ -187,7 +181,7 @@ def _build(
     check(builder.name, arrays)
     digest = hashlib.sha256()
     named: dict[str, NDArray[Any]] = {
-        name: getattr(arrays, name) for name in ARRAY_NAMES
+        name: getattr(arrays, name) for name in dataset.ARRAY_NAMES
     }
     for name, array in named.items():
         path = folder / f"{name}.npy"
@@ -203,16 +197,16 @@ def _build(
         for start in range(0, len(array), rows):
             digest.update(np.ascontiguousarray(array[start : start + rows]).data)
     meta = {
-        "format": FORMAT_VERSION,
+        "format": dataset.FORMAT_VERSION,
         "name": builder.name,
         "options": builder.model_dump(mode="json"),
         "task": arrays.task,
         "outputs": arrays.outputs,
         "sha256": digest.hexdigest(),
         "notes": arrays.notes,
-        "arrays": shapes_of(named),
+        "arrays": dataset.shapes_of(named),
     }
-    (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
+    (folder / dataset.META).write_text(json.dumps(meta, indent=1) + "\n")
 
 
 def _publish(building: Path, folder: Path) -> None:

@@ -30,15 +30,8 @@ from scalebench.comm.control import Control, StoreGroup
 from scalebench.comm.launchers import named
 from scalebench.comm.launchers.mpirun import apart
 from scalebench.errors import EngineError, RunError, in_one_line
+from scalebench.native import job_files
 from scalebench.native.heartbeat import Heartbeat, Phase, is_stopped
-from scalebench.native.job_files import (
-    REFUSED,
-    Death,
-    Job,
-    JsonLines,
-    keep_nodes,
-    server_ranks,
-)
 from scalebench.native.session import Session, slow_links_of
 from scalebench.study.spec import Run
 from scalebench.system.parent_watch import end_with_launcher
@@ -59,7 +52,7 @@ _NAP = 1e-3  # seconds between an idle rank's looks; longer where many share a c
 def main(path: Path) -> None:
     """Take part in every run of the job; a failure ends the launch, and the launcher starts the rest again."""
     end_with_launcher()
-    job = Job.load(path)
+    job = job_files.Job.load(path)
     launcher = named(job.launcher)
     if not job.rendezvous:
         from mpi4py import MPI
@@ -74,7 +67,9 @@ def main(path: Path) -> None:
                 without_mpi=launcher.without_mpi,
             )
             try:
-                Death(REFUSED, error, rank=world.rank).save(job.folder)
+                job_files.Death(job_files.REFUSED, error, rank=world.rank).save(
+                    job.folder
+                )
             finally:
                 world.Abort(1)
         heart = Heartbeat(job.heartbeats, world.rank)
@@ -92,20 +87,22 @@ def main(path: Path) -> None:
             job.folder, heart, rank, job.ranks, one_node=launcher.is_on_one_node()
         )
     except Exception as error:  # no route, a port in use
-        Death("failed", in_one_line(error), rank=rank).save(job.folder)
+        job_files.Death("failed", in_one_line(error), rank=rank).save(job.folder)
         raise
     _serve(job, group, heart)
     group.close()  # rank 0, which holds the store, leaves last
 
 
-def _serve(job: Job, world: Control, heart: Heartbeat) -> None:
+def _serve(job: job_files.Job, world: Control, heart: Heartbeat) -> None:
     loop = RankLoop(job, world, heart)
     try:
         loop.serve()
     except BaseException as error:
         status = error.status if isinstance(error, RunError) else "failed"
         try:
-            Death(status, in_one_line(error), loop.current, world.rank).save(job.folder)
+            job_files.Death(status, in_one_line(error), loop.current, world.rank).save(
+                job.folder
+            )
         finally:  # whatever becomes of the reason: the others wait for this rank
             world.Abort(1)
     heart.enter(Phase.FINISHED)
@@ -207,12 +204,12 @@ def contact(world: MPI.Comm, heart: Heartbeat) -> None:
 class RankLoop:
     """The work of one rank in all runs of the job."""
 
-    def __init__(self, job: Job, world: Control, heart: Heartbeat) -> None:
+    def __init__(self, job: job_files.Job, world: Control, heart: Heartbeat) -> None:
         self.job, self.world, self.heart = job, world, heart
         self.current = ""  # the run under way
         self._events, self._further = (
-            JsonLines(job.events),
-            JsonLines(job.further),
+            job_files.JsonLines(job.events),
+            job_files.JsonLines(job.further),
         )  # rank 0's alone
         self._groups: dict[int, Control] = {}
         self._gauge: Gauge | None = None  # of the first run
@@ -226,7 +223,7 @@ class RankLoop:
             self.job = job.model_copy(update={"binding": "none"})
 
     def serve(self) -> None:
-        keep_nodes(self.world, self.job.host, self.job.folder)
+        job_files.keep_nodes(self.world, self.job.host, self.job.folder)
         runs = self.job.runs
         while runs:
             self._work_on(runs)
@@ -236,7 +233,7 @@ class RankLoop:
         for run in runs:
             self.current = run.run_id
             workers = self._first(run.workers)
-            servers = server_ranks(run)
+            servers = job_files.server_ranks(run)
             served = self._first(run.workers + servers) if servers else None
             if self.world.rank < run.workers:
                 self._take_part(run, workers, served)

@@ -28,17 +28,8 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
 from scalebench.study.spec import Run, TaskOptions
 from scalebench.system.clock import Task, WallClock
+from scalebench.tasks import block
 from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
-from scalebench.tasks.block import (
-    RESET,
-    Failed,
-    Job,
-    Piece,
-    Steps,
-    Trained,
-    prepare,
-    train_block,
-)
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.loop import evaluate, train
 from scalebench.training.outcome import Lap, Outcome, RunFacts, WorkerReport
@@ -151,8 +142,8 @@ class _Tasks(Scheduler):
         return bool(self._of_ticket)
 
     def train(
-        self, job: Job, worker: int, pieces: tuple[Piece, ...], state: State
-    ) -> Trained:
+        self, job: block.Job, worker: int, pieces: tuple[block.Piece, ...], state: State
+    ) -> block.Trained:
         """Return the result of a block, suspending the calling worker; another process takes over from a dead one.
 
         Raises:
@@ -169,18 +160,18 @@ class _Tasks(Scheduler):
             raise RunError(
                 f"worker {worker}: two processes died while they trained the same block: {result}"
             )
-        if isinstance(result, Failed):
+        if isinstance(result, block.Failed):
             raise RunError(f"worker {worker}: {result.error}")
         if isinstance(result, Exception):
             raise RunError(f"worker {worker}: {in_one_line(result)}")
-        assert isinstance(result, Trained)
+        assert isinstance(result, block.Trained)
         return result
 
     def _computed(self, worker: int, place: int, arguments: tuple[Any, ...]) -> Any:
         assert self.backend is not None
         ticket = next(_TICKETS)
         self._of_ticket[ticket] = worker
-        self.backend.submit(ticket, place, train_block, *arguments)
+        self.backend.submit(ticket, place, block.train_block, *arguments)
         self.block(worker, "a task")
         return self._results.pop(worker)
 
@@ -207,8 +198,8 @@ class TaskReplica(Replica):
     """A worker whose local steps are put off, and become one task as soon as its state is looked at."""
 
     tasks: _Tasks
-    job: Job
-    _pieces: list[Piece]
+    job: block.Job
+    _pieces: list[block.Piece]
     _generators: dict[str, Any] | None = None
 
     # The state that steps change; the base class sets and reads it as attributes.
@@ -290,7 +281,7 @@ class TaskReplica(Replica):
         ):
             self._pieces[-1] = last._replace(last=batch.step + 1)
         else:
-            self._pieces.append(Steps(*self._source, batch.step, batch.step + 1))
+            self._pieces.append(block.Steps(*self._source, batch.step, batch.step + 1))
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         raise RunError(
@@ -299,7 +290,7 @@ class TaskReplica(Replica):
 
     def reset_optimizer(self) -> None:
         if vars(self).get("_pieces"):
-            self._pieces.append(RESET)
+            self._pieces.append(block.RESET)
         else:
             super().reset_optimizer()
 
@@ -383,13 +374,13 @@ class TaskRuns:
         )
         plan = BatchPlan.of(run, run.workers, run.seed, dataset)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-        job = Job.of(run, folder)
+        job = block.Job.of(run, folder)
         self._tasks = tasks = _Tasks(run.seed, time.perf_counter() + run.time_limit_s)
         tasks.backend = backend
         replicas = _replicas(run, dataset, plan, tasks, job)
         trimmed = [
             threshold
-            for threshold in backend.everywhere(prepare, job)
+            for threshold in backend.everywhere(block.prepare, job)
             if threshold is not None
         ]
         initial = replicas[0].initial
@@ -431,7 +422,7 @@ class TaskRuns:
 
 
 def _replicas(
-    run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: Job
+    run: Run, dataset: Dataset, plan: BatchPlan, tasks: _Tasks, job: block.Job
 ) -> list[TaskReplica]:
     """Return the workers of `run`.
 

@@ -24,20 +24,9 @@ from statistics import median
 import torch
 from mpi4py import MPI
 
+from scalebench.calibration.probes import probe_rounds
 from scalebench.calibration.probes.allreduce_probe import PAUSE_S, between_steps
-from scalebench.calibration.probes.probe_rounds import (
-    ProbeRounds,
-    entry,
-    sleep_until_all_arrive,
-)
-from scalebench.cluster.engine_costs import (
-    MARK,
-    EngineCost,
-    EngineCosts,
-    at_least,
-    falls_below,
-    joined,
-)
+from scalebench.cluster import engine_costs
 from scalebench.comm.engines import named
 from scalebench.comm.engines.base import Place
 from scalebench.system.clock import WallClock
@@ -61,16 +50,18 @@ def main(text: str) -> None:
         MPI.COMM_WORLD, **spec
     )
     if MPI.COMM_WORLD.rank == 0:
-        print(f"{MARK}{costs.model_dump_json()}", flush=True)
+        print(f"{engine_costs.MARK}{costs.model_dump_json()}", flush=True)
 
 
-def _measure_one(engine: str, rounds: ProbeRounds, source: str) -> EngineCosts:
+def _measure_one(
+    engine: str, rounds: probe_rounds.ProbeRounds, source: str
+) -> engine_costs.EngineCosts:
     """Measure the entries of one engine, the same on all ranks; `source` names machine and versions."""
     probe = import_module(f"scalebench.calibration.probes.probe_{engine}")
-    found, entries = probe.measure(rounds, source)
+    found, entries = probe.measure(named(engine), rounds, source)
     if found.share_undisturbed() < _UNDISTURBED:
         entries = [entry.model_copy(update={"disturbed": True}) for entry in entries]
-    return EngineCosts(entries=entries, reference_s=found.reference_s)
+    return engine_costs.EngineCosts(entries=entries, reference_s=found.reference_s)
 
 
 def _measure_at(
@@ -79,27 +70,31 @@ def _measure_at(
     ranks: Sequence[int],
     seconds: float,
     source: str,
-) -> EngineCosts:
+) -> engine_costs.EngineCosts:
     """Measure the engines `names` among so many ranks; more ranks never cost less."""
-    found: list[EngineCosts] = []
-    before: dict[str, EngineCosts] = {}  # among fewer ranks
+    found: list[engine_costs.EngineCosts] = []
+    before: dict[str, engine_costs.EngineCosts] = {}  # among fewer ranks
     for count in ranks:
         group = world.Split(0 if world.rank < count else MPI.UNDEFINED, world.rank)
         if world.rank < count:
-            rounds = ProbeRounds(group, seconds / len(ranks) / len(names))
+            rounds = probe_rounds.ProbeRounds(group, seconds / len(ranks) / len(names))
             for engine in names:
                 measured = _measure_one(engine, rounds, source)
                 fewer = before.get(engine)  # known to the ranks that were there
                 # More ranks that cost less are noise: measured once more, then raised
                 # to the fewer.
-                if group.bcast(fewer is not None and falls_below(measured, fewer)):
+                if group.bcast(
+                    fewer is not None and engine_costs.falls_below(measured, fewer)
+                ):
                     measured = _measure_one(engine, rounds, source)
                 before[engine] = (
-                    measured if fewer is None else at_least(measured, fewer)
+                    measured
+                    if fewer is None
+                    else engine_costs.at_least(measured, fewer)
                 )
                 found.append(before[engine])
-        sleep_until_all_arrive(world)
-    return joined(found)
+        probe_rounds.sleep_until_all_arrive(world)
+    return engine_costs.joined(found)
 
 
 def _measure_between_nodes(
@@ -108,9 +103,9 @@ def _measure_between_nodes(
     sizes: Sequence[int],
     seconds: float,
     source: str,
-) -> EngineCosts:
+) -> engine_costs.EngineCosts:
     """Measure the allreduce of the engines `names`, and MPI's reduce and broadcast; rank 0 takes part everywhere."""
-    found: list[EngineCost] = []
+    found: list[engine_costs.EngineCost] = []
     for group, nodes in _places(world):
         for engine in names if group != MPI.COMM_NULL else ():
             with named(engine).connect(
@@ -131,12 +126,12 @@ def _measure_between_nodes(
                         )
                     )
                     found.append(
-                        entry(
+                        probe_rounds.entry(
                             name, points, ranks=group.size, nodes=nodes, source=source
                         )
                     )
         world.Barrier()
-    return EngineCosts(entries=found)
+    return engine_costs.EngineCosts(entries=found)
 
 
 def _places(world: MPI.Comm) -> Iterator[tuple[MPI.Comm, int]]:

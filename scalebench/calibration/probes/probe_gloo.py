@@ -16,68 +16,58 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.calibration.probes.probe_rounds import (
-    GRID,
-    Found,
-    ProbeRounds,
-    Sample,
-    added_by_hooks,
-    beside_reference,
-    entry,
-    of_a_lone_worker,
-)
+from scalebench.calibration.probes import probe_rounds
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.base import Communicator
-from scalebench.comm.engines.base import Place
-from scalebench.comm.engines.gloo import ENGINE
+from scalebench.comm.engines.base import Engine, Place
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
 
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
-_GATHER, _SCATTER, _SEND = (
-    f"{ENGINE.name}-{kind}" for kind in ("allgather", "reduce-scatter", "send")
-)
+_GATHER, _SCATTER, _SEND = "allgather", "reduce-scatter", "send"
 
 
-def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure(
+    engine: Engine, rounds: probe_rounds.ProbeRounds, source: str
+) -> tuple[probe_rounds.Found, list[EngineCost]]:
     """Measure gloo's collectives and messages, and the cost per step of DDP."""
-    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in probe_rounds.GRID}
 
-    def one_round() -> list[Sample]:
-        with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
+    def one_round() -> list[probe_rounds.Sample]:
+        with engine.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
             samples = [
                 rounds.after_computing(
-                    (ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
+                    (engine.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
                 )
-                for nbytes in GRID
+                for nbytes in probe_rounds.GRID
             ]
             for nbytes in _COARSE_GRID:
                 samples += _of_parts(rounds, comm, nbytes)
-            samples += beside_reference(
+            samples += probe_rounds.beside_reference(
                 rounds, ("joined", 0), _ddp_step(), operator.sub
             )
-        return samples + of_a_lone_worker(ENGINE.name, rounds, _ddp_step)
+        return samples + probe_rounds.of_a_lone_worker(engine, rounds, _ddp_step)
 
     found = rounds.measure(one_round, relative=False)
-    alone_s, _ = added_by_hooks(found)
-    curve = found.curve(ENGINE.name, GRID, relative=False)
+    alone_s, _ = probe_rounds.added_by_hooks(found)
+    curve = found.curve(engine.name, probe_rounds.GRID, relative=False)
     # Threads of joined ranks compete for the cores in a step, which costs more than the
     # bucket's bare allreduce.
     sizes, seconds = zip(*curve, strict=True)
     # DDP's only one
     bucket = sum(parameter.numel() for parameter in reference_network().parameters())
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
-    made = partial(entry, ranks=rounds.mpi.size, source=source)
+    made = partial(probe_rounds.entry, ranks=rounds.mpi.size, source=source)
     others = [
-        made(name, found.curve(name, _COARSE_GRID, relative=False))
-        for name in (_GATHER, _SCATTER, _SEND)
+        made(f"{engine.name}-{kind}", found.curve(kind, _COARSE_GRID, relative=False))
+        for kind in (_GATHER, _SCATTER, _SEND)
     ]
     return found, [
         *others,
         made(
-            ENGINE.name,
+            engine.name,
             curve,
-            message_s=found.least((ENGINE.name, 4), relative=False),
+            message_s=found.least((engine.name, 4), relative=False),
             per_step_s=max(
                 0.0, found.seconds(("joined", 0), relative=False) - bucket_s
             ),
@@ -86,7 +76,9 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     ]
 
 
-def _of_parts(rounds: ProbeRounds, comm: Communicator, nbytes: int) -> list[Sample]:
+def _of_parts(
+    rounds: probe_rounds.ProbeRounds, comm: Communicator, nbytes: int
+) -> list[probe_rounds.Sample]:
     """Time an allgather of so many bytes of each rank, a reduce-scatter of so many in all, and a message."""
     numbers = max(1, nbytes // (4 * comm.size))
     own, whole, message = (

@@ -16,19 +16,9 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from scalebench.calibration.probes.probe_rounds import (
-    CYCLE_S,
-    GRID,
-    Found,
-    ProbeRounds,
-    Sample,
-    added_by_hooks,
-    entry,
-    of_a_lone_worker,
-)
+from scalebench.calibration.probes import probe_rounds
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.comm.engines.base import Place
-from scalebench.comm.engines.horovod import ENGINE
+from scalebench.comm.engines.base import Engine, Place
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.models.flat import side_by_side
 from scalebench.training.reference_step import Step, reference_network
@@ -39,16 +29,18 @@ _CYCLES = 16  # of Horovod's loop, timed in a round
 _QUARTILES = 1.349  # standard deviations of a normal distribution between its quartiles
 
 
-def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure(
+    engine: Engine, rounds: probe_rounds.ProbeRounds, source: str
+) -> tuple[probe_rounds.Found, list[EngineCost]]:
     """Measure Horovod's allreduce, divided into cycle, negotiation and transport, and its cost per step."""
-    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in probe_rounds.GRID}
     # as many as a model with two layers hands over
     hooked = [torch.zeros(16) for _ in range(4)]
     transport = MpiCommunicator(rounds.mpi, rounds.clock)
 
-    def one_round() -> list[Sample]:
-        samples: list[Sample] = []
-        for nbytes in GRID:
+    def one_round() -> list[probe_rounds.Sample]:
+        samples: list[probe_rounds.Sample] = []
+        for nbytes in probe_rounds.GRID:
             if nbytes <= _SMALL:
                 moved = partial(transport.allreduce_, buffers[nbytes])
                 samples.append(rounds.after_a_step(("transport", nbytes), moved))
@@ -57,11 +49,11 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
                 ("at once", 4), partial(transport.allreduce_, buffers[4]), together=True
             )
         )
-        with ENGINE.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
-            for nbytes in GRID:
+        with engine.connect(Place(rounds.mpi, rounds.clock, one_node=True)) as comm:
+            for nbytes in probe_rounds.GRID:
                 samples.append(
                     rounds.after_computing(
-                        (ENGINE.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
+                        (engine.name, nbytes), partial(comm.allreduce_, buffers[nbytes])
                     )
                 )
             began = time.perf_counter()
@@ -70,20 +62,24 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
                 for i, tensor in enumerate(hooked)
             ]
             samples.append(
-                Sample(("enqueue", 0), time.perf_counter() - began, undisturbed=True)
+                probe_rounds.Sample(
+                    ("enqueue", 0), time.perf_counter() - began, undisturbed=True
+                )
             )
             for handle in handles:
                 hvd.synchronize(handle)
-        return samples + of_a_lone_worker(
-            ENGINE.name, rounds, _horovod_step, partial(_cycles, rounds)
+        return samples + probe_rounds.of_a_lone_worker(
+            engine, rounds, _horovod_step, partial(_cycles, rounds)
         )
 
     with _default_cycle():
         found = rounds.measure(one_round, relative=False)
-    return found, [_costs(found, rounds.mpi.size, source)]
+    return found, [_costs(engine, found, rounds.mpi.size, source)]
 
 
-def _costs(found: Found, ranks: int, source: str) -> EngineCost:
+def _costs(
+    engine: Engine, found: probe_rounds.Found, ranks: int, source: str
+) -> EngineCost:
     """Return Horovod's costs among `ranks`, from the operations that were timed."""
     lengths = found.values(("cycle", 4), relative=False)
     cycle_s, (low, high) = median(lengths), np.quantile(lengths, (0.25, 0.75))
@@ -94,13 +90,14 @@ def _costs(found: Found, ranks: int, source: str) -> EngineCost:
     )
     moved = {
         nbytes: found.seconds(("transport", nbytes))
-        for nbytes in GRID
+        for nbytes in probe_rounds.GRID
         if nbytes <= _SMALL
     }
     # Horovod moves and adds bytes by this MPI's allreduce; the rest of a small
     # operation's time is waiting for turns.
     whole = {
-        nbytes: found.seconds((ENGINE.name, nbytes), relative=False) for nbytes in GRID
+        nbytes: found.seconds((engine.name, nbytes), relative=False)
+        for nbytes in probe_rounds.GRID
     }
     besides = max(
         0.0, median(whole[nbytes] - seconds for nbytes, seconds in moved.items())
@@ -109,9 +106,9 @@ def _costs(found: Found, ranks: int, source: str) -> EngineCost:
         (nbytes, moved.get(nbytes, max(0.0, seconds - besides)))
         for nbytes, seconds in whole.items()
     ]
-    alone_s, together_s = added_by_hooks(found)
-    return entry(
-        ENGINE.name,
+    alone_s, together_s = probe_rounds.added_by_hooks(found)
+    return probe_rounds.entry(
+        engine.name,
         points,
         ranks=ranks,
         source=source,
@@ -127,14 +124,14 @@ def _costs(found: Found, ranks: int, source: str) -> EngineCost:
 @contextmanager
 def _default_cycle() -> Iterator[None]:
     """Let Horovod start with its default cycle."""
-    os.environ["HOROVOD_CYCLE_TIME"] = str(1e3 * CYCLE_S)
+    os.environ["HOROVOD_CYCLE_TIME"] = str(1e3 * probe_rounds.CYCLE_S)
     try:
         yield
     finally:
         del os.environ["HOROVOD_CYCLE_TIME"]
 
 
-def _cycles(rounds: ProbeRounds) -> list[Sample]:
+def _cycles(rounds: probe_rounds.ProbeRounds) -> list[probe_rounds.Sample]:
     """Time allreduces of a lone worker, one after the other and at any moment of a cycle."""
     tensor = torch.zeros(1)
 

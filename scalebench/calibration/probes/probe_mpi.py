@@ -7,15 +7,9 @@ from functools import partial
 
 import torch
 
-from scalebench.calibration.probes.probe_rounds import (
-    GRID,
-    Found,
-    ProbeRounds,
-    Sample,
-    entry,
-    sleep_until_all_arrive,
-)
+from scalebench.calibration.probes import probe_rounds
 from scalebench.cluster.engine_costs import EngineCost
+from scalebench.comm.engines.base import Engine
 from scalebench.comm.mpi import MpiCommunicator
 from scalebench.comm.server import OneSidedState, RankServer, ServerLoop
 from scalebench.system.disturbance import Stopwatch
@@ -23,17 +17,19 @@ from scalebench.system.disturbance import Stopwatch
 _COARSE_GRID = (4, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes
 
 
-def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
+def measure(
+    engine: Engine, rounds: probe_rounds.ProbeRounds, source: str
+) -> tuple[probe_rounds.Found, list[EngineCost]]:
     """Measure MPI's operations in reference steps of their round."""
     comm = MpiCommunicator(rounds.mpi, rounds.clock)
     operations: dict[str, tuple[Callable[[torch.Tensor], None], tuple[int, ...]]] = {
-        "mpi": (partial(comm.allreduce_, op="mean"), GRID),
+        "mpi": (partial(comm.allreduce_, op="mean"), probe_rounds.GRID),
         "mpi-broadcast": (comm.broadcast_, _COARSE_GRID),
         "mpi-reduce": (comm.reduce_, _COARSE_GRID),
         "mpi-linear-broadcast": (partial(comm.broadcast_, linear=True), _COARSE_GRID),
         "mpi-linear-reduce": (partial(comm.reduce_, linear=True), _COARSE_GRID),
     }
-    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in GRID}
+    buffers = {nbytes: torch.zeros(nbytes // 4) for nbytes in probe_rounds.GRID}
     states = {
         nbytes: OneSidedState(comm, torch.zeros(nbytes // 4)) for nbytes in _COARSE_GRID
     }
@@ -42,8 +38,8 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
         with state.exclusive():
             pass
 
-    def one_round() -> list[Sample]:
-        samples: list[Sample] = []
+    def one_round() -> list[probe_rounds.Sample]:
+        samples: list[probe_rounds.Sample] = []
         for name, (operation, grid) in operations.items():
             samples += [
                 rounds.after_a_step((name, nbytes), partial(operation, buffers[nbytes]))
@@ -54,7 +50,9 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
                 samples.append(
                     rounds.window(("mpi-onesided", nbytes), partial(access, state))
                 )
-            sleep_until_all_arrive(rounds.mpi)  # outside MPI, as if the others computed
+            probe_rounds.sleep_until_all_arrive(
+                rounds.mpi
+            )  # outside MPI, as if the others computed
         samples.append(
             rounds.window(
                 ("at once", 4), partial(comm.allreduce_, buffers[4]), together=True
@@ -66,7 +64,7 @@ def measure(rounds: ProbeRounds, source: str) -> tuple[Found, list[EngineCost]]:
     message_s = found.least(("at once", 4))
     for state in states.values():
         state.close()
-    made = partial(entry, ranks=rounds.mpi.size, source=source)
+    made = partial(probe_rounds.entry, ranks=rounds.mpi.size, source=source)
     collectives = [
         made(name, found.curve(name, grid), message_s=message_s)
         for name, (_, grid) in operations.items()
@@ -84,7 +82,7 @@ def _echo(
     return [(worker, payload.clone())]
 
 
-def _serve(rounds: ProbeRounds) -> list[Sample]:
+def _serve(rounds: probe_rounds.ProbeRounds) -> list[probe_rounds.Sample]:
     """Time requests of n bytes from worker 0 to the last rank with their replies, and the server's part of each."""
     mpi = rounds.mpi
     serves = mpi.rank == mpi.size - 1
@@ -97,15 +95,17 @@ def _serve(rounds: ProbeRounds) -> list[Sample]:
             handled = loop.serve()
             undisturbed = stopwatch.stop().undisturbed
             samples.append(
-                Sample(("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed)
+                probe_rounds.Sample(
+                    ("mpi-server-busy", nbytes), loop.busy_s / handled, undisturbed
+                )
             )
         else:
             server = RankServer(MpiCommunicator(group, rounds.clock), mpi, _echo)
             if group.rank == 0:
                 request = partial(server.request, torch.zeros(nbytes // 4))
                 samples.append(rounds.window(("mpi-server", nbytes), request, least=2))
-            sleep_until_all_arrive(group)
+            probe_rounds.sleep_until_all_arrive(group)
             server.close()
-        sleep_until_all_arrive(mpi)  # one server after the other
+        probe_rounds.sleep_until_all_arrive(mpi)  # one server after the other
     group.Free()
     return samples

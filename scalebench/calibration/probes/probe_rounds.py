@@ -20,8 +20,7 @@ import numpy as np
 
 from scalebench.calibration.quiet_rounds import Round, Until, are_enough, quiet_rounds
 from scalebench.cluster.engine_costs import EngineCost
-from scalebench.comm.engines import named
-from scalebench.comm.engines.base import Place
+from scalebench.comm.engines.base import Engine, Place
 from scalebench.system.clock import WallClock
 from scalebench.system.disturbance import BackgroundLoad, Stopwatch, taken_by, typical
 from scalebench.training.reference_step import Gauge, Step
@@ -324,7 +323,7 @@ def entry(
 
 
 def of_a_lone_worker(
-    engine: str,
+    engine: Engine,
     rounds: ProbeRounds,
     wrap: Callable[[], Step],
     others: Callable[[], Sequence[Sample]] = tuple,
@@ -336,7 +335,7 @@ def of_a_lone_worker(
     """
     group = rounds.mpi.Split(rounds.mpi.rank)
     samples = []
-    with named(engine).connect(Place(group, rounds.clock, one_node=True)):
+    with engine.connect(Place(group, rounds.clock, one_node=True)):
         wrapped = wrap()
         if rounds.mpi.rank == 0:
             samples += beside_reference(rounds, ("alone", 0), wrapped, operator.truediv)
