@@ -24,7 +24,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError
-from scalebench.models.layer_files import load_layers
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import Roofline
 from scalebench.pricing.machine import Machine, stated_table
 from scalebench.pricing.platform import Platform

@@ -11,8 +11,8 @@ from torch import nn
 
 from docs._generate import architectures as published
 from scalebench.models.layer_counting import count_layers
-from scalebench.models.layer_files import write_layers
 from scalebench.models.layers import LayerTable
+from scalebench.models.zoo.layers import write_layers
 
 FOLDER = Path("scalebench/models/layer_tables")
 _IMAGE, _RESNET = (

@@ -237,8 +237,8 @@ def _workload(
     import torch
 
     from scalebench.models.layer_counting import count_model
-    from scalebench.models.layer_files import load_layers
     from scalebench.models.registry import build_model
+    from scalebench.models.zoo.layers import load_layers
     from scalebench.pricing.prediction import PRECISIONS, SGD, Workload
 
     if flags["batch"] is not None and flags["batch_global"] is not None:

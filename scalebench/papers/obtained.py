@@ -32,7 +32,7 @@ from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.predicted import draw_what_if
 from scalebench.measured import Measured
-from scalebench.models.layer_files import load_layers
+from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
 from scalebench.pricing.devices import Roofline, Stated
 from scalebench.pricing.platform import Platform

@@ -31,7 +31,7 @@ from scalebench.figures.traced_run import draw_timeline
 from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
-from scalebench.models.layer_files import load_layers
+from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.obtained import WhatIf, read_what_ifs
 from scalebench.papers.paper_folder import (
     CLAIMS,

@@ -23,8 +23,8 @@ from scalebench.cluster.cluster_file import (
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ResultsError
-from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import LayerTable
+from scalebench.models.zoo.layers import layer_table_names, load_layers
 from scalebench.study.choices import NCCL
 from scalebench.system.file_access import read_bytes
 

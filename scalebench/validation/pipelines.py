@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.device import load_device
 from scalebench.errors import ResultsError
-from scalebench.models.layer_files import load_layers
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import Roofline, Scaled, Stated
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from docs._generate.layer_tables import ARCHITECTURES, counted
 from scalebench.errors import ModelError
-from scalebench.models.layer_files import (
+from scalebench.models.zoo.layers import (
     layer_table_names,
     load_layers,
     read_layers,

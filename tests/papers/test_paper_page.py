@@ -12,7 +12,7 @@ from scalebench.cli.main import main
 from scalebench.errors import ResultsError, StudyError, UsageError
 from scalebench.launch.work import Tally
 from scalebench.measured import Measured
-from scalebench.models.layer_files import load_layers
+from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.obtained import Obtained, obtain
 from scalebench.papers.paper_folder import (
     COLUMNS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import Device, load_device
 from scalebench.errors import ClusterError
-from scalebench.models.layer_files import load_layers, read_layers
+from scalebench.models.zoo.layers import load_layers, read_layers
 from scalebench.pricing.devices import (
     MeasuredSteps,
     Roofline,

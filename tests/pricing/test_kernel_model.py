@@ -12,7 +12,7 @@ import torch
 from scalebench.calibration.kernel_timing import measure_device, measure_kernels
 from scalebench.cluster.device import load_device
 from scalebench.errors import ClusterError, UsageError
-from scalebench.models.layer_files import read_layers
+from scalebench.models.zoo.layers import read_layers
 from scalebench.pricing.devices import Roofline, step_table
 from scalebench.pricing.kernel_model import (
     PASSES,

@@ -12,8 +12,8 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import UsageError
 from scalebench.models.layer_counting import count_model
-from scalebench.models.layer_files import load_layers
 from scalebench.models.parts import facts_of, layers_of
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Stated, step_table
 from scalebench.pricing.layouts import Layout, Planner
 from scalebench.pricing.machine import LayerShare

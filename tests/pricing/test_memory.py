@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.cluster.device import load_device
-from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.memory import worker_memory
 
 

@@ -14,9 +14,9 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.errors import ModelError, StudyError
 from scalebench.models.layer_counting import count_model
-from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import build_model
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.charges import Charges
 from scalebench.pricing.devices import MeasuredSteps, Stated, step_table
 from scalebench.pricing.machine import Machine, OperationTime, StepTimes, Trained

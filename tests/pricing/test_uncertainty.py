@@ -11,8 +11,8 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
-from scalebench.models.layer_files import layer_table_names, load_layers
 from scalebench.models.layers import Layer, LayerTable
+from scalebench.models.zoo.layers import layer_table_names, load_layers
 from scalebench.pricing import uncertainty
 from scalebench.pricing.advice import answer, choose, knee, seconds_span
 from scalebench.pricing.devices import (

@@ -5,8 +5,8 @@ import pytest
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import UsageError
-from scalebench.models.layer_files import load_layers
 from scalebench.models.layers import Layer, LayerTable
+from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform

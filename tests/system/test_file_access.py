@@ -16,9 +16,9 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ResultsError, UsageError
 from scalebench.figures.plotting import plot
 from scalebench.figures.selection import Added
-from scalebench.models.layer_files import load_layers
 from scalebench.models.pinning import checksum
 from scalebench.models.registry import check_own
+from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import read_published
 from scalebench.pricing.kernel_model import load_kernel_model
 from scalebench.records.attempts import Attempts
