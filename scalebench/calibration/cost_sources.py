@@ -92,6 +92,7 @@ class Request:
             if self.device == "cuda"
             else self.cluster.node.workers_per_node
         )
+        # Loads that no run puts on a node are not measured.
         return min(max(run.workers for run in self.runs), at_once)
 
     @cached_property
@@ -247,6 +248,7 @@ def choose_source(
         _require_kept(request, folder, given, kept)
     if given is not None:
         return given
+    # Numbers of another machine go on only where they charged runs before.
     if kept is not None and (charged or kept.key == request.key):
         # Stated steps need no tables, whatever the sizes.
         lacking = (
@@ -344,6 +346,7 @@ def check_kept_calibration(request: Request, folder: Path) -> None:
 def _require_kept(
     request: Request, folder: Path, given: Given | None, kept: Calibration | None
 ) -> None:
+    # The folder holds a copy of the file that charged its runs.
     if given is not None and kept is not None and kept != given.calibration:
         raise ResultsError(
             f"{given.path} has changed since it charged the virtual runs in {folder}; "
@@ -417,6 +420,7 @@ class KeptSteps:
         # a cache that cannot be written is one that nothing is read from
         with suppress(OSError, ResultsError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Engines are kept by `engine_measurement`, for all models.
             measured.model_copy(update={"engines": EngineCosts()}).save(self._path)
 
     def _kept(self) -> Calibration | None:

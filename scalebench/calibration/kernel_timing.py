@@ -83,6 +83,7 @@ def measure_device() -> Device:
         name="this-machine",
         kind="cpu",
         peak_flops_per_s={"float32": 2 * side**3 / product},
+        # A copy reads and writes.
         memory_bandwidth_bytes_per_s=2 * source.nbytes / copy,
         launch_overhead_s=launch,
         memory_gib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
@@ -117,6 +118,7 @@ def _passes(
         began = now()
         made = function(*needing)
         forward.append(now() - began)
+        # Untimed: in a step it comes from the layer behind.
         gradient = torch.ones_like(made)
         began = now()
         torch.autograd.grad(made, needing, gradient)

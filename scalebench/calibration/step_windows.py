@@ -348,6 +348,7 @@ def layer_shares(replica: Any) -> list[LayerShare]:
         taken = x
         moments = [now()]
         for place, layer in enumerate(layers):
+            # The input of the first layer needs no gradient, as in training.
             leaf = taken.detach().requires_grad_(place > 0)
             made = through(layer, leaf)
             passes.append((leaf, made))
@@ -357,6 +358,7 @@ def layer_shares(replica: Any) -> list[LayerShare]:
         moments.append(now())
         for leaf, made in reversed(passes):
             run_backward((made,), (gradient,))
+            # The first layer gives none, and none is taken from it.
             gradient = leaf.grad if leaf.grad is not None else leaf
             moments.append(now())
         count = len(layers)
@@ -368,6 +370,7 @@ def layer_shares(replica: Any) -> list[LayerShare]:
         ]
         shares.append([forward, backward])
     middle = np.median(np.array(shares), axis=0)
+    # Medians of shares do not add up to the whole.
     middle /= middle.sum(axis=1, keepdims=True)
     return [
         LayerShare(name=layer.name, forward=forward, backward=backward)
@@ -385,6 +388,7 @@ def release_shares(replica: Any) -> list[float]:
     moments: dict[int, Any] = {}
     handles = [
         parameter.register_post_accumulate_grad_hook(
+            # Bound now: a closure would see the last index.
             lambda _, index=index: moments.__setitem__(index, now())
         )
         for index, parameter in enumerate(trainable)
@@ -399,6 +403,7 @@ def release_shares(replica: Any) -> list[float]:
         whole = between(begin, end)
         shares.append(
             [
+                # A parameter without a gradient is released with the pass.
                 between(begin, moments.get(index, end)) / whole
                 for index in range(len(trainable))
             ]

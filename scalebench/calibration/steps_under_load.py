@@ -232,6 +232,7 @@ def _measure(
         layers = step_windows.layer_shares(replica) if index == 0 else []
         for load in loads:
             replica.reset()
+            # Now, or it would be collected within a window.
             gc.collect()
             windows = step_windows.Rounds(
                 replica, gauge, index, load, barrier, going
@@ -330,9 +331,12 @@ def _table(
         units = np.concatenate(
             [windows.units(by_processor=disturbed) for windows in own], axis=1
         )
+        # Of all processes in the order of rounds, so that a block is of one stretch of
+        # time.
         order = np.argsort(
             np.concatenate([windows.rounds for windows in own]), kind="stable"
         )
+        # By processor time all windows count.
         kept = np.concatenate([windows.undisturbed | disturbed for windows in own])
         known = typical(units.sum(axis=0)[kept])
         if not known.precise:
@@ -347,6 +351,7 @@ def _table(
             "backward_s": backward,
             "update_s": update,
         }
+        # Process 0 alone has measured these.
         released = next((windows.release for windows in own if windows.release), [])
         layers = next((list(windows.layers) for windows in own if windows.layers), [])
         batches.append(
@@ -378,6 +383,7 @@ def _jitter_of_all(found: list[step_windows.StepWindows]) -> tuple[list[float], 
         removed.append(outliers)
     everything = np.concatenate(jitter)
     most = min(JITTER_KEPT, len(everything))
+    # Spread evenly: the first ones would be of the smallest batch alone.
     kept = everything[np.linspace(0, len(everything) - 1, most).astype(int)]
     return (kept / kept.mean()).tolist(), float(np.mean(removed))
 

@@ -67,6 +67,7 @@ class Link(StrictModel):
 
     @model_validator(mode="after")
     def _in_si_units(self) -> Link:
+        # No link takes a second: the number was of microseconds.
         if self.latency_s >= 1:
             raise ValueError(
                 f"latency_s: expected seconds, 2 us as 2e-6, got {self.latency_s:g}"
@@ -131,6 +132,7 @@ class Links(StrictModel):
         """Return the bandwidth (bytes/s) of the slowest card of `nodes` and the slowest path between them."""
         slowest = 1.0
         for ends, factor in self.slow.items():
+            # A slow card counts with its node, a slow path with both of its ends.
             if all(int(node) in nodes for node in ends.split("-")):
                 slowest = max(slowest, factor)
         return self.inter.bandwidth_bytes_per_s / slowest
@@ -222,6 +224,7 @@ class Cluster(StrictModel):
         Raises:
             ClusterError: the cluster has fewer nodes.
         """
+        # Nodes are filled one after the other, as `SlowLinks` and prices number them.
         needed = math.ceil(workers / self.node.workers_per_node)
         if needed > self.nodes:
             room = self.nodes * self.node.workers_per_node
@@ -253,6 +256,8 @@ def require_step_times(cluster: Cluster, training: Training) -> None:
     model = str(training.model)
     known = cluster.step_times_of(model, training.dtype)
     batch = training.batch_per_worker
+    # A global batch makes a batch of its own at each worker count, found where its step
+    # is priced.
     if known and (batch is None or batch in known):
         return
     wanted = f"model {model!r} in {training.dtype}" + (
@@ -310,6 +315,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     if path is None:
         path = preset(text)
     else:
+        # Neither a shipped name nor a file: most likely a misspelt name.
         if path.suffix not in {".yaml", ".yml"} and not path.is_file():
             raise ClusterError(
                 f"unknown cluster {text!r}, and no such file; {nearest(text, cluster_names())}"

@@ -31,6 +31,7 @@ SHORT_MESSAGE = 2048
 _SHORT_ALLGATHER = 81920
 # bytes/s; assumption: PCIe 5.0 x16 has 63e9, the NVLinks of a P100 have 80e9
 _NVLINK_FROM = 64e9
+# of the bandwidth, for an allreduce by trees: NCCL's src/graph/tuning.cc
 _TREE_SHARE = 0.92
 
 

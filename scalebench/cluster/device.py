@@ -29,6 +29,7 @@ class Device(StrictModel):
     memory_bandwidth_bytes_per_s: PositiveFloat = Field(
         description="bytes/s between the device and its memory"
     )
+    # The least that any kernel takes: it bounds models of many small layers.
     launch_overhead_s: PositiveFloat = Field(
         description="seconds of a kernel that computes nothing"
     )
@@ -91,6 +92,7 @@ def load_device(name_or_path: str | Path) -> Device:
     path = Path(text)
     if text in device_names():
         path = Path(str(_shipped() / f"{text}.yaml"))
+    # Neither a shipped name nor a file: most likely a misspelt name.
     elif path.suffix not in {".yaml", ".yml"} and not path.is_file():
         raise ClusterError(
             f"unknown device {text!r}, and no such file; {nearest(text, device_names())}"

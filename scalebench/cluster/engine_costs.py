@@ -111,6 +111,7 @@ class EngineCost(BaseModel):
         each = (
             self.alpha_s
             if self.message_s is None
+            # A message is a part of an operation, though the two were measured apart.
             else min(self.message_s, self.alpha_s)
         )
         return self.alpha_s + (messages - 1) * each if messages else 0.0
@@ -128,6 +129,7 @@ class EngineCost(BaseModel):
             name: getattr(self, name) * factor
             for name in ("negotiation_s", "per_step_s", "alone_s")
         }
+        # Entries as `gloo-send` are of the engine before the dash.
         if self.engine.partition("-")[0] not in SCHEDULED:
             points = [(nbytes, seconds * factor) for nbytes, seconds in self.points]
             message_s = None if self.message_s is None else self.message_s * factor
@@ -199,6 +201,7 @@ class EngineCosts(BaseModel):
             )
 
         def distance(entry: EngineCost) -> tuple[int, int, int]:
+            # Of two that are equally near the smaller, whatever the order of entries.
             return abs(entry.nodes - nodes), abs(entry.ranks - ranks), entry.ranks
 
         return min(known, key=distance)
@@ -226,6 +229,7 @@ class EngineCosts(BaseModel):
         return [
             entry
             for entry in self.entries
+            # Shared memory says nothing of a network, nor the reverse.
             if entry.engine == engine and (entry.nodes > 1) == (nodes > 1)
         ]
 

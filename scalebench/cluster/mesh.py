@@ -51,4 +51,5 @@ class Mesh:
     @property
     def last_part(self) -> int:
         """Part of a replica that holds the last layers."""
+        # Folded, the last groups come back to the first stage.
         return (1 if self.folded else self.pipeline) * self.tensor - 1

@@ -220,6 +220,7 @@ def _publish(building: Path, folder: Path) -> None:
         if not folder.exists():
             raise
         if not _is_whole(folder):
+            # Moved, not deleted in place: the new folder takes its name at once.
             folder.rename(building.with_name(f"{building.name}-broken"))
             building.rename(folder)
             shutil.rmtree(

@@ -99,6 +99,7 @@ class DsTensor:
 
         Raises DataError if it cannot be read.
         """
+        # Opened with the others in `agreed`: a file that one rank lacks fails on all.
         return cls(partial(open_npy, path), blocks, comm)
 
     @classmethod
@@ -166,6 +167,7 @@ class DsTensor:
             k = k * self.grid[1] + column
         if not 0 <= k < self.n_blocks:
             raise IndexError(f"block {k} of {self.n_blocks}")
+        # Blocks are dealt in turn, as in a run.
         place, holder = divmod(k, self._among.size)
         if holder != self._among.rank:
             raise IndexError(
@@ -231,6 +233,7 @@ class DsTensor:
         shape = _one_shape(shape[1:] for shape, _ in of_block)
         dtypes = [self._among.read(text) for _, text in of_block]
         sizes = np.array([shape[0] for shape, _ in of_block], dtype=np.int64)
+        # A rank without a block has dtype and shape of the others' results.
         return self._like(
             np.concatenate([_joined(dtypes, shape), *results]), sizes, self.grid
         )
@@ -257,6 +260,7 @@ class DsTensor:
         def drawn() -> tuple[Ints, Ints]:
             if how not in SHUFFLES:
                 raise DataError(f"unknown shuffle {how!r}; {nearest(how, SHUFFLES)}")
+            # Every rank draws the whole order, in place of sending it.
             return shuffled(
                 how, np.arange(len(self)), self.block_sizes, np.random.default_rng(seed)
             )
@@ -349,6 +353,7 @@ def _among(comm: Peers | None) -> SingleProcess | Ranks:
 
 def _as_array(array: Any) -> NDArray[Any]:
     try:
+        # As it is: a memory-mapped array stays one.
         return np.asanyarray(array)
     except (
         ValueError,

@@ -103,6 +103,7 @@ def _pick(tensor: Tensor, positions: Ints) -> Tensor:
 def _by_holder(values: Ints, holder: Ints, holders: int) -> list[Ints]:
     """Split `values` (n,) into one array for each holder, in order."""
     ends = np.cumsum(np.bincount(holder, minlength=holders))[:-1]
+    # Stable: of each holder in the order of `values`, which the receiver knows.
     return np.split(values[np.argsort(holder, kind="stable")], ends)
 
 
@@ -249,6 +250,7 @@ class Ranks:
         (found,) = moved(
             [_bytes(array)], held, mine, (now, after), self.size, self._comm.alltoallv
         )
+        # Copied, as parts without a move come back as they were.
         return np.array(_rows(found, array))
 
     def rows(self, array: NDArray[Any], sizes: Ints, wanted: Ints) -> NDArray[Any]:
@@ -267,6 +269,7 @@ class Ranks:
         import torch
 
         arrived = torch.cat(self._comm.alltoallv([_bytes(array)] * self.size))
+        # What arrives is in order of the ranks, and of each in ascending row number.
         numbers = np.argsort(self._holders(sizes), kind="stable")
         return _rows(reordered([arrived], numbers, np.arange(len(numbers)))[0], array)
 
@@ -292,6 +295,7 @@ def _bytes(array: NDArray[Any]) -> Tensor:
     import torch
 
     width = prod(array.shape[1:]) * array.dtype.itemsize
+    # numpy has no view of rows without bytes, as of an empty axis.
     if width == 0:
         return torch.empty((len(array), 0), dtype=torch.uint8)
     flat = np.ascontiguousarray(array).reshape(-1)

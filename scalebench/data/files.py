@@ -138,6 +138,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Return all arrays of an .npz file by name, without pickled objects. Raises DataError if it cannot be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            # Unpacked sizes: a packed array of zeros is a thousand times smaller.
             require_fits(path, sum(entry.file_size for entry in archive.zip.infolist()))
             return {name: archive[name] for name in archive.files}
     except (
@@ -201,6 +202,7 @@ def open_hdf5(path: Path, key: str) -> Source:
                 f"{path}: no data set {key!r}; it holds {', '.join(known) or 'none'}"
             )
         # A contiguous data set lies in the file as an array does, from its offset on.
+        # None for one in chunks, or packed; one in external files has no place in this.
         offset = found.id.get_offset()
         plain = (
             offset is not None

@@ -24,6 +24,7 @@ from scalebench.launch.hosts import reachable
 from scalebench.records import machine_facts
 from scalebench.system.hardware import cores, memory_mib, usable_memory_mib
 
+# Open MPI's own choice switched off: its algorithm 4 is the ring.
 RING = {
     "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
     "OMPI_MCA_coll_tuned_allreduce_algorithm": "4",
@@ -189,6 +190,7 @@ def _mpi4py() -> MachinePart:
     except PackageNotFoundError:
         return MachinePart("mpi4py", False, "not installed", mpirun.ADD_MPI)
     path = mpirun.find()
+    # A launcher that starts ranks without MPI does without a match.
     if (
         not chosen().without_mpi
         and path is not None

@@ -51,6 +51,7 @@ _TOOLS = (
 _GIB_PER_JOB = 1.5
 _PROGRESS = re.compile(r"^\s*\[\s*(\d+)%\]", re.MULTILINE)
 _ERROR = re.compile(r"\b(fatal error|error|CMake Error|Error|ERROR)\b.*[:!]")
+# pip repeats a failure in words of its own.
 _NOISE = re.compile(
     r"subprocess-exited-with-error|Failed building wheel|Failed to build|^\s*note:"
 )
@@ -154,6 +155,7 @@ def check_horovod(mpirun: Path) -> str:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     try:
+        # Ranks of different MPIs may wait for each other without end.
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=300, check=False
         )
@@ -179,6 +181,7 @@ def build_environment(
         "PATH": os.pathsep.join(
             [str(tools / "bin"), str(here), os.environ.get("PATH", "")]
         ),
+        # Without build isolation the build imports its tools from here.
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(tools), os.environ.get("PYTHONPATH", "")])
         ),
@@ -186,6 +189,7 @@ def build_environment(
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
+        # WITH, or what does not build is left out without an error.
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -264,6 +268,7 @@ def _pip(
                     progress(
                         f"building Horovod: {percent}{time.monotonic() - start:.0f} s"
                     )
+        # Ctrl-C would leave the compilers running.
         except BaseException:
             process.terminate()
             process.wait()
@@ -388,6 +393,7 @@ class Toolchain:
     @property
     def key(self) -> str:
         """Folder name of all versions."""
+        # A library built with a newer one does not load with an older.
         libc = "-".join(platform.libc_ver())
         return slug(
             "_".join(
@@ -417,6 +423,7 @@ def find_toolchain() -> Toolchain:
     # Importing torch takes seconds, and its version file has all that is needed.
     torch = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
     mpirun = find_mpirun()
+    # Beside mpirun: another mpicxx may be of another MPI.
     if mpirun is None or not mpirun.with_name("mpicxx").exists():
         raise EngineError(
             f"Horovod needs an MPI with its compiler wrapper mpicxx, and none is here; run: {ADD_MPI}"

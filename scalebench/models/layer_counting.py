@@ -54,6 +54,7 @@ def count_model(
     """
     source = f"{name}, counted by torch {torch.__version__} on its meta device"
     problem = ""
+    # Whole numbers second: models of words look them up.
     for dtype in (torch.float32, torch.int64):
         sample = torch.empty(_SAMPLES, *input_shape, dtype=dtype, device="meta")
         try:
@@ -175,6 +176,7 @@ class _Counter(DispatchMode):
             else 0
         )
         kind, count, m, n, k = _product(operation, args, made, self._samples)
+        # A parameter counts where it is read first, and once where layers share it.
         owned = sum(
             self._unused.pop(key, 0) for key in {_storage(tensor) for tensor in read}
         )
@@ -185,6 +187,7 @@ class _Counter(DispatchMode):
             and self._calls[-1] is self._call
             and not flops
         ):
+            # A bias, say: part of the same call, and no product of its own.
             before = self._rows[-1]
             self._rows[-1] = replace(
                 before, parameters=before.parameters + owned, activations=activations

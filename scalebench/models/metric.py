@@ -69,6 +69,7 @@ def evaluate(
     """Return `metric` of `model` on `x`, `y`, in batches without gradients; restores the mode of the model."""
     import torch
 
+    # torch counts the changes of a tensor in place.
     before = x._version
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -86,6 +86,7 @@ def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     if type(model) is nn.Sequential:
         for label, child in model._modules.items():  # a module may be there twice
             assert child is not None
+            # By the type itself: a subclass may have a forward of its own.
             if type(child) is nn.Sequential or inspect.ismethod(
                 getattr(child, "layers", None)
             ):

@@ -32,6 +32,7 @@ def pinned(training: Pinned) -> Pinned:
     Raises:
         ModelError: a file is missing or has another checksum than stated.
     """
+    # None where a study names no such file, or no longer.
     found: dict[str, object] = dict.fromkeys(PINS)
     found |= {
         key: _checked(path, getattr(training, key))
@@ -86,6 +87,7 @@ def checksum(path: Path) -> str:
     """
     try:
         state = path.stat()
+        # A pipe or a device would be read without end.
         if not stat.S_ISREG(state.st_mode):
             raise ModelError(
                 f"cannot read {path}: it is a folder, device or pipe; expected a file"
@@ -101,6 +103,7 @@ def checksum(path: Path) -> str:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
 
 
+# Size, times and inode are in the key: a file that changed is read again.
 @lru_cache(maxsize=16)
 def _checksum(path: Path, *_: int) -> str:
     with path.open("rb") as file:

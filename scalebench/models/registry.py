@@ -81,6 +81,7 @@ def build_model(
         ModelError: an unknown model or option, an unsuitable input, a failing user factory, complex numbers, a model
             with another output shape than `task` requires, or one that does not fit into memory.
     """
+    # Alike on all workers, whatever they have drawn before.
     with seeded(seed):
         if is_own(component.name):
             model = build_own(component.name, component.options, input_shape, outputs)

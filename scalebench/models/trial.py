@@ -223,6 +223,7 @@ class _Collectives(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        # Operations of torch.distributed, in place or functional.
         if func.namespace in ("c10d", "_c10d_functional"):
             raise ModelError(
                 f"model {self._component}: communicates by itself ({func.name()}); leave that to the strategy, whose "

@@ -55,6 +55,7 @@ def main(path: Path) -> None:
 
 
 def _under_torchrun(job: Job, heart: Heartbeat, rank: int) -> None:
+    # Ranks that are started again must not find the address of the last rank 0.
     start = job.folder / f"start-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     start.mkdir(exist_ok=True)
     group = meet(start, heart, rank, job.ranks, one_node=True)
@@ -94,6 +95,7 @@ def _train(job: Job, group: ObjectGroup, heart: Heartbeat, commits: _Commits) ->
     """Train with the ranks of `group`, which may be fewer than the run began with, to its end."""
     (run,) = job.runs
     (data,) = job.datasets.values()
+    # Horovod's ranks may be fewer than the run began with; the data are dealt anew.
     run = run.model_copy(update={"workers": group.size})
     job = job.model_copy(update={"datasets": {group.size: data}})
     outcome = Session(job, run, group, heart, commits=commits).execute()
@@ -156,6 +158,7 @@ class FileCommits(_Commits):
             int(path.stem.removeprefix("epochs-"))
             for path in self._folder.glob(f"epochs-*.{self._group.rank}")
         ]
+        # One may have died before it wrote its last: all go on from what all have.
         done: int = min(self._group.allgather(max(own, default=0)))
         if done:
             state: State = pickle.loads(self._path(done).read_bytes())  # noqa: S301 - written by a rank of this run
@@ -170,6 +173,7 @@ class FileCommits(_Commits):
         part = path.with_name(f"{path.name}.part")
         part.write_bytes(pickle.dumps(State.of(replica, replica.steps, random_state())))
         part.replace(path)
+        # The previous state goes once all have this one.
         self._group.Barrier()
         self._path(done - 1).unlink(missing_ok=True)
         return True
@@ -197,6 +201,7 @@ class MemoryCommits(_Commits):
         return int(self._held.done)
 
     def _keep(self, replica: Replica, done: int, agreed: bool) -> bool:
+        # Horovod broadcasts rank 0's: states that differ would be lost.
         if agreed:
             self._held.kept, self._held.done = (
                 State.of(replica, replica.steps, None),

@@ -34,6 +34,7 @@ _HOST, _OPERATION = struct.calcsize(_NUMBERS), struct.calcsize(f"{_NUMBERS}64s")
 _LOOK_S = 1.0
 _LOOKS_AT_FILE = 10  # looks between two at the launcher's mark
 _OVER = b"over"
+# Parts of the paths of files whose functions wait for other ranks.
 _COMMUNICATION = ("/mpi4py/", "/horovod/", "/torch/distributed/", "/scalebench/comm/")
 _CONTROL = "/scalebench/native/"
 # ends the names of functions in which DDP communicates, torch's and that of a replica
@@ -134,6 +135,8 @@ class Heartbeat:
             time.sleep(_LOOK_S)
             before, used = used, time.clock_gettime(clock)
             frame = sys._current_frames().get(thread)
+            # A rank that is stopped, or waits in C, uses no processor time; a spinning
+            # one does, in a file of communication.
             computes = not _communicates(frame) and used - before > _LOOK_S / 1000
             operation = "" if computes or frame is None else _operation(frame)
             del frame  # it would keep what it refers to

@@ -351,6 +351,7 @@ class Pulse:
             if rank >= workers and self._changed[rank] < first + _SILENCE_S
         ]:
             return dumb
+        # Servers that fell silent later than the first worker were kept from the core.
         silent = [rank for rank in silent if rank < workers]
         furthest_behind = min(self._beats[rank].progress for rank in silent)
         behind = [

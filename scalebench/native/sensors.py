@@ -82,6 +82,7 @@ def require_gpus_of_their_own(names: Sequence[str]) -> None:
 def forget_peak_memory(device: torch.device) -> None:
     """Reset the peak memory of process and device: one launch serves many runs."""
     with suppress(OSError):
+        # 5 resets the peak of resident memory (proc(5)); needs Linux 4.0.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -89,6 +90,7 @@ def forget_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> tuple[float, float | None]:
     """Peak MiB of this process since `forget_peak_memory`, and of the device."""
+    # Without /proc it cannot be reset, and is that of the whole launch.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -134,6 +136,7 @@ def clock_rate(cores: Collection[int], root: Path = _ROOT) -> float | None:
         ).strip()
         for core in cores
     ]
+    # Virtual machines rarely have cpufreq.
     if all(frequency.isdecimal() for frequency in frequencies):
         return fmean(int(frequency) for frequency in frequencies) / _KHZ_PER_MHZ
     rates: list[float] = []
@@ -282,6 +285,7 @@ class Counter:
             else:
                 self._counted += (
                     after - before
+                    # Modulo infinity, a counter that was reset would give infinity.
                     if math.isinf(largest)
                     else (after - before) % (largest + 1)
                 )
@@ -298,6 +302,8 @@ def rapl(root: Path) -> Counter:
     files = [
         zone / "energy_uj"
         for zone in sorted(root.glob("intel-rapl:*"))
+        # Zones `core` and `uncore` are parts of a package, `psys` the whole board: they
+        # would count twice.
         if (name := _text(zone / "name")).startswith("package") or name == "dram"
     ]
     largest = [_whole(file.with_name("max_energy_range_uj")) for file in files]

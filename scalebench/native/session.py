@@ -112,6 +112,8 @@ class Session:
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
+        # Horovod with settings of its own dies when it is initialised again
+        # (`settings_of`), and that of an elastic run is for `hvd.elastic` to end.
         alone, for_good = (
             self.nodes == 1,
             bool(self.job.settings) or self._commits is not None,
@@ -152,18 +154,21 @@ class Session:
         initial = (
             replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
         )
+        # Hooks hold gradients back until their share of one pass over the model is over;
+        # where there is no such pass, each layer's lap is stretched.
         if isinstance(clock, PacedClock) and _goes_back_at_once(
             strategy, self.run.workers
         ):
             clock.attach(
                 replica.model, waits_in_backward=not strategy.traits.split_is_measured
             )
+        # Ranks of one node read one clock.
         offsets = timeline.clock_offsets(self.mpi) if self.nodes > 1 else None
         try:
             report, ends, energy = self._measure(replica, strategy, clock)
         except DivergedError as error:
             if not error.everywhere:
-                raise
+                raise  # the others are inside a collective: this ends the launch
             return self._diverged(str(error), opened)
         events = copy.deepcopy(comm.event_log)  # evaluation communicates too
         self.heart.enter(Phase.EVALUATING)
@@ -172,6 +177,7 @@ class Session:
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
+        # Servers leave their loops once all workers have closed, and join in this.
         told = self._close(opened)
         shares = self.mpi.gather(
             _Share(report, verdict.evaluations, events, ends, others, energy)
@@ -193,6 +199,7 @@ class Session:
     ) -> Outcome:
         """Join the `shares` of all workers, and the waiting times that follow from all of them."""
         waited = None
+        # Moments of different workers are compared, which takes one clock.
         if strategy.traits.split_is_measured and self.nodes == 1:
             waited = timeline.waits(
                 [share.events for share in shares], [meter for meter, _ in told]
@@ -336,6 +343,7 @@ class Session:
         told = self.mpi.gather(said)
         if told is None:
             return None
+        # The worker whose loss it was says more than those whose weights it spoiled.
         where = next((text for text in told if "training loss" in text), told[0])
         return Outcome(self.run.run_id, "diverged", where)
 
@@ -361,6 +369,7 @@ class Session:
                     f"engine {self.engine.name} needs a CUDA GPU on every node; use --engine gloo"
                 )
             device = torch.device("cuda", self.local_rank % torch.cuda.device_count())
+            # NCCL joins the current devices of its ranks.
             torch.cuda.set_device(device)
             sensors.require_gpus_of_their_own(
                 self.mpi.allgather(sensors.gpu_name(device))
@@ -372,7 +381,7 @@ class Session:
         """The clock of the run; every reading is a heartbeat, after synchronising the GPU."""
         beat = self.heart.beat
         if self.device.type == "cuda":
-
+            # Kernels run on after their call: a lap would end before its work.
             def synchronise() -> None:
                 torch.cuda.synchronize(self.device)
                 beat()

@@ -51,6 +51,7 @@ def waits(
     """
     if not all(event_log.complete for event_log in event_logs):
         return None
+    # A worker that never waits has a table too, of no rows.
     found: list[list[Waits]] = [[np.empty((0, 2))] for _ in event_logs]
     try:
         _at_collectives(event_logs, found)
@@ -145,8 +146,10 @@ def _for_shared_vectors(
         tables = [_table(book, 4) for book in meters]
         owner = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         accesses = np.concatenate(tables)
+        # By the counter beside the vector: moments of two workers may be equal.
         order = np.argsort(accesses[:, 3])
         accesses, owner = accesses[order], owner[order]
+        # No worker held the vector before the first access.
         before = np.concatenate(([-np.inf], accesses[:-1, 2]))
         waited = _waits(accesses[:, 0], accesses[:, 1], before)
         for worker, each in enumerate(found):
@@ -162,6 +165,7 @@ def _at_servers(
             continue
         meters = [_table(book[worker], 3)[asked[:, 0].astype(int)] for book in served]
         since = asked[:, 1]
+        # All servers are asked at once, so that the slowest decides.
         seconds = np.max(
             [
                 np.maximum(book[:, 0] - since, 0) + book[:, 2] - book[:, 1]
@@ -221,6 +225,7 @@ def clock_offsets(
         if times is None:
             continue
         half = (monotonic() - began) / 2
+        # All offsets of a round have one error, but rank 0's own, which is zero.
         if found is None or half < found[-1].error_s:
             found = [
                 ClockOffset(
@@ -242,6 +247,7 @@ class TracedClock(WallClock):
         self.laps = []
 
     def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
+        # Read first: ending the lap moves the mark.
         before, running = self.mark, self.running
         super().did(task, samples, share)
         if running:
@@ -286,8 +292,10 @@ def align(
             Lap(lap.activity, lap.begin_s - own_zero, lap.end_s - own_zero)
             for lap in laps
         ]
+    # Laps are of a clock without a date: counted back from the present of both clocks.
     outcome.add_facts(began_unix_s=time.time() - (time.perf_counter() - zero))
     if busy:
+        # Servers are asked before training, too, and by the evaluation after it.
         length = max(lap.end_s for report in reports for lap in report.laps)
         served = [
             [
@@ -313,6 +321,7 @@ def parted(laps: Sequence[Lap], waited: Waits) -> list[Lap]:
                     found.append(Lap(lap.activity, begin, since))
                 found.append(Lap("waiting", since, until))
                 begin = until
+            # The rest of this wait lies in the next lap.
             if left[0][1] > lap.end_s:
                 break
             left.popleft()

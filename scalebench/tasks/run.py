@@ -150,6 +150,7 @@ class _Tasks(Scheduler):
             RunError: the block cannot be trained, or two processes died of it.
         """
         for attempt in range(2):
+            # In another place, so that another process takes over.
             result = self._computed(
                 worker, worker + attempt, (job, worker, pieces, state)
             )
@@ -233,6 +234,7 @@ class TaskReplica(Replica):
 
     def fetch(self) -> None:
         """Have the steps that were put off trained, and take their result over."""
+        # The base class looks at the state while it is built, before there are pieces.
         pieces, self._pieces = tuple(vars(self).get("_pieces", ())), []
         if not pieces:
             return
@@ -279,6 +281,7 @@ class TaskReplica(Replica):
             *self._source,
             batch.step,
         ):
+            # Consecutive batches go as a range.
             self._pieces[-1] = last._replace(last=batch.step + 1)
         else:
             self._pieces.append(block.Steps(*self._source, batch.step, batch.step + 1))

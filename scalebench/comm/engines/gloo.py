@@ -23,6 +23,7 @@ class Gloo(Engine):
 
     def connect(self, place: Place) -> AbstractContextManager[NativeCommunicator]:
         """Make the process group, by the network on which rank 0 answers."""
+        # Here, as it imports torch.
         from scalebench.comm.torch_dist import process_group
 
         return process_group(self.name, place)

@@ -32,6 +32,8 @@ class Mpi(Engine):
         """Use the MPI communicator `ranks`."""
         from scalebench.comm.mpi import MpiCommunicator
 
+        # Ranks were started by an MPI (`needs_mpi`), so that their group is its
+        # communicator.
         yield MpiCommunicator(cast("MPI.Comm", place.ranks), place.clock)
 
 

@@ -28,6 +28,7 @@ class Nccl(Engine):
         if reason := super().lacks(here=here):
             return reason
         torch = folder_of("torch")
+        # By its files: importing torch takes seconds, and some commands only ask.
         if torch is None or not any((torch / "lib").glob("libtorch_cuda*")):
             return "this torch has no CUDA; install one of https://pytorch.org/get-started/locally that has"
         if not here:

@@ -53,6 +53,7 @@ def chosen() -> Launcher:
             return named(stated)
         except EngineError as error:
             raise EngineError(f"{VARIABLE}: {error}") from None
+    # First: it starts the ranks of every engine, on several hosts too.
     if mpirun.find() is not None:
         return named("mpirun")
     by_slurm = srun.in_job() and shutil.which("srun") is not None
@@ -63,6 +64,7 @@ def chosen() -> Launcher:
 def using(name: str) -> Iterator[None]:
     """Let `chosen`, in child processes too, return the launcher that a study names, unless the command names one."""
     before = os.environ.get(VARIABLE)
+    # What a command names goes before what its study does.
     if name == AUTO or before not in (None, "", AUTO):
         yield
         return

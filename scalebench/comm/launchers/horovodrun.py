@@ -65,6 +65,7 @@ class Horovodrun(Launcher):
         binding = shlex.join(mpirun.mapping(placement))
         horovodrun = [
             str(find()),
+            # Else a Horovod that was built without MPI would join the ranks by gloo.
             "--mpi",
             "-np",
             str(placement.ranks),
@@ -103,6 +104,7 @@ def _elastic(ranks: int, restarts: int) -> list[str]:
     """
     hosts = "".join(f"127.0.0.{'0' * rank}1:1\\n" for rank in range(ranks))
     return [
+        # Elastic ranks are joined by gloo: an MPI ends all when one dies.
         *("--gloo", "--network-interface", "lo"),
         *(
             "-np",
@@ -134,6 +136,7 @@ def run(command: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     code = process.wait()
+    # As a shell tells a signal: 128 and its number.
     return code if code >= 0 else 128 - code
 
 

@@ -69,6 +69,7 @@ def start(ranks: int, width: int, program: Sequence[str]) -> int:
     cores = cores_with_threads()
     running: dict[int, int] = {}  # rank by process
     for rank in range(ranks):
+        # None for ranks beyond the cores, and where width is 0: they stay unbound.
         own = cores[rank * width : (rank + 1) * width]
         variables = {
             "RANK": str(rank),
@@ -80,6 +81,7 @@ def start(ranks: int, width: int, program: Sequence[str]) -> int:
         if own:
             os.sched_setaffinity(process.pid, frozenset().union(*own))
     while running:
+        # Whichever has ended: a rank that fails is noticed while the others wait for it.
         pid, status = os.wait()
         rank = running.pop(pid)
         code = os.waitstatus_to_exitcode(status)

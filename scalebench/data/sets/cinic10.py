@@ -35,6 +35,7 @@ class Cinic10(DatasetBuilder):
 
     def files(self, data_dir: Path | None) -> list[Path]:
         root = need_folder(self.name, data_dir, _LAYOUT, _SOURCE)
+        # The folder may be the one around it, too.
         if not (root / "train").is_dir() and (root / "CINIC-10").is_dir():
             root = root / "CINIC-10"
         parts = ("train", "valid", "test") if self.train_on_valid else ("train", "test")
@@ -53,6 +54,7 @@ class Cinic10(DatasetBuilder):
             {path.parent.name for path in files if path.parent.parent.name == "train"}
         )
         side = self.resize
+        # The shape of all: arrays are allocated before the other images are read.
         first = _read_image(files[0], side)
         arrays: dict[str, Any] = {}
         for part, is_in_part in (("train", False), ("test", True)):
@@ -87,8 +89,10 @@ def _read_image(path: Path, side: int | None) -> NDArray[np.float32]:
 
     try:
         with Image.open(path) as opened:
+            # A PNG may be grey, have a palette, or an alpha channel.
             image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
+        # A SyntaxError is Pillow's, of a broken PNG.
         raise DataError(
             f"{path}: not a readable image ({error}); get it again"
         ) from None

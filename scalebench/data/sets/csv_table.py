@@ -132,6 +132,7 @@ class Csv(DatasetBuilder):
         lines, rows = [], []
         before = 0
         try:
+            # The module csv asks for `newline`; Excel begins UTF-8 with a mark, `-sig`.
             with path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.reader(file, delimiter=self.delimiter, strict=True)
                 for row in reader:
@@ -210,6 +211,7 @@ class Csv(DatasetBuilder):
             raise DataError(
                 f"{path}: no column {self.target} for the target; it has columns 0 to {len(names) - 1}"
             )
+        # Counted from the end where it is negative.
         column = self.target % len(names)
         if _is_unnamed(names[column]):
             raise DataError(
@@ -253,6 +255,7 @@ class Csv(DatasetBuilder):
             place for place, cell in enumerate(cells) if not self._is_number(cell)
         ]
         missing = [place for place in others if cells[place].lower() in _MISSING]
+        # Among other texts `none` or `-` may be a class; among numbers it is a gap.
         if missing and (len(missing) == len(others) or not cells[missing[0]]):
             self._refuse_target(table, missing[0], column)
         if others:
@@ -283,6 +286,7 @@ class Csv(DatasetBuilder):
         else:
             self._refuse_two_spellings(table, column, cells)
             ordered, numbers = np.unique(cells, return_inverse=True)
+        # Of more classes some have a single sample: they are values, or names.
         if not 2 <= len(ordered) <= max(2, len(cells) // 2):
             raise DataError(
                 f"{table.path}: {len(ordered)} classes in {len(cells)} samples; "
@@ -311,6 +315,7 @@ class Csv(DatasetBuilder):
     def _value(self, cell: str) -> float:
         """Return the number in `cell`; NaN if there is none."""
         if self.decimal == ",":
+            # A point may separate thousands there: not guessed.
             if "." in cell:
                 return math.nan
             cell = cell.replace(",", ".")

@@ -14,6 +14,7 @@ from scalebench.data.files import FileSet, find_files, read_bytes
 from scalebench.errors import DataError
 
 _SOURCE = "get them from http://yann.lecun.com/exdb/mnist/"
+# type code of the format
 _UNSIGNED_BYTE = 8
 
 
@@ -29,6 +30,7 @@ _FILES = FileSet(
         _spellings("t10k-images", 3),
         _spellings("t10k-labels", 1),
     ),
+    # torchvision unpacks into the second.
     folders=(".", "MNIST/raw", "mnist"),
 )
 

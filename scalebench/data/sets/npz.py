@@ -129,6 +129,7 @@ class Npz(DatasetBuilder):
                 f"{path}: targets are whole numbers {shape}; expected class numbers (N,): save y[:, 0], or "
                 f"{_AS_REGRESSION}"
             )
+        # Floats in a matrix that happen to be whole are values, as of a rounded table.
         is_float = any(y.dtype.kind == "f" for y in parts)
         return "regression" if is_float and len(shape) > 1 else "classification"
 
@@ -219,11 +220,13 @@ def _targets(
     if task == "classification":
         outputs = max(int(y.max(initial=0)) for y in (y_train, y_test)) + 1
         samples = len(y_train) + len(y_test)
+        # An identifier or a year would make a model of as many outputs.
         if outputs > max(2, samples):
             raise DataError(
                 f"{path}: label {outputs - 1} makes {outputs:,} classes of {samples:,} samples; number the classes "
                 "0, 1, ..., or if the target is a value to be predicted, give the option task: regression"
             )
+        # The cross entropy of a single output is always zero.
         return max(outputs, 2), y_train.astype(np.int64), y_test.astype(np.int64)
     train, test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
     return train.shape[1], train.astype(np.float32), test.astype(np.float32)

@@ -132,6 +132,7 @@ class _Teacher:
                 (4 * _CHUNK, inputs), dtype=np.float32
             )
         )
+        # Of reference inputs, as those of the samples would change with their number.
         self._mean, self._std = raw.mean(axis=0), raw.std(axis=0)
 
     def scores(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -146,5 +147,6 @@ class _Teacher:
 
 def _random(seed: int, stream: int, chunk: int) -> np.random.Generator:
     return np.random.Generator(
+        # The last word of the counter: chunks are 2^192 numbers apart.
         np.random.Philox(key=[seed % 2**64, stream], counter=[0, 0, 0, chunk])
     )

@@ -40,4 +40,5 @@ class Mlp(Architecture):
             (math.prod(input_shape), *self.hidden, outputs)
         ):
             layers += [nn.Linear(fan_in, fan_out), activation()]
+        # Without the last activation: losses take logits.
         return nn.Sequential(*layers[:-1])

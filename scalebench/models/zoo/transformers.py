@@ -62,6 +62,7 @@ class VitB16(Architecture):
         layers, (planes, height, width) = into_images(
             self.name, input_shape, self.layout
         )
+        # Its patches are 16 pixels wide, and positions are learned for a square.
         if height != width or height % 16:
             raise ModelError(
                 f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
@@ -75,6 +76,7 @@ class VitB16(Architecture):
 
 def _transformers(name: str) -> Any:
     try:
+        # Takes seconds, and no other model needs it.
         import transformers
     except ImportError:
         raise ModelError(
