@@ -20,13 +20,6 @@ _ENDED = re.compile(
 )
 
 
-def lacks_mpi(name: str) -> str:
-    """The reason why the launcher `name` starts no ranks of an MPI, and the next step."""
-    if mpirun.find() is None:
-        return mpirun.missing()
-    return f"{name} starts no ranks of an MPI; use --launcher mpirun, or --engine gloo, which needs no MPI"
-
-
 class Local(Launcher):
     """Starts ranks on this host as processes of a parent that names the first to fail, and ends the others."""
 
@@ -34,12 +27,12 @@ class Local(Launcher):
 
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
         """Return None for ranks that no MPI joins."""
-        return lacks_mpi(self.name) if by_mpi else None
+        return mpirun.lacks_mpi(self.name) if by_mpi else None
 
     def command(self, placement: Placement) -> list[str]:
         """Return the command of this file."""
         if placement.by_mpi:
-            raise EngineError(lacks_mpi(self.name))
+            raise EngineError(mpirun.lacks_mpi(self.name))
         return [
             sys.executable,
             "-m",

@@ -53,6 +53,13 @@ def missing() -> str:
     return f"no mpirun beside {sys.executable} or on PATH; add it with: {ADD_MPI}"
 
 
+def lacks_mpi(name: str) -> str:
+    """The reason why the launcher `name`, of processes alone, starts no ranks of an MPI, and the next step."""
+    if find() is None:
+        return missing()
+    return f"{name} starts no ranks of an MPI; use --launcher mpirun, or --engine gloo, which needs no MPI"
+
+
 def mapping(placement: Placement) -> list[str]:
     """Return the words that say where ranks lie and what they are bound to."""
     width = placement.width

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from scalebench.comm.launchers import mpirun
 from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
-from scalebench.comm.launchers.local import lacks_mpi
 from scalebench.errors import EngineError
 
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -28,7 +28,7 @@ class Torchrun(Launcher):
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
         """Return None for ranks that no MPI joins, where torch is installed."""
         if by_mpi:
-            return lacks_mpi(self.name)
+            return mpirun.lacks_mpi(self.name)
         return (
             None
             if find_spec("torch")
@@ -38,7 +38,7 @@ class Torchrun(Launcher):
     def command(self, placement: Placement) -> list[str]:
         """Return torchrun of this interpreter, for one node; it binds ranks to no cores."""
         if placement.by_mpi:
-            raise EngineError(lacks_mpi(self.name))
+            raise EngineError(mpirun.lacks_mpi(self.name))
         return [
             sys.executable,
             "-m",
