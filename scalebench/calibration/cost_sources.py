@@ -383,6 +383,7 @@ class KeptSteps:
         return (
             None
             if kept is None
+            # Without a reference step it cannot be brought to the speed of now.
             or kept.reference_s is None
             or kept.lacking(sizes, most_workers)
             else kept

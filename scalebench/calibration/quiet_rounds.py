@@ -42,6 +42,7 @@ def quiet_rounds(
     """
     rounds: list[Round[T]] = []
     while not until(rounds):
+        # The reference first, as arguments are evaluated from the left.
         rounds.append(Round(reference(), measure()))
     return rounds
 
@@ -75,8 +76,10 @@ class Until(Generic[T]):
 
     def __call__(self, rounds: Sequence[Round[T]]) -> bool:
         done, elapsed = len(rounds), self._now() - self._began
+        # However little time there is: no round would be no value.
         if done == 0:
             return False
+        # A median of one round is worth little, so that these may take longer.
         if done < self._fewest:
             return elapsed >= self._patience * self._seconds
         if done == self._most or elapsed >= self._seconds:

@@ -79,6 +79,7 @@ def open_dataset(folder: Path) -> Dataset:
             name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             for name in ARRAY_NAMES
         }
+        # Each file may be whole and the set not, as after a copy that was interrupted.
         if (meta["format"], meta["arrays"]) != (FORMAT_VERSION, shapes_of(arrays)):
             raise ValueError(f"its format or arrays are not those of {META}")
         return Dataset(

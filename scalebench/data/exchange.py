@@ -218,6 +218,7 @@ class Ranks:
         ) as error:  # raised below, when the others know: they wait in the exchange
             failure = error
             text = repr((None, str(error) or type(error).__name__))
+        # Communicators carry tensors alone.
         message = torch.tensor(list(text.encode()), dtype=torch.uint8)
         messages = self._comm.alltoallv([message] * self.size)
         results = [ast.literal_eval(bytes(each.tolist()).decode()) for each in messages]

@@ -163,6 +163,7 @@ def open_npy(path: Path) -> Source:
             f"{path}: not a readable .npy array ({_cause(error)})"
         ) from None
     if not isinstance(found, np.ndarray):
+        # An archive that np.load has opened, and holds open.
         found.close()
         raise DataError(
             f"{path}: not a readable .npy array (it is an archive; from_npz reads those)"

@@ -35,6 +35,7 @@ from scalebench.system.file_access import cache_folder
 from scalebench.system.hardware import cores
 
 VERSION = "0.28.1"
+# what its setup.py imports and calls, and what rewrites its wheel
 _TOOLS = (
     "cffi",
     "cloudpickle",
@@ -249,6 +250,7 @@ def _pip(
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Appended: fetching the tools and building are in one log.
     with log.open("a") as output:
         output.write(f"$ {shlex.join(command)}\n")
         output.flush()

@@ -71,6 +71,7 @@ def lie_in(memory: Memory, model: nn.Module) -> None:
 
 def _lay(tensors: Sequence[Tensor], whole: Tensor) -> None:
     for tensor, value in zip(tensors, views(tensors, whole), strict=True):
+        # Not the parameter itself is replaced, which modules and optimizers hold.
         tensor.data = value
 
 

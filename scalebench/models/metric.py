@@ -71,6 +71,7 @@ def evaluate(
 
     # torch counts the changes of a tensor in place.
     before = x._version
+    # Module by module: a model may keep some in evaluation mode, as frozen statistics.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

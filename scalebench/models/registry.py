@@ -129,6 +129,7 @@ def _check_output(
     model.eval()
     try:
         with torch.no_grad():
+            # Two, so that an output without a row for each sample is told apart.
             made = model(torch.zeros(2, *input_shape, dtype=dtype))
     except (Exception, SystemExit) as error:
         raise ModelError(

@@ -112,6 +112,7 @@ class _Steps:
     def train(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, set[str]]:
         """Return the logits, and the names of the parameters that get a gradient."""
         model.train()
+        # None tells a parameter without a gradient from one whose gradient is zero.
         model.zero_grad(set_to_none=True)
         with self._checked(x, y, "while training"):
             made = model(x, labels=y) if takes_labels(model, self._task) else model(x)
@@ -186,6 +187,7 @@ def _require_new_parameters(
                 "own; build it inside the factory, or return copy.deepcopy of what was built outside"
             )
     for name, tensor in first.items():
+        # Bit for bit, with NaN equal to NaN, which `torch.equal` does not have.
         if name not in second or not torch.allclose(
             tensor, second[name], rtol=0, atol=0, equal_nan=True
         ):

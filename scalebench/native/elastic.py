@@ -80,6 +80,7 @@ def _under_horovodrun(job: Job, heart: Heartbeat, rank: int) -> None:
         group = HorovodGroup()
         _train(job, group, heart, MemoryCommits(group, JsonLines(job.events), held))
 
+    # Called again after a death, with rank 0's state, by the ranks that are left.
     hvd.elastic.run(train)(
         ObjectState(hvd.broadcast_object, hvd.rank, done=0, kept=None)
     )

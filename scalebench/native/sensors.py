@@ -174,6 +174,7 @@ class Gpu:
     """
 
     def __init__(self, uuid: str, library: str = LIBRARY) -> None:
+        # torch gives the number alone, NVML takes it with its kind.
         self._name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         self._library = library
 
@@ -301,6 +302,7 @@ def rapl(root: Path) -> Counter:
     """The counter of this node's packages, and of memory that is counted apart."""
     files = [
         zone / "energy_uj"
+        # AMD's counters have this name, too.
         for zone in sorted(root.glob("intel-rapl:*"))
         # Zones `core` and `uncore` are parts of a package, `psys` the whole board: they
         # would count twice.
@@ -437,5 +439,6 @@ def _text(path: Path) -> str:
 
 
 def _whole(path: Path) -> int | None:
+    # Since Linux 5.10 root alone reads energy_uj (CVE-2020-8694).
     text = _text(path)
     return int(text) if text.isdecimal() else None

@@ -89,6 +89,7 @@ class Session:
         heart.wait_for(None)
         places = mpi.allgather(platform.node())
         held = Counter(places)
+        # By host names: each launcher calls the variable otherwise.
         self.local_rank = places[: mpi.rank].count(platform.node())
         self.workers_per_node, self.nodes = max(held.values()), len(held)
         self.engine = named(run.engine)

@@ -38,6 +38,7 @@ from scalebench.training.pacing import PacedClock
 Moments = NDArray[np.float64]
 Waits = NDArray[np.float64]
 """(n, 2) in the order of time: begin and end of each wait of a worker."""
+# exchanges, of which the quickest counts
 _ROUNDS = 10
 
 

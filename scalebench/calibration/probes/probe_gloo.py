@@ -101,6 +101,7 @@ def _of_parts(
         rounds.after_computing(
             (_SCATTER, nbytes), partial(comm.reduce_scatter_, own, whole)
         ),
+        # A message takes half of the way there and back.
         both_ways._replace(
             seconds=both_ways.seconds / 2,
             each=tuple(seconds / 2 for seconds in both_ways.each),

@@ -107,5 +107,6 @@ def _serve(rounds: probe_rounds.ProbeRounds) -> list[probe_rounds.Sample]:
             probe_rounds.sleep_until_all_arrive(group)
             server.close()
         probe_rounds.sleep_until_all_arrive(mpi)  # one server after the other
+    # The number of communicators of an MPI is bounded.
     group.Free()
     return samples

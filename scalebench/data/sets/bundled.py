@@ -78,6 +78,7 @@ class _Standardised(DatasetBuilder):
     classes: ClassVar[int]
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        # Here, as it takes a second.
         import sklearn.datasets
 
         x, y = getattr(sklearn.datasets, self.loader)(return_X_y=True)

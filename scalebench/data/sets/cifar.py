@@ -45,6 +45,7 @@ class _Cifar(DatasetBuilder):
         return find_files(self.name, data_dir, (binary, python), _SOURCE)
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+        # In the order of `files`, the test part last.
         *training, test = [
             self._read_binary(path)
             if path.suffix == ".bin"

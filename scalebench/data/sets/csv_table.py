@@ -134,6 +134,8 @@ class Csv(DatasetBuilder):
         try:
             # The module csv asks for `newline`; Excel begins UTF-8 with a mark, `-sig`.
             with path.open(newline="", encoding="utf-8-sig") as file:
+                # Strict: a quote that is not closed would be a cell to the end of the
+                # file.
                 reader = csv.reader(file, delimiter=self.delimiter, strict=True)
                 for row in reader:
                     if row:

@@ -25,6 +25,7 @@ from scalebench.data.files import only_file, read_npz
 from scalebench.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)
+# checked at once, which bounds what a check takes of memory
 _ROWS_AT_ONCE = 4096
 # regression target, from which a mean squared error is not that of targets near 1
 _LARGE = 10.0

@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt, model_valida
 
 from scalebench.data.builder import DATASETS, Allocate, Arrays, DatasetBuilder
 
+# rows drawn at once; another number makes other data
 _CHUNK = 1024
 _HIDDEN = 32
 _COARSE = 4

@@ -46,6 +46,7 @@ class Cnn(Architecture):
             self.name, input_shape, self.layout
         )
         for channels in self.channels:
+            # Padded by 2, a kernel of 5 keeps the sides.
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]
             pool = (2 if height > 3 else 1, 2 if width > 3 else 1)
             if pool != (1, 1):

@@ -42,6 +42,7 @@ class Layers(Architecture):
         import torch
 
         module = without_values(load_layers(self.table))
+        # Checks of a model look at the shape of its output; there are no values.
         module.forward = lambda samples: torch.empty(
             len(samples), outputs, device="meta"
         )
@@ -183,6 +184,7 @@ def read_layers(text: str, name: str, where: str) -> LayerTable:
     shape = [int(side) for side in stated.get("input", "").split("x") if side.isdigit()]
     table = LayerTable(name, tuple(layers), stated.get("source", ""), tuple(shape))
     for total in ("parameters", "flops"):
+        # Thousands may be marked by commas, as printed.
         if total in stated and stated[total].replace(",", "") != str(
             getattr(table, total)
         ):
@@ -244,4 +246,5 @@ def _number(text: str, column: str, where: str) -> int:
         raise ModelError(
             f"{where}: {column} is {text.strip() or 'missing'}; expected a whole number, 0 or more"
         )
+    # Not by way of a float, which rounds above 2^53.
     return int(text) if text.strip().isdigit() else int(value)

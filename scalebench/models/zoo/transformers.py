@@ -67,6 +67,7 @@ class VitB16(Architecture):
             raise ModelError(
                 f"model vit_b16: images of {height} x {width}; expected a square with sides of 16, 32, ..."
             )
+        # After the check, which needs no transformers.
         library = _transformers(self.name)
         config = library.ViTConfig(
             image_size=height, num_channels=planes, num_labels=outputs
