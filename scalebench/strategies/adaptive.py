@@ -95,6 +95,7 @@ def chosen(
         grown = [
             _Path(
                 path.cost
+                # A worker begins with its own batch, as after a layer of degree 1.
                 + costs.of_move(layer.takes, (path.degrees or (1,))[-1], degree)
                 + costs.of_layer(layer, degree),
                 path.held + layer.parameters / degree,
@@ -313,6 +314,7 @@ class Adaptive(Strategy):
         now, least = costs.of_layout(layers, state.degrees), self._least(worker, epoch)
         seconds_a_number = exchange_s / now
         saved_s = (now - costs.of_layout(layers, least)) * seconds_a_number
+        # What was measured goes before what the numbers promise.
         expected = {least: seconds - saved_s, **state.measured}
         best = min(expected, key=expected.__getitem__)
 
@@ -320,6 +322,7 @@ class Adaptive(Strategy):
         held = sum(layer.parameters for layer in layers)
         # with a state of the optimizer
         moved_s = 2 * held * seconds_a_number / worker.steps_in(epoch)
+        # Of this layout, should it stay.
         state.expected_s = seconds
         if (seconds - expected[best]) * ahead - moved_s > _WORTH * seconds * ahead:
             self._use(worker, best, expected[best])
@@ -373,6 +376,7 @@ class Adaptive(Strategy):
                     f"strategy {self.name}: layout: layer {layer.name} cannot be shared by {degree} workers, but by "
                     f"{', '.join(map(str, degrees))}"
                 )
+        # The largest degrees hold the fewest parameters.
         sharing = stated or [max(degrees) for degrees in of_each]
         held = [
             (sum(each.nbytes for each in layer.parameters) / degree / _MIB, layer.name)

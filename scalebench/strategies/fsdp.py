@@ -21,6 +21,7 @@ class Exchanges:
 
     def __init__(self, comm: Communicator, shard: int) -> None:
         self.comm, self.shard = comm, shard
+        # At 1 parameters stay whole within a step: one unit, gathered once.
         self.by_layer = shard > 1
 
     def before_forward(self, unit: Unit) -> None:
@@ -88,6 +89,7 @@ class Fsdp(Strategy):
 
     def check(self, setting: Setting) -> list[str]:
         optimizer = setting.training.optimizer.name
+        # A shard may end anywhere within a layer.
         if setting.workers > 1 and optimizer in BY_LAYER:
             raise StudyError(
                 f"strategy {self.name}: optimizer {optimizer} needs whole layers, of which a worker updates a "

@@ -30,6 +30,7 @@ from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component
 
+# what the workers that hold the same part of every replica can do
 _OF_GROUPS = frozenset(
     {
         Capability.COLLECTIVES,
@@ -85,6 +86,7 @@ class Hybrid(PartsOfModel):
                 "pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers"
             )
         require_balance(self.balance, self.pipeline, self.groups())
+        # Without stages there are no micro-batches, of which too few would be refused.
         pieces = self.micro_batches if self.pipeline > 1 else self.pipeline
         require_schedule(self.schedule, self.pipeline, pieces, self.model_fields_set)
         try:
@@ -94,7 +96,10 @@ class Hybrid(PartsOfModel):
         if (
             not rule.needs
             or not rule.needs <= _OF_GROUPS
+            # The parts of a replica would merge with those of others in different
+            # orders.
             or not rule.deterministic
+            # A part is not divided again.
             or isinstance(rule, PartsOfModel)
         ):
             raise ValueError(
@@ -138,6 +143,8 @@ class Hybrid(PartsOfModel):
                 f"workers, not {setting.workers}; leave data out, or use that many"
             )
         per_node = max(1, setting.workers_per_node // mesh.parts)
+        # The rule's workers are replicas, of which a node holds fewer, and whose shapes
+        # are those of a part.
         return found + self.rule.check(
             replace(setting, workers=mesh.data, workers_per_node=per_node, shapes=None)
         )

@@ -62,6 +62,7 @@ def scheduled(
     ahead = {
         "gpipe": micro_batches,
         "1f1b": stages - stage,
+        # Megatron-LM's forwards ahead, and the first of those in turn
         "interleaved": (chunks - 1) * stages + 2 * (stages - stage) - 1,
     }[schedule]
     forwards = [Move(True, place, chunk) for chunk, place in passes]
@@ -161,6 +162,7 @@ def with_default_batch(study: Study) -> Study:
     Speedups compare runs at one global batch, and such a replica takes that of as many
     workers. It is the default batch of a worker, for each of the most workers.
     """
+    # The default is no statement: a study that leaves it may get another batch.
     stated = study.model_fields_set & {"batch_per_worker", "batch_global"}
     strategies = (registry.create(each.name, each.options) for each in study.strategies)
     if stated or not any(isinstance(strategy, PartsOfModel) for strategy in strategies):
@@ -218,6 +220,7 @@ class PartsOfModel(Strategy):
 
     def setup(self, worker: Worker) -> None:
         if worker.mesh.parts > 1:
+            # A lone worker, the base of a speedup, holds the whole model.
             sizes = self.place(worker.layer_work, self.groups())
             worker.take(sizes, self.order, self.pieces(), self.recompute)
         self.rule.setup(worker)
@@ -288,6 +291,7 @@ class PartsOfModel(Strategy):
                 f"strategy {self.name}: optimizer {optimizer} needs whole layers, of which a worker holds a "
                 "share; use sgd, adam or adamw"
             )
+        # Known once the model has been built, behind the first checks.
         if setting.layer_work is not None:
             sizes = self.sizes_of(setting.layer_work)
             if setting.layers is not None:
@@ -309,6 +313,7 @@ class PartsOfModel(Strategy):
         """
         from scalebench.models.sharding import held_by
 
+        # One of each stage: the shares of its workers are equal.
         for part in range(0, mesh.parts, mesh.tensor):
             held_by(layers, sizes, mesh, part, "of the study")
 

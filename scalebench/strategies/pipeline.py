@@ -54,6 +54,7 @@ class Pipeline(ModelParallel):
 
     @model_validator(mode="after")
     def _enough_micro_batches(self) -> Pipeline:
+        # By what is stated: the default of another schedule's option is no mistake.
         require_schedule(
             self.schedule, self.stages, self.micro_batches, self.model_fields_set
         )

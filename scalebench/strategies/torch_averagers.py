@@ -54,6 +54,7 @@ class TorchAverager(Strategy):
         _conclude(self.rule, worker, epoch)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
+        # The mean that ends the training is ours (`_conclude`).
         return worker.is_last(epoch) or self.rule.in_agreement(worker, epoch)
 
     @property
@@ -90,6 +91,8 @@ class RealAverager:
 
 def _begin(strategy: TorchAverager, worker: Worker) -> None:
     worker.state.taken, worker.state.rule = 0, strategy.rule
+    # The averagers rebind parameters, and a flat optimizer would go on with the old
+    # ones.
     worker.use_optimizer(lambda optimizer: optimizer)
 
 
@@ -115,6 +118,7 @@ class VirtualTorchLocalSgd(TorchAverager):
 
     @property
     def rule(self) -> Rule:
+        # torch counts from 0, and averages before it counts.
         return LocalSgd(
             steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave"
         )
@@ -193,6 +197,7 @@ class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
         )
 
         _begin(self, worker)
+        # torch refuses a largest group other than all ranks.
         sizes = OrderedDict(
             (period, min(size, worker.size))
             for size, period in sorted(self.groups.items())
@@ -284,6 +289,7 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         worker.use_optimizer(
             lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager)
         )
+        # Buffers stay those of each worker, as with the other averagers.
         model = DistributedDataParallel(
             worker.model, process_group=group, forward_sync_buffers=False
         )
@@ -293,10 +299,12 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         worker.local_step(batch)
+        # Both count steps, of which those of the warm-up are none.
         worker.state.averager.step = worker.state.hook.iter = 0
         reattach(worker)
 
     def step(self, worker: Worker, batch: Batch) -> None:
+        # Numbers of samples weight means of gradients; a local step has none.
         weighted = worker.state.taken < self.start
         worker.gradient(batch, batch.weight if weighted else 1.0)
         worker.update()
@@ -317,6 +325,7 @@ def reattach(worker: Worker) -> None:
     for parameter, view in zip(
         trainable, views(trainable, worker.parameters), strict=True
     ):
+        # After an epoch without an average they still lie in the flat buffer.
         if parameter.data_ptr() != view.data_ptr():
             view.copy_(parameter.detach())
             parameter.data = view

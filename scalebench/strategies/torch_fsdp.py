@@ -23,6 +23,7 @@ class VirtualTorchFsdp(Fsdp):
     overlap it with compute.
     """
 
+    # fully_shard always divides gradients, so that there is no 1.
     shard: Literal[2, 3] = Field(
         3,
         description="2: whole parameters between the passes of a step (reshard_after_forward=False), 3: shards",

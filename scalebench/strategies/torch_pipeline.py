@@ -78,6 +78,8 @@ class TorchPipeline(VirtualTorchPipeline):
         super().setup(worker)
         if worker.mesh.parts > 1:
             worker.use_schedule(self.schedule, self.micro_batches)
+            # Over torch's own parameters, as its users have it, in place of the flat
+            # one.
             worker.use_optimizer(lambda optimizer: optimizer)
 
     @property

@@ -45,6 +45,7 @@ class VirtualTorchTensor(TensorParallel):
     ) -> None:
         from scalebench.models.sharding import held_by, require_linear
 
+        # The first part stands for all, whose shares are equal.
         require_linear(held_by(layers, sizes, mesh, 0, "of the study"), "of the study")
 
     @property
