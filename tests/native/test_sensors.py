@@ -1,7 +1,8 @@
-"""The processor of a worker, read from a kernel's files, and its GPU."""
+"""The processor of a worker, read from a kernel's files, and its GPU, with a fake NVML."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from scalebench.errors import EngineError
 from scalebench.native.sensors import (
     Cores,
+    Gpu,
+    GpuClocks,
     clock_rate,
     require_gpus_of_their_own,
     throttle_counters,
@@ -73,3 +76,34 @@ def test_nccl_workers_that_share_a_gpu_are_refused():
         match=r"workers 1 and 3 share one \(3 GPUs for 4 workers\); start fewer",
     ):
         require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c", "GPU-b"])
+
+
+def test_clock_rates_and_reasons_of_a_run_are_kept(nvml_library):
+    clocks = GpuClocks(Gpu("GPU-3a5e", nvml_library))
+    clocks.begin()
+    clocks.look()
+    assert clocks.slowdowns == "none", "an idle GPU is not clocked down"
+    clocks.look()
+    clocks.end()
+    assert (clocks.mhz_before, clocks.mhz_after) == (1980, 1880)
+    assert clocks.slowdowns == "power-cap+thermal"
+    clocks.begin()
+    assert clocks.slowdowns is None, "of another run"
+
+
+def test_what_the_driver_does_not_know_is_none(nvml_library, tmp_path):
+    for gpu in (Gpu("another", nvml_library), Gpu("3a5e", str(tmp_path / "none.so"))):
+        clocks = GpuClocks(gpu)
+        clocks.begin()
+        clocks.end()
+        assert (clocks.mhz_before, clocks.mhz_after, clocks.slowdowns) == (
+            None,
+            None,
+            None,
+        )
+
+
+def test_a_driver_without_a_function_reports_the_others(nvml_library):
+    gpu = Gpu("3a5e", nvml_library)
+    assert gpu._asked("nvmlDeviceGetNothing", ctypes.c_uint()) is None
+    assert gpu.mhz() == 1980
