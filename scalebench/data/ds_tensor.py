@@ -284,6 +284,7 @@ class DsTensor:
         """
         shape = _one_shape(tensor.shape[1:] for tensor in tensors)
         first = tensors[0]
+        # Not by their ranks: two communicators may number the same processes otherwise.
         if any(tensor.comm is not first.comm for tensor in tensors):
             raise DataError(
                 "cannot join tensors of different communicators; expected one comm"

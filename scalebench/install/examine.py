@@ -208,6 +208,7 @@ def _mpi4py() -> MachinePart:
 def _launcher() -> MachinePart:
     """Launcher of real ranks, and the engines that it serves."""
     launcher = chosen()
+    # Whether it starts an MPI's ranks is the part MPI's to say.
     reason = launcher.lacks(by_mpi=False)
     if reason is not None:
         return MachinePart("launcher", False, f"{launcher.name}: {reason}")

@@ -182,6 +182,7 @@ def is_own(name: str) -> bool:
 
 def is_foreign(component: Component) -> bool:
     """Return True for a model that is not of this package: a user's file, or another package's."""
+    # By its module: another package registers under any name.
     return is_own(component.name) or not MODELS.find(
         component.name
     ).__module__.startswith("scalebench.")

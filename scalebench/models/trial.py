@@ -150,6 +150,7 @@ class _Steps:
     @contextmanager
     def _checked(self, x: Tensor, y: Tensor, when: str) -> Iterator[None]:
         """Refuse what fails, or changes the batch."""
+        # Copies, as torch's count of changes misses those by way of numpy.
         given = x.clone(), y.clone()
         try:
             yield

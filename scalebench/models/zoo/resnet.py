@@ -112,6 +112,7 @@ class NfNet(Architecture):
                 f"model nfnet: {len(self.blocks)} numbers of blocks for {len(self.widths)} widths; give one for each"
             )
         layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
+        # Without an activation, with which each block begins.
         layers.append(StandardisedConv(planes, self.widths[0], 3))
         here = self.widths[0]
         for stage, (width, count) in enumerate(

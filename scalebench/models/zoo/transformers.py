@@ -38,6 +38,7 @@ class ResNet50(Architecture):
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         library = _transformers(self.name)
         layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
+        # From a configuration weights are drawn; `from_pretrained` would download some.
         config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
         return _logits(layers, library.ResNetForImageClassification(config))
 
