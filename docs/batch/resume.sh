@@ -11,7 +11,7 @@
 module load gcc openmpi
 source "$HOME/scalebench/bin/activate"
 
-trap 'kill -USR1 $study' USR1
+trap 'kill -USR1 ${study:-$!}' USR1
 scalebench run study.yaml --output results &
 study=$!
 wait $study

@@ -125,7 +125,7 @@ def script(scheduler: Scheduler, job: BatchJob) -> str:
     lines += [f'cd "${{{scheduler.workplace}:-.}}" || exit 2', ""]
     if not job.goes_on:
         return "\n".join([*lines, command, ""])
-    lines += ["trap 'kill -USR1 $study' USR1", f"{command} &", "study=$!"]
+    lines += ["trap 'kill -USR1 ${study:-$!}' USR1", f"{command} &", "study=$!"]
     if not scheduler.warns:
         before = job.limit_s - job.warned_s
         lines += [f"(sleep {before}; kill -USR1 $study) > /dev/null 2>&1 &", "clock=$!"]

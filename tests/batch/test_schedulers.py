@@ -88,12 +88,14 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(
     (tmp_path / "scalebench").write_text(
         '#!/bin/bash\n[ "$1" = submit ] && { echo "again $*" >> said; exit 0; }\n'
         f"trap 'echo warned >> said; exit {status}' USR1\necho \"$*\" >> said\n"
-        "for _ in {1..100}; do sleep 0.1; done\n"
+        "for _ in {1..600}; do sleep 0.1; done\n"
     )
     for program in ("scontrol", "scalebench"):
         (tmp_path / program).chmod(0o755)
     text = script(scheduler, as_one_shard(JOB)).replace("module load gcc openmpi\n", "")
-    short = text.replace(f"sleep {JOB.limit_s - JOB.warned_s}", "sleep 1")
+    short = text.replace(
+        f"sleep {JOB.limit_s - JOB.warned_s}", "until [ -e said ]; do sleep 0.1; done"
+    )
     assert (short != text) is (not scheduler.warns)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -104,7 +106,7 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(
     if scheduler.warns:
         until((tmp_path / "said").exists, "the study runs")
         job.send_signal(10)  # SIGUSR1, to the script alone
-    assert job.wait(30) == status
+    assert job.wait(120) == status
     said = (tmp_path / "said").read_text().splitlines()
     assert said[:2] == ["run results/mine --shard 1", "warned"]
     by_itself = name == "lsf"  # -Q 138

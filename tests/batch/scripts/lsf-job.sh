@@ -14,7 +14,7 @@ export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${LS_SUBCWD:-.}" || exit 2
 
-trap 'kill -USR1 $study' USR1
+trap 'kill -USR1 ${study:-$!}' USR1
 scalebench run results/mine --shard 1 &
 study=$!
 (sleep 5100; kill -USR1 $study) > /dev/null 2>&1 &

@@ -17,7 +17,7 @@ export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
 
-trap 'kill -USR1 $study' USR1
+trap 'kill -USR1 ${study:-$!}' USR1
 scalebench run results/mine --shard 1 &
 study=$!
 wait $study
