@@ -21,9 +21,11 @@ from xml.etree import ElementTree as ET
 
 import pandas as pd
 from markupsafe import Markup
+from matplotlib import rcParams
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.layout_engine import LayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -53,7 +55,11 @@ ORDER = (
     "breakdown",
     "agreement",
 )
+# Drawn by the process that writes the words: these fit the laws, too, which takes as
+# long as the rest of the figure.
+_OWN = ("scaling-laws",)
 _WIDEST_IN = 4.0  # of a panel: letters of a wider one are too small on a phone
+_PAD_IN = 0.03  # around a panel
 _KEY_IN = (0.36, 0.15)
 _MOST_SERIES = 16  # in the text of a panel
 _SERIES = ["series", "execution", "quantity"]
@@ -114,9 +120,16 @@ def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     if jobs == 1:
         yield (_draw(results, name) for name in names)
         return
+    others = [name for name in slowest_first(names) if name not in _OWN]
     with drawing_processes(jobs, results) as pool:
-        drawn = {name: pool.submit(_draw_shared, name) for name in slowest_first(names)}
-        yield (drawn[name].result() for name in names)
+        drawn = {name: pool.submit(_draw_shared, name) for name in others}
+
+        def in_order() -> Iterator[Drawing]:
+            own = {name: _draw(results, name) for name in names if name in _OWN}
+            for name in names:
+                yield own[name] if name in own else drawn[name].result()
+
+        yield in_order()
 
 
 def inlined(drawing: Drawing, sheet: StyleSheet) -> Drawing:
@@ -157,6 +170,43 @@ def _stated_once(results: Results) -> set[str]:
     return {describe_study(results), describe_machines(results)}
 
 
+class SingleAxesLayout(LayoutEngine):
+    """Fit the axes of a figure, which has no others, and their labels into it.
+
+    matplotlib's constrained layout measures all texts twice, as other axes may move
+    these: a quarter of the time that a panel takes.
+    """
+
+    # `Figure.subplots_adjust`, by which `execute` moves the axes, warns otherwise
+    _adjust_compatible = True
+    _colorbar_gridspec = False
+
+    def execute(self, fig: Figure) -> None:
+        (ax,) = fig.axes
+        ticks = _ticks(ax)
+        self._fit(fig, ax)
+        # a longer axis may have more ticks, whose labels may be wider
+        if _ticks(ax) != ticks:
+            self._fit(fig, ax)
+
+    def _fit(self, fig: Figure, ax: Axes) -> None:
+        drawn = ax.get_tightbbox(for_layout_only=True)
+        assert drawn is not None
+        width, height = fig.bbox.size
+        inner = ax.bbox
+        pad = _PAD_IN * fig.dpi
+        fig.subplots_adjust(
+            left=(pad + inner.x0 - drawn.x0) / width,
+            right=1 - (pad + drawn.x1 - inner.x1) / width,
+            bottom=(pad + inner.y0 - drawn.y0) / height,
+            top=1 - (pad + drawn.y1 - inner.y1) / height,
+        )
+
+
+def _ticks(ax: Axes) -> list[list[float]]:
+    return [list(axis.get_majorticklocs()) for axis in (ax.xaxis, ax.yaxis)]
+
+
 class PanelCanvas(Canvas):
     """A canvas that draws each panel as a separate figure."""
 
@@ -165,10 +215,7 @@ class PanelCanvas(Canvas):
         for count, height in rows:
             width = min(WIDTH_IN / count, _WIDEST_IN)
             for _ in range(count):
-                figure = Figure(
-                    figsize=(width, height),
-                    layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03),
-                )
+                figure = Figure(figsize=(width, height), layout=SingleAxesLayout())
                 self.panels.append(Panel(figure.subplots(), width))
         return self.panels
 
@@ -308,13 +355,16 @@ def _variable(color: str) -> str:
 
 def write(figure: Any) -> str:
     """Return a matplotlib figure as an SVG document with text elements instead of outlines."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     text = io.StringIO()
     canvas: Any = FigureCanvasSVG(figure)
-    with mpl.rc_context({"svg.fonttype": "none"}):
+    # texts as text; not a context, which copies all parameters for each of many keys
+    fonts, rcParams["svg.fonttype"] = rcParams["svg.fonttype"], "none"
+    try:
         canvas.print_svg(text, metadata={"Date": None})
+    finally:
+        rcParams["svg.fonttype"] = fonts
     return text.getvalue()
 
 

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine, LayoutEngine
 
 from scalebench.figures.drawing.series_style import _PLACED, TASKS, looks
-from scalebench.report.drawings import StyleSheet, in_the_dark, inline, write
+from scalebench.report.drawings import (
+    SingleAxesLayout,
+    StyleSheet,
+    in_the_dark,
+    inline,
+    write,
+)
 
 DARK_CARD = "#17191c"
 COLORS = st.tuples(*(st.integers(0, 255),) * 3).map(
@@ -137,3 +144,20 @@ def test_text_has_contrast_in_dark_scheme():
 def test_svg_has_view_box_without_size():
     svg = inline(write(Figure(figsize=(2, 1))), "", StyleSheet())
     assert svg.startswith('<svg viewBox="0 0 144 72">')
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_layout_is_that_of_constrained_layout(scale):
+    def places(layout: LayoutEngine) -> list[float]:
+        figure = Figure(figsize=(3, 2), layout=layout)
+        ax = figure.subplots()
+        ax.plot([1, 64], [0.001, 20000])
+        ax.set(xlabel="workers", ylabel="time (s)", xscale="log", yscale=scale)
+        write(figure)
+        return list(ax.get_position().extents)
+
+    # A hundredth of an inch: the second pass of constrained layout moves labels a
+    # little beyond the ends of axes.
+    assert places(SingleAxesLayout()) == pytest.approx(
+        places(ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)), abs=0.01 / 2
+    )

@@ -20,7 +20,7 @@ from scalebench.analysis.environment import (
 )
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
-from scalebench.analysis.loading import cells_in
+from scalebench.analysis.loading import cached, cells_in, rows_where
 from scalebench.analysis.native_check import BESIDE_PROGRAMS, error_name, error_of_times
 from scalebench.analysis.tuning_trials import optimizer_in_words
 from scalebench.cluster.cluster_file import Cluster, load_cluster
@@ -28,7 +28,7 @@ from scalebench.cluster.network import allreduce_name
 from scalebench.errors import ClusterError
 from scalebench.figures.selection import Added
 from scalebench.formatting import counted, digits, seconds
-from scalebench.study.cell import EXECUTIONS, PLACE, batch_in_words
+from scalebench.study.cell import EXECUTIONS, PLACE, Cell, batch_in_words
 from scalebench.study.heterogeneity import STATED
 from scalebench.study.spec import SIMULATED
 
@@ -242,7 +242,15 @@ def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     if drawn is None:
         return runs
     places = set(cells_in(drawn[PLACE]))
-    return runs[[cell in places for cell in cells_in(runs[PLACE])]]
+    return rows_where(
+        runs, pd.Series([at in places for at in _places(results)], runs.index)
+    )
+
+
+@cached
+def _places(results: Results) -> list[Cell]:
+    """Return the cell, at any batch, of each completed run."""
+    return cells_in(results.completed[PLACE])
 
 
 def _card(card: dict[str, Any]) -> str:

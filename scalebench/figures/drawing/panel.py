@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -548,13 +549,15 @@ def _lifts(frame: pd.DataFrame, curve: Curve, order: Sequence[str]) -> dict[str,
         aggfunc="first",
     )
     names = [name for name in order if name in heights]
+    table = heights[names].to_numpy(dtype=float)  # (points, series)
+    distances = np.abs(table[:, :, None] - table[:, None, :])
+    with warnings.catch_warnings():
+        # series without a common point are not alike
+        warnings.filterwarnings("ignore", "All-NaN slice encountered")
+        covered = np.nanmedian(distances, axis=0) <= width
     lifts: dict[str, float] = {}
-    for name in names:
-        alike = [
-            other
-            for other in names
-            if (heights[name] - heights[other]).abs().median() <= width
-        ]
+    for name, covers in zip(names, covered, strict=True):
+        alike = [other for other, hit in zip(names, covers, strict=True) if hit]
         if len(alike) > 1:
             middle = (len(alike) - 1) / 2
             lifts[name] = curve.apart_pt * (alike.index(name) - middle)
