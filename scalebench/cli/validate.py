@@ -11,7 +11,7 @@ import rich_click as click
 from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
-from scalebench.formatting import counted, share
+from scalebench.formatting import counted, digits, share
 from scalebench.measured import Measured
 from scalebench.tables.table import (
     CHANGE,
@@ -131,6 +131,19 @@ def _plans(file: Path) -> Table | None:
         Column("last stage begins at", lambda plan: plan.begins[-1], left=True),
     ]
     equal = sum(plan.found == plan.published for plan in plans)
+    notes = [f"{equal} of {counted(len(plans), 'published plan')} found"]
+    for plan in plans:
+        if plan.found != plan.published:
+            slower = share(plan.published_s / plan.found_s - 1)
+            here = (
+                f"{plan.model} on {plan.workers} workers: by the rule {dashed(plan.published)} is {slower} slower than "
+                f"{dashed(plan.found)} at the bandwidth of its row"
+            )
+            there = ", and the fastest at no bandwidth near"
+            if plan.elsewhere:
+                low, high = (digits(end / 1e9, 2) for end in plan.elsewhere)
+                there = f", and the fastest of all plans at {low} to {high} GB/s"
+            notes.append(here + there)
     title = (
         "workers of the stages with the fastest slowest one, from profiles of layers"
     )
@@ -138,7 +151,7 @@ def _plans(file: Path) -> Table | None:
         title,
         columns,
         plans,
-        [f"{equal} of {counted(len(plans), 'published plan')} found"],
+        notes,
     )
 
 

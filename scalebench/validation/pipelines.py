@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +72,9 @@ _STEPS = 10  # of the priced training
 PLAN_COLUMNS = ("model", "profile", "workers", "stages", "bandwidth_bytes_per_s")
 PROFILE = ("layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 Floats = NDArray[np.float64]
+# A missed plan is looked for over links of a tenth to ten times the stated bandwidth,
+# in steps of 6 %.
+_BANDWIDTHS = np.geomspace(0.1, 10, 81)
 
 
 def is_pipelines(path: Path) -> bool:
@@ -171,6 +176,9 @@ class FoundPlan(NamedTuple):
     begins: list[str]  # first layer of each stage that was found
     published_s: float  # cut where it is fastest
     found_s: float
+    # Bytes/s between which the rule finds the published plan: the widest range near the
+    # bandwidth of the row. None if it is found at that bandwidth, or at none.
+    elsewhere: tuple[float, float] | None
 
 
 def is_plans(path: Path) -> bool:
@@ -215,11 +223,15 @@ def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
         profile = read_profile(folder / str(row.profile))
         workers = int(row.workers)
         published = _stages(row.stages)
-        costs = _costs(profile, workers, float(row.bandwidth_bytes_per_s))
+        bandwidth = float(row.bandwidth_bytes_per_s)
+        costs = _costs(profile, workers, bandwidth)
         stages, found_s = _fastest_stages(costs)
         begins = [str(profile["layer"].iloc[first]) for first, _ in stages]
         replicas = [number for _, number in stages]
         published_s = _slowest_stage(costs, published)
+        elsewhere = None
+        if replicas != published:
+            elsewhere = _widest_range(profile, published, bandwidth * _BANDWIDTHS)
         found.append(
             FoundPlan(
                 str(row.model),
@@ -229,9 +241,27 @@ def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
                 begins,
                 published_s,
                 found_s,
+                elsewhere,
             )
         )
     return found
+
+
+def _widest_range(
+    profile: pd.DataFrame, published: Sequence[int], bandwidths: Floats
+) -> tuple[float, float] | None:
+    """Return the ends of the longest run of `bandwidths` at which the rule finds `published`; None if at none."""
+    hits = []
+    for bandwidth in bandwidths:
+        stages, _ = _fastest_stages(_costs(profile, sum(published), float(bandwidth)))
+        hits.append((float(bandwidth), [number for _, number in stages] == published))
+    runs = [
+        [bandwidth for bandwidth, _ in run]
+        for hit, run in groupby(hits, itemgetter(1))
+        if hit
+    ]
+    longest = max(runs, key=len, default=[])
+    return (longest[0], longest[-1]) if longest else None
 
 
 def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
