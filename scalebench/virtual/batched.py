@@ -62,6 +62,15 @@ class _Asked:
         )
 
 
+class _Stepping(NamedTuple):
+    """The optimizer step that a sleeping worker takes on the gradient in its row."""
+
+    rank: int
+    optimizer: FlatSgd
+    rate: float
+    call: int  # that computes it
+
+
 class _Rows(NamedTuple):
     """Weights, gradients and momenta of some workers as rows, (k, n) each; momenta may have no columns."""
 
@@ -115,6 +124,10 @@ class Batched:
         self._in_vain: Counter[tuple[Any, ...]] = Counter()
         self._asked: list[_Asked] = []
         self._calls = 0
+        # Set where the moment of a step among those of others does not matter.
+        self.steps_together = False
+        self._stepping: list[_Stepping] = []
+        self._step_calls = 0
 
     def memory(self, rank: int) -> Memory:
         """The row of a worker, with the initial weights, and that of its gradient."""
@@ -143,6 +156,39 @@ class Batched:
         for same in alike.values():
             for begin in range(0, len(same), len(self._copies.weights)):
                 self._compute(same[begin : begin + len(self._copies.weights)])
+
+    def ask_step(self, rank: int, optimizer: FlatSgd, rate: float) -> _Stepping:
+        """Ask for a step on the gradient that lies in the worker's row."""
+        stepping = _Stepping(rank, optimizer, rate, self._step_calls)
+        self._stepping.append(stepping)
+        return stepping
+
+    def complete_steps(self, stepping: _Stepping) -> None:
+        """Take all steps that are asked for, unless that of `stepping` has been taken already."""
+        if stepping.call < self._step_calls:
+            return
+        self._step_calls += 1
+        asked, self._stepping = self._stepping, []
+        self._take_steps(sorted(asked, key=lambda each: each.rank))
+
+    @torch.no_grad()
+    def _take_steps(self, asked: Sequence[_Stepping]) -> None:
+        for each in asked:
+            _begin(each.optimizer)
+        optimizer = asked[0].optimizer
+        rates = [each.rate for each in asked]
+        at_once = len(self._copies.weights)
+        for begin in range(0, len(asked), at_once):
+            places = [each.rank for each in asked[begin : begin + at_once]]
+            of_these = rates[begin : begin + at_once]
+            if _are_adjacent(places):  # where they lie
+                first, end = places[0], places[-1] + 1
+                rows = _Rows(*(matrix[first:end] for matrix in self._rows))
+                _step_rows(optimizer, of_these, rows)
+                continue
+            self._fetch(places, gradients=True, momenta=True)
+            _step_rows(optimizer, of_these, self._copies.first(len(places)))
+            self._put_back(places, momenta=True)
 
     @torch.no_grad()
     def _compute(self, asked: Sequence[_Asked]) -> None:
@@ -376,6 +422,18 @@ class BatchedReplica(StretchingReplica):
         self.clock.did(Task.UPDATE)
         self.steps += 1
         self._sleep(self.pool.ask(self, [batch.x], [batch.y], rates=[rate]))
+
+    def update(self) -> None:
+        optimizer: Any = self.optimizer
+        if not (self.pool.steps_together and isinstance(optimizer, FlatSgd)):
+            super().update()
+            return
+        rate = self.settle_rate()
+        self.clock.did(Task.UPDATE)
+        self.steps += 1
+        stepping = self.pool.ask_step(self.rank, optimizer, rate)
+        self.scheduler.sleep(self.rank, self.clock.elapsed())
+        self.pool.complete_steps(stepping)
 
     def take_steps(
         self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]

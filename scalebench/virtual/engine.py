@@ -164,6 +164,7 @@ class Simulation(Prepared):
         self._records = choice.records and not drawn
         if batched:
             self._pool = Batched(self.replica(0), self.run.workers, fills=choice.fills)
+            self._pool.steps_together = lock_step.is_lock_step(self.run)
         why_single = "" if batched or self.run.workers == 1 else choice.reason
         replicas = [self.replica(rank) for rank in range(self.run.workers)]
         self.charge_gradients_of(replicas[0].model)

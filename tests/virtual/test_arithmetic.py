@@ -14,6 +14,7 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.epoch_average import EpochAverage
+from scalebench.training.replica import Replica
 from scalebench.virtual import arithmetic, batched, engine, lock_step
 from scalebench.virtual.arithmetic import Choice, choose
 from scalebench.virtual.pool import simulate_alike
@@ -213,6 +214,27 @@ def test_steps_that_are_taken_together_are_those_taken_one_by_one(
     assert [worker.compute_s for worker in other.workers] == [
         worker.compute_s for worker in one.workers
     ]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [{"sgd": {"momentum": 0.9, "weight_decay": 1e-3}}, "sgd"]
+)
+@pytest.mark.parametrize("at_once", [2, 64])
+def test_steps_on_averaged_gradients_that_are_taken_together_are_those_taken_one_by_one(
+    at_once, optimizer, make_run, blobs, machine, monkeypatch
+):
+    virtual = {"jitter": "normal", "slowdown": {1: 2.0}}
+    run = make_run(
+        {"allreduce": {"compression": "topk"}}, 5, virtual=virtual, optimizer=optimizer
+    )
+    monkeypatch.setattr(batched, "_LEAST", at_once)
+    monkeypatch.setattr(batched, "_CACHED", 0)
+    choice = Choice(batched=True)
+    together, found = weights_by(choice, run, blobs, machine, monkeypatch)
+    monkeypatch.setattr(batched.BatchedReplica, "update", Replica.update)
+    one, expected = weights_by(choice, run, blobs, machine, monkeypatch)
+    assert torch.equal(found, expected)
+    assert together.train_s == one.train_s, "bit for bit"
 
 
 class LoopedByBlock(EpochAverage):
