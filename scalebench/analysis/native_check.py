@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from scalebench.study.choices import EngineName
 # Native engine to compare with, if there are several.
 PREFERRED_ENGINES = tuple(dict.fromkeys(("mpi", "nccl", "gloo", *get_args(EngineName))))
 CHECKED_FROM = 2  # checks
+_SAME_SPEED = 0.02  # of two logs of step times
 OF_A_MEDIAN = 1.35  # variance of a median of three over that of their mean
 NATIVE_ERROR, BESIDE_PROGRAMS = (
     "virtual-native error",
@@ -50,6 +51,7 @@ _COLUMNS = [
     "virtual_s",
     "ratio",
     "ratio_at_speed",
+    "slowdown",
     "ratio_low",
     "ratio_high",
     "error",
@@ -175,7 +177,8 @@ def agreement(results: Results) -> pd.DataFrame:
     none with stated step times or slow workers on this machine. Oversubscribed and
     disturbed native runs are marked. `ratio_at_speed` compares times corrected for the
     noise of the machine (`_steady`); `native_deviation` is the standard deviation of
-    the logs of these native times.
+    the logs of these native times, and `slowdown` the factor by which steps of the
+    native runs took longer than calibrated ones, NaN if unknown.
     """
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
@@ -218,6 +221,7 @@ def _compared(native: pd.DataFrame, virtual: pd.DataFrame) -> dict[str, object]:
         **ratio.named("ratio"),
         "native_deviation": float(np.log(steady).std()),
         "ratio_at_speed": float(simulated.median() / steady.median()),
+        "slowdown": float(_slowness(native, virtual).median(skipna=False)),
         "n_native": len(native),
         "n_virtual": len(virtual),
         "error": ratio.value - 1,
@@ -236,15 +240,21 @@ def _steady(
     serves its cores, which calibration leaves out: where known it is subtracted on both
     sides.
     """
-    column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
-    speed = native[column].astype(float) / float(virtual[column].astype(float).mean())
+    slowness = _slowness(native, virtual)
     sides = [runs["train_s"].astype(float) for runs in (native, virtual)]
     waits = [runs["wait_s"].astype(float) for runs in (native, virtual)]
     if all(wait.notna().all() for wait in waits):
         sides = [seconds - wait for seconds, wait in zip(sides, waits, strict=True)]
-    if speed.notna().all() and (speed > 0).all():
-        sides[0] = sides[0] / speed
+    if slowness.notna().all():
+        sides[0] = sides[0] / slowness
     return sides[0], sides[1]
+
+
+def _slowness(native: pd.DataFrame, virtual: pd.DataFrame) -> pd.Series[float]:
+    """Return by which factor steps of each native run took longer than those of the virtual runs; NaN if unknown."""
+    column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
+    factor = native[column].astype(float) / float(virtual[column].astype(float).mean())
+    return factor.where(factor > 0)
 
 
 @cached
@@ -272,6 +282,36 @@ def virtual_error(results: Results) -> VirtualError | None:
     return VirtualError(
         float(found.rms), found.checks, float(found.common), between, offsets
     )
+
+
+class Slowdown(NamedTuple):
+    """The `factor` by which steps of native runs took longer than calibrated ones.
+
+    `left` is the root mean square of ln(T_virtual / T_native) with native times at the
+    calibration's speed, without waiting.
+    """
+
+    factor: float
+    left: float
+
+
+@cached
+def slowdown_of_native_runs(results: Results) -> Slowdown | None:
+    """Return the slowdown of native runs that virtual times are off by more than the interval of the ratio.
+
+    Geometric mean over these cells; None if there are none, if the speed is unknown, or
+    if it was the calibration's.
+    """
+    fair = checked(agreement(results))
+    low, high = (fair[name].astype(float) for name in ("ratio_low", "ratio_high"))
+    off = fair[((low > 1) | (high < 1)) & fair["slowdown"].notna()]
+    if off.empty:
+        return None
+    logs = np.log(off["slowdown"].astype(float))
+    if abs(logs.mean()) < _SAME_SPEED:
+        return None
+    left = np.log(off["ratio_at_speed"].astype(float))
+    return Slowdown(math.exp(logs.mean()), math.sqrt((left**2).mean()))
 
 
 # Logs of virtual times calibrated beside 2 and 8 busy programs over those of the quiet

@@ -24,11 +24,14 @@ from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import cells_in, is_representative
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.times import busy_machine, disturbed, few_runs
+from scalebench.analysis.native_check import slowdown_of_native_runs
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.target import target_ratios, times_to_target
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import (
     counted,
+    deviation,
+    digits,
     is_equal,
     listed,
     metric_change,
@@ -408,10 +411,24 @@ def _error_of_virtual_times(results: Results) -> str:
         return "No native run checks the virtual times of this study."
     text = f"Where both ran, virtual times are off native ones by {error.words}"
     if not error.known:
-        return f"{text}: too few for an interval."
-    if not error.is_split:
-        return f"{text}: the interval of a saving holds all of that, as nothing tells what is common to all times."
-    return f"{text}: what is common to all times cancels in a saving, and the rest is in its interval."
+        held = "too few for an interval."
+    elif not error.is_split:
+        held = "the interval of a saving holds all of that, as nothing tells what is common to all times."
+    else:
+        held = "what is common to all times cancels in a saving, and the rest is in its interval."
+    return f"{text}: {held}{_speed_of_native_runs(results)}"
+
+
+def _speed_of_native_runs(results: Results) -> str:
+    """Return the speed of this machine in native runs that virtual times are off by more than their interval."""
+    slowdown = slowdown_of_native_runs(results)
+    if slowdown is None:
+        return ""
+    return (
+        f" Steps of native runs that differ by more than their interval took {digits(slowdown.factor)} times as long "
+        f"as in the calibration: at its speed, and without waiting, virtual times are off these by "
+        f"{deviation(slowdown.left)}."
+    )
 
 
 def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence]:

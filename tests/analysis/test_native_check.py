@@ -19,7 +19,12 @@ from scalebench.analysis import (
 )
 from scalebench.analysis.intervals import variance_between
 from scalebench.analysis.methodology.times import findings
-from scalebench.analysis.native_check import _steady, checked, error_of_times
+from scalebench.analysis.native_check import (
+    _steady,
+    checked,
+    error_of_times,
+    slowdown_of_native_runs,
+)
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.records.folder import CALIBRATION
@@ -527,3 +532,36 @@ def test_waiting_is_left_out_on_both_sides_or_on_neither():
         for side in _steady(native.assign(engine="mpi", wait_s=None), virtual)
     ]
     assert steady == [[5.0], [4.0]]
+
+
+def test_slowdown_is_of_steps_where_virtual_times_are_off(study):
+    def rows(factor: float):
+        """Native runs whose compute takes `factor` times as long, and little else."""
+        for repetition, noise in enumerate((0.99, 1.0, 1.01)):
+            for workers in (1, 2):
+                slow = factor if workers == 2 else 1.0
+                compute = 9.0 * slow * noise
+                yield run(
+                    "allreduce",
+                    workers,
+                    1.0 + compute,
+                    "native",
+                    compute_s=compute,
+                    wait_s=0.0,
+                    repetition=repetition,
+                )
+                yield run(
+                    "allreduce",
+                    workers,
+                    10.0,
+                    compute_s=9.0,
+                    wait_s=0.0,
+                    repetition=repetition,
+                )
+
+    found = slowdown_of_native_runs(study(rows=list(rows(1.5))))
+    assert found is not None
+    assert found.factor == pytest.approx(1.5, rel=0.02)
+    # Of 14.5 s the tenth that is communication does not become slower.
+    assert found.left == pytest.approx(math.log(10 / (14.5 / 1.5)), abs=0.01)
+    assert slowdown_of_native_runs(study(rows=list(rows(1.0)))) is None
