@@ -21,6 +21,7 @@ from scalebench.figures.drawing.marks import (
     mark_unreached,
     never,
     target_in_words,
+    torn,
 )
 from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
@@ -88,6 +89,9 @@ class EpochsToTarget(Figure):
             else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
             "Triangles at the top, which have no number: at most half of the runs reached it."
             if never(table).any()
+            else "",
+            "Stars: more than half of the runs reached it, but not all."
+            if torn(table).any()
             else "",
             method=(
                 "The law is E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, "

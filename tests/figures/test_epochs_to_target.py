@@ -40,6 +40,17 @@ def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811
     assert "Triangles at the top" in said
 
 
+def test_stars_are_explained_where_some_runs_reach_the_target(study):  # noqa: F811
+    rows = [
+        aimed("allreduce", workers, reached, seed=seed)
+        for workers in (1, 2)
+        for seed, reached in enumerate((20, 20, 20 if workers == 1 else None))
+    ]
+    caption = drawn(study(rows=rows), "epochs-to-target").caption()
+    assert "Stars: more than half of the runs reached it, but not all." in caption
+    assert "Triangles" not in caption
+
+
 def test_two_batches_are_points_without_a_law(study):  # noqa: F811
     canvas = drawn(
         study(rows=[aimed("allreduce", workers, 20) for workers in (1, 2)]),
