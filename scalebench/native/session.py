@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scalebench.cluster.cluster_file import load_cluster
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability, Server, ServerRule, SharedState
 from scalebench.comm.control import Control, ObjectGroup
 from scalebench.comm.counters import EventLog, SlowLinks
@@ -138,18 +139,7 @@ class Session:
             self.run, self.run.workers, self.run.seed, dataset, mesh.parts
         )
         opened = _Opened(comm, self.served, getattr(torch, self.run.dtype))
-        replica = Replica(
-            self.run,
-            dataset,
-            plan,
-            comm,
-            clock,
-            self.device,
-            opened.state if Capability.SHARED_STATE in self.engine.provides else None,
-            opened.server if self.served is not None else None,
-            self.workers_per_node,
-            mesh=mesh,
-        )
+        replica = self._replica(dataset, plan, comm, clock, mesh, opened)
         # of a whole model, from which a worker may take a part
         parameters = replica.parameters.numel()
         initial = (
@@ -188,6 +178,29 @@ class Session:
         self._save_weights(initial, verdict)
         facts = self._facts(dataset, plan, parameters, shares)
         return self._outcome(strategy, shares, told, offsets, eval_s, facts)
+
+    def _replica(
+        self,
+        dataset: Dataset,
+        plan: BatchPlan,
+        comm: NativeCommunicator,
+        clock: WallClock,
+        mesh: Mesh,
+        opened: _Opened,
+    ) -> Replica:
+        """Return the worker, which can open a shared state or a server where the run has them."""
+        return Replica(
+            self.run,
+            dataset,
+            plan,
+            comm,
+            clock,
+            self.device,
+            opened.state if Capability.SHARED_STATE in self.engine.provides else None,
+            opened.server if self.served is not None else None,
+            self.workers_per_node,
+            mesh=mesh,
+        )
 
     def _outcome(
         self,
