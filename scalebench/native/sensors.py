@@ -35,7 +35,7 @@ _THROTTLES = (
     "core_throttle_count",
     "package_throttle_count",
 )  # of Intel; others report none
-LIBRARY = "libnvidia-ml.so.1"
+NVML_LIBRARY = "libnvidia-ml.so.1"
 _SM = 1  # NVML_CLOCK_SM
 # Reason -> bits of nvmlClocksThrottleReasons; others, as an idle GPU or a rate that was
 # asked for, are no fault.
@@ -45,7 +45,7 @@ _REASONS = {
     "thermal": 0x20 | 0x40,
     "power-brake": 0x80,
 }
-POWERCAP = Path("/sys/class/powercap")
+RAPL_ZONES = Path("/sys/class/powercap")
 _SLURM_S = 10.0  # longest wait for an answer
 _UNKNOWN_TO_SLURM = (2.0**32 - 2, 2.0**64 - 2)  # its NO_VAL and NO_VAL64
 _SOURCES = ("rapl", "nvml", "slurm")
@@ -173,7 +173,7 @@ class Gpu:
     installed.
     """
 
-    def __init__(self, uuid: str, library: str = LIBRARY) -> None:
+    def __init__(self, uuid: str, library: str = NVML_LIBRARY) -> None:
         # torch gives the number alone, NVML takes it with its kind.
         self._name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         self._library = library
@@ -250,7 +250,7 @@ class GpuClocks:
         )
 
 
-class Counter:
+class JouleCounter:
     """Joules since `begin` by the counters that `read` returns, `per_joule` each; None is one that cannot be read.
 
     A counter above its entry in `largest` wraps around, those of RAPL after some ten
@@ -298,7 +298,7 @@ class Counter:
         return None if self._counted is None else self._counted / self._per_joule
 
 
-def rapl(root: Path) -> Counter:
+def rapl(root: Path) -> JouleCounter:
     """The counter of this node's packages, and of memory that is counted apart."""
     files = [
         zone / "energy_uj"
@@ -306,15 +306,16 @@ def rapl(root: Path) -> Counter:
         for zone in sorted(root.glob("intel-rapl:*"))
         # Zones `core` and `uncore` are parts of a package, `psys` the whole board: they
         # would count twice.
-        if (name := _text(zone / "name")).startswith("package") or name == "dram"
+        if (name := text_of(zone / "name").strip()).startswith("package")
+        or name == "dram"
     ]
     largest = [_whole(file.with_name("max_energy_range_uj")) for file in files]
-    return Counter(lambda: [_whole(file) for file in files], 1e6, largest)
+    return JouleCounter(lambda: [_whole(file) for file in files], 1e6, largest)
 
 
-def nvml(gpu: Gpu) -> Counter:
+def nvml(gpu: Gpu) -> JouleCounter:
     """The counter of a GPU, by NVML."""
-    return Counter(lambda: [gpu.millijoules()], 1e3)
+    return JouleCounter(lambda: [gpu.millijoules()], 1e3)
 
 
 def slurm_joules() -> dict[str, float]:
@@ -377,7 +378,7 @@ class EnergyCounter(Protocol):
     def joules(self) -> float | None: ...
 
 
-class Meter:
+class EnergyMeter:
     """The energy counters that one worker reads: of its node (`first_on_node`), its GPU, the job (`first`)."""
 
     def __init__(
@@ -388,7 +389,7 @@ class Meter:
         gpu: Gpu | None,
         slurm: Callable[[], Mapping[str, float]] = slurm_joules,
     ) -> None:
-        self._rapl = rapl(POWERCAP) if first_on_node else None
+        self._rapl = rapl(RAPL_ZONES) if first_on_node else None
         self._counters: dict[str, EnergyCounter] = {}
         if self._rapl is not None:
             self._counters["rapl"] = self._rapl
@@ -411,7 +412,7 @@ class Meter:
         return {source: counter.joules() for source, counter in self._counters.items()}
 
 
-def total(readings: Sequence[Joules]) -> tuple[float, str] | None:
+def total_energy(readings: Sequence[Joules]) -> tuple[float, str] | None:
     """Joules of a run and their source, from the readings of all workers; None if unknown.
 
     Without RAPL, the GPUs are counted alone; if no sum is complete, Slurm's is taken.
@@ -432,13 +433,7 @@ def total(readings: Sequence[Joules]) -> tuple[float, str] | None:
     return (joules, "+".join(used)) if joules > 0 else None
 
 
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    return ""
-
-
 def _whole(path: Path) -> int | None:
     # Since Linux 5.10 root alone reads energy_uj (CVE-2020-8694).
-    text = _text(path)
+    text = text_of(path).strip()
     return int(text) if text.isdecimal() else None

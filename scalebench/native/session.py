@@ -304,7 +304,9 @@ class Session:
         shares: Sequence[_Share],
     ) -> RunFacts:
         """Return what is one for all workers of the run, from what each of them has told."""
-        energy_j, energy_source = sensors.total([share.energy for share in shares]) or (
+        energy_j, energy_source = sensors.total_energy(
+            [share.energy for share in shares]
+        ) or (
             None,
             None,
         )
@@ -342,10 +344,10 @@ class Session:
             return None
         return sensors.Gpu(sensors.gpu_name(self.device))
 
-    def _meter(self, gpu: sensors.Gpu | None) -> sensors.Meter:
+    def _meter(self, gpu: sensors.Gpu | None) -> sensors.EnergyMeter:
         """The energy meter; without counters in a paced run, which sleeps while a device would work."""
         counts = self.run.execution == "native"
-        return sensors.Meter(
+        return sensors.EnergyMeter(
             first_on_node=counts and self.local_rank == 0,
             first=counts and self.mpi.rank == 0,
             gpu=gpu,

@@ -9,13 +9,13 @@ import pytest
 
 from scalebench.comm import engines
 from scalebench.native.sensors import (
+    EnergyMeter,
     Gpu,
-    Meter,
     SlurmCounter,
     nvml,
     rapl,
     slurm_joules,
-    total,
+    total_energy,
 )
 
 STRATEGY = """
@@ -24,14 +24,14 @@ from pathlib import Path
 from scalebench.native import sensors
 from scalebench.strategies.epoch_average import EpochAverage
 
-sensors.POWERCAP = Path("powercap").absolute()
+sensors.RAPL_ZONES = Path("powercap").absolute()
 
 class Taking(EpochAverage):
     name = summary = source = "takes 3 J an epoch"
 
     def train_epoch(self, worker, epoch):
         super().train_epoch(worker, epoch)
-        if worker.rank == 0 and (counter := sensors.POWERCAP / "intel-rapl:0" / "energy_uj").exists():
+        if worker.rank == 0 and (counter := sensors.RAPL_ZONES / "intel-rapl:0" / "energy_uj").exists():
             counter.write_text(str(int(counter.read_text()) + 3_000_000))
 """
 
@@ -153,12 +153,12 @@ def test_slurm_gives_the_energy_of_each_step_of_the_job(
     ],
 )
 def test_total_needs_every_part(readings, expected):
-    assert total(readings) == expected
+    assert total_energy(readings) == expected
 
 
 def test_meter_reads_slurm_before_and_after_the_run(monkeypatch):
     readings = iter([{"17.batch": 100.0}, {"17.batch": 130.0}])
-    meter = Meter(
+    meter = EnergyMeter(
         first_on_node=False, first=True, gpu=None, slurm=lambda: next(readings)
     )
     meter.begin()
