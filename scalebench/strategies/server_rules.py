@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 Bound = Literal["strict", "paper"]
@@ -32,12 +34,25 @@ class Gate:
         self.workers, self.total = workers, total
         self.pushes = [0] * workers
         self.waiting: list[int] = []  # in the order of their pushes
+        # Kept up to date, as every push asks for the slowest worker and for the rounds:
+        # a look at all of a thousand workers takes as long as the push itself.
+        self._pushed = self._least = 0
+        self._workers_at = Counter({0: workers})  # by their pushes
 
     def on_push(self, worker: int, now: float) -> list[int]:
         """Count a push of `worker` at `now` (seconds); return the released workers, in order."""
+        self._count(worker)
+        return [worker]
+
+    def _count(self, worker: int) -> None:
+        before = self.pushes[worker]
         self.pushes[worker] += 1
-        self.waiting.append(worker)
-        return self._release([worker])
+        self._pushed += 1
+        self._workers_at[before + 1] += 1
+        self._workers_at[before] -= 1
+        if before == self._least and not self._workers_at[before]:
+            del self._workers_at[before]
+            self._least += 1
 
     def accepts(self, worker: int) -> bool:
         """Return True if a push of `worker` that comes now is applied."""
@@ -50,17 +65,18 @@ class Gate:
     @property
     def rounds(self) -> int:
         """Mean number of pushes per worker, rounded down."""
-        return sum(self.pushes) // self.workers
+        return self._pushed // self.workers
 
     def _slowest(self) -> int:
-        return min(self.pushes)  # a worker that is done has the most
+        return self._least  # a worker that is done has the most
 
     def _racing(self) -> list[int]:
         return [
             worker for worker in range(self.workers) if self.pushes[worker] < self.total
         ]
 
-    def _release(self, wanted: list[int]) -> list[int]:
+    def _release(self, workers: Iterable[int]) -> list[int]:
+        wanted = set(workers)
         released = [worker for worker in self.waiting if worker in wanted]
         self.waiting = [worker for worker in self.waiting if worker not in wanted]
         return released
@@ -90,7 +106,7 @@ class Lockstep(Gate):
         return self._done[worker] == self._round
 
     def on_push(self, worker: int, now: float) -> list[int]:
-        self.pushes[worker] += 1
+        self._count(worker)
         if not self.accepts(worker):
             self._done[worker] = self._round
             return [worker]
@@ -99,7 +115,7 @@ class Lockstep(Gate):
         if len(self.waiting) < self._needed:
             return []
         self._round += 1
-        return self._release(list(self.waiting))
+        return self._release(self.waiting)
 
     def lead(self, worker: int) -> int:
         return self._done[worker] - min(self._done)
@@ -115,7 +131,7 @@ class Bounded(Gate):
         self.in_rounds = staleness == 0
 
     def on_push(self, worker: int, now: float) -> list[int]:
-        self.pushes[worker] += 1
+        self._count(worker)
         self.waiting.append(worker)
         limit = self._slowest() + self.staleness
         free = [
@@ -218,15 +234,17 @@ class Elastic(Gate):
         self._released_at = [0.0] * workers
         # the push after which each worker waits at the barrier
         self._points = [1] * workers
+        self._on_the_way = workers  # to these points
 
     def on_push(self, worker: int, now: float) -> list[int]:
-        self.pushes[worker] += 1
+        self._count(worker)
         self._duration[worker] = now - self._released_at[worker]
         self.waiting.append(worker)
         if self.pushes[worker] < self._points[worker]:
             self._released_at[worker] = now
             return self._release([worker])
-        if any(self.pushes[q] < self._points[q] for q in range(self.workers)):
+        self._on_the_way -= 1
+        if self._on_the_way:
             return []
         self._released_at = [now] * self.workers
         racing = self._racing()
@@ -238,7 +256,8 @@ class Elastic(Gate):
         )
         for q, step in zip(racing, steps, strict=True):
             self._points[q] = min(self.total, self.pushes[q] + step + 1)
-        return self._release(list(self.waiting))
+        self._on_the_way = len(racing)
+        return self._release(self.waiting)
 
 
 def least_spread(times: list[list[float]]) -> list[int]:

@@ -107,6 +107,21 @@ def test_ssp_3_logs_a_lead_of_4_at_the_push():
 
 
 @settings(deadline=None)
+@given(
+    order=st.lists(st.integers(0, 4), max_size=60),
+    rule=st.sampled_from((Gate, lambda *counts: Bounded(*counts, 3))),
+)
+def test_counts_of_a_gate_are_those_of_its_pushes(order, rule):
+    gate = rule(5, 100)
+    for now, worker in enumerate(order):
+        gate.on_push(worker, float(now))
+        slowest = min(gate.pushes)
+        assert [gate.lead(each) for each in range(5)] == [
+            pushes - slowest for pushes in gate.pushes
+        ]
+        assert gate.rounds == sum(gate.pushes) // 5
+
+
 @given(base=speeds, total=st.integers(1, 25), seed=st.integers(0, 999))
 def test_staleness_0_releases_as_bsp_does(base, total, seed):
     barrier = drive(Lockstep(len(base), total), jittered(base, seed))
