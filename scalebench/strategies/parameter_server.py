@@ -96,7 +96,11 @@ class ParameterServerStrategy(Strategy):
             worker.gradient(batch, batch.weight)
             numbers = [worker.learning_rate, batch.weight]
             weights, reply = request(
-                state.server, worker.gradients, numbers, state.message
+                state.server,
+                worker.gradients,
+                numbers,
+                into=worker.parameters,
+                message=state.message,
             )
             worker.adopt(weights)
             worker.observe("staleness" if reply.used else "dropped", reply.staleness)
@@ -113,9 +117,9 @@ class ParameterServerStrategy(Strategy):
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:
-        return request(
-            worker.state.server, worker.parameters[:0], [0.0] * PUSH_NUMBERS
-        )[0]
+        nothing = worker.parameters[:0]
+        numbers = [0.0] * PUSH_NUMBERS
+        return request(worker.state.server, nothing, numbers, worker.parameters)[0]
 
     def in_agreement(self, worker: Worker, epoch: int) -> None:
         return None  # the server says which weights end an epoch

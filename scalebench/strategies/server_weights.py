@@ -40,6 +40,7 @@ class Message(NamedTuple):
 
     vector: Tensor
     numbers: Any  # of a push a list; of a reply a `Reply`
+    into: Tensor | None = None  # of a push: where the weights of the reply go
 
     @property
     def nbytes(self) -> int:
@@ -82,8 +83,9 @@ class ParameterServer:
         self._weights = (
             weights.detach().cpu() if self._computes else weights.detach()
         ).clone()
-        self._optimizer = copy.deepcopy(optimizer)
-        self._optimizer.param_groups[0]["params"] = [self._weights]
+        # Told what to take for its parameter, deepcopy does not copy it a second time.
+        (parameter,) = optimizer.param_groups[0]["params"]
+        self._optimizer = copy.deepcopy(optimizer, {id(parameter): self._weights})
         self._sum: Tensor | None = None
         self._sum_weight = 0.0
         self._share, self._of_round, self._slow_stale = share, of_round, slow_stale
@@ -121,7 +123,10 @@ class ParameterServer:
     def __call__(self, worker: int, payload: Any, now: float) -> list[tuple[int, Any]]:
         """Replies are packed as the payload was: one flat tensor, or a `Message`."""
         packed = not isinstance(payload, Message)
-        gradient, numbers = unpack(payload, PUSH_NUMBERS) if packed else payload
+        if packed:
+            gradient, numbers = unpack(payload, PUSH_NUMBERS)
+        else:
+            gradient, numbers, self._replies[worker] = payload
         released = (
             self.on_push(worker, gradient, now, *numbers)
             if gradient.numel()
@@ -177,15 +182,16 @@ class ParameterServer:
         )
 
     def _reply(self, worker: int, packed: bool) -> Any:
-        """The weights and what is told of them; a worker has copied its last reply, whose memory is reused."""
+        """The weights and what is told of them, in memory of the last reply or where a worker of this process asked."""
         numbers, memory = self._told(worker), self._replies[worker]
         if packed:
             message = self._replies[worker] = pack(self._weights, numbers, memory)
             return message
-        weights = self._replies[worker] = (
-            self._weights.clone() if memory is None else memory.copy_(self._weights)
-        )
-        return Message(weights, numbers)
+        if memory is None:
+            memory = self._weights.clone()
+        elif self._computes:
+            memory.copy_(self._weights)
+        return Message(memory, numbers)
 
 
 def pack(
@@ -235,15 +241,20 @@ def read_reply(message: Tensor) -> tuple[Tensor, Reply]:
 
 
 def request(
-    server: Any, vector: Tensor, numbers: list[float], into: Tensor | None = None
+    server: Any,
+    vector: Tensor,
+    numbers: list[float],
+    into: Tensor,
+    message: Tensor | None = None,
 ) -> tuple[Tensor, Reply]:
-    """Push `vector` (empty: pull only), by way of the message `into`, and wait for the weights.
+    """Push `vector` (empty: pull only), and wait for the weights.
 
-    They lie in memory of the server's that its next answer to this worker overwrites:
-    take them over at once. A server in this process, which a virtual one is, takes
-    `vector` itself, and its memory.
+    A server in this process, which a virtual one is, takes `vector` itself, and its
+    memory, and writes the weights `into` the memory that the worker takes them over to.
+    Others get the vector by way of `message`. Their reply lies in memory that the next
+    one overwrites: take it over at once.
     """
     if getattr(server, "in_process", False):
-        answer: Message = server.request(Message(vector, numbers))
-        return answer
-    return read_reply(server.request(pack(vector, numbers, into)))
+        answer: Message = server.request(Message(vector, numbers, into))
+        return answer.vector, answer.numbers
+    return read_reply(server.request(pack(vector, numbers, message)))

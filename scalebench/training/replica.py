@@ -536,7 +536,9 @@ class Replica:
         self.clock.did(Task.UPDATE, share=self._update_share)
 
     def adopt(self, weights: Tensor) -> None:
-        self.parameters.copy_(weights)
+        # A server in this process has written them there.
+        if weights is not self.parameters:
+            self.parameters.copy_(weights)
         self.steps += 1
         self.clock.did(Task.COMM)
 
