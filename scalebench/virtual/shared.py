@@ -112,6 +112,8 @@ class ServerState:
         self.replies: dict[int, tuple[float, Tensor]] = {}
         self.released: dict[int, float] = {}
         self.shards = getattr(rule, "shards", 1)
+        # Of each worker's messages, which have few sizes: every push asks four times.
+        self._seconds: dict[tuple[Kind, int, int], float] = {}
 
     def answer_now(self, comm: VirtualCommunicator, payload: Any) -> Tensor:
         """Return the reply to a request outside the training time; the rule must not defer it."""
@@ -128,8 +130,12 @@ class ServerState:
         worker: int | None = None,
     ) -> float:
         """Return the seconds of a part of an exchange of `nbytes` with `worker`, by default that of `comm`."""
-        ends = (comm.world_rank if worker is None else worker, self.host)
-        return comm.costs.time(Operation(kind, nbytes / self.shards, ends))
+        rank = comm.world_rank if worker is None else worker
+        message = (kind, nbytes, rank)
+        if message not in self._seconds:
+            operation = Operation(kind, nbytes / self.shards, (rank, self.host))
+            self._seconds[message] = comm.costs.time(operation)
+        return self._seconds[message]
 
     def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
         """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""
