@@ -496,7 +496,7 @@ class Replica:
         if self._loss_is_elsewhere:
             self.replica.broadcast_(self._last_loss, root=self.mesh.last_part)
             self._loss_is_elsewhere = False
-        return self._last_loss
+        return self._last_loss[-1] if self._last_loss.dim() else self._last_loss
 
     def computed(self, loss: Tensor, samples: int) -> None:
         """Record the mean loss () of a batch whose gradient has been computed."""
@@ -513,7 +513,7 @@ class Replica:
 
     def computed_several(self, losses: Tensor, samples: Sequence[int]) -> None:
         """Record the mean losses (m,) of consecutive batches."""
-        self._last_loss = losses[-1]
+        self._last_loss = losses  # few strategies ask for the last one
         self._losses.append(losses)
         self._samples.extend(samples)
 
@@ -668,7 +668,9 @@ class Replica:
         if not self._losses:
             return None
         weights = torch.tensor(self._samples, dtype=torch.float64, device=self.device)
-        losses = torch.cat([each.reshape(-1) for each in self._losses])
+        # most are vectors already, which is found out sooner than reshaped
+        vectors = [each if each.dim() else each.reshape(-1) for each in self._losses]
+        losses = torch.cat(vectors)
         return float(losses.double().dot(weights) / weights.sum())
 
     def evaluates(self, epoch: int) -> bool:

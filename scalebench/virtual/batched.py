@@ -12,7 +12,6 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -34,8 +33,7 @@ _LEAST = 8  # workers at once, at least
 _ROWS_OF_RECORDING = 200  # whose gradients take as long as one recording
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     """Gradients that a sleeping worker asked for, of one batch after the other; with `rates` also optimizer steps."""
 
     replica: Replica
