@@ -6,29 +6,23 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    FILE,
-    FOLDER,
-    completed_study,
-    folder_option,
-    results_argument,
-)
+from scalebench.cli import options
 
 
 @click.command()
-@results_argument
+@options.results_argument
 @click.option(
     "--paper",
-    type=FILE,
+    type=options.FILE,
     metavar="FILE",
     help="YAML with title, authors, license, doi, contributions, and where in the paper the figures stand.",
 )
-@folder_option(
+@options.folder_option(
     "--output", "artifacts", "Folder that gets STUDY-artifact/ and STUDY-artifact.zip."
 )
 @click.option(
     "--verify",
-    type=FOLDER,
+    type=options.FOLDER,
     metavar="FOLDER",
     help="Check an unpacked artifact instead: checksums, and its figures drawn again.",
 )
@@ -51,7 +45,7 @@ def artifact(
     from scalebench.artifact import load_paper, write_artifact
 
     written = load_paper(paper)
-    made = write_artifact(completed_study(results), output, written, jobs=jobs)
+    made = write_artifact(options.completed_study(results), output, written, jobs=jobs)
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    NEW_FILE,
-    set_option,
-    study_argument,
-    study_options,
-    verbosity_options,
-)
+from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.formatting import counted
 
@@ -26,8 +20,8 @@ _QUICK_S = 20.0
 
 
 @click.command()
-@study_argument
-@study_options("model", "dataset", "dtype", "require_quiet")
+@options.study_argument
+@options.study_options("model", "dataset", "dtype", "require_quiet")
 @click.option(
     "--batch",
     "batches",
@@ -35,7 +29,7 @@ _QUICK_S = 20.0
     multiple=True,
     help="Samples of a step; repeatable.  [default: the study's]",
 )
-@set_option
+@options.set_option
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
@@ -45,7 +39,7 @@ _QUICK_S = 20.0
 )
 @click.option(
     "--kernels",
-    type=NEW_FILE,
+    type=options.NEW_FILE,
     metavar="FILE.json",
     help="Measure kernels of random sizes instead, from which `predict --device FILE.json` learns any model's steps.",
 )
@@ -59,12 +53,12 @@ _QUICK_S = 20.0
 @click.option(
     "--output",
     "-o",
-    type=NEW_FILE,
+    type=options.NEW_FILE,
     default=Path("calibration.json"),
     show_default=True,
     help="File that is written, or completed.",
 )
-@verbosity_options
+@options.verbosity_options
 def calibrate(
     study: Path | None,
     batches: tuple[int, ...],

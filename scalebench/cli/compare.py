@@ -11,29 +11,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
+from scalebench.cli import options
 from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import (
-    PATH,
-    completed_study,
-    json_option,
-    parsed_by,
-    strategies_option,
-)
 from scalebench.formatting import digits_as_known, tell_marks
 from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import Execution
-from scalebench.tables.table import (
-    COUNT,
-    DIFFERENCE,
-    RATIO,
-    SHARE,
-    TIME_ALONE,
-    TWO_DIGITS,
-    Column,
-    Table,
-    fields,
-    text,
-)
+from scalebench.tables import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,9 +49,9 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
 
 
 @click.command()
-@click.argument("a", metavar="A", type=PATH)
-@click.argument("b", metavar="[B]", required=False, type=PATH)
-@strategies_option(
+@click.argument("a", metavar="A", type=options.PATH)
+@click.argument("b", metavar="[B]", required=False, type=options.PATH)
+@options.strategies_option(
     "Compare these only. With A alone, two: the reference first.", among_results=True
 )
 @click.option(
@@ -78,7 +61,7 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
 )
 @click.option(
     "--threshold",
-    callback=parsed_by("parse_share"),
+    callback=options.parsed_by("parse_share"),
     metavar="SHARE",
     default="5%",
     show_default=True,
@@ -86,7 +69,7 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
 )
 @click.option(
     "--metric-margin",
-    callback=parsed_by("parse_share"),
+    callback=options.parsed_by("parse_share"),
     metavar="SHARE",
     default="0.01",
     show_default=True,
@@ -105,7 +88,7 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
     help="Compare although this key differs; repeatable.",
 )
 @format_option
-@json_option
+@options.json_option
 def compare(
     a: Path,
     b: Path | None,
@@ -140,10 +123,10 @@ def compare(
             raise click.UsageError(
                 "--ignore overrides a difference of two studies; strategies of one have none"
             )
-        studies = [load(completed_study(a))]
+        studies = [load(options.completed_study(a))]
         found = compare_strategies(studies[0], *strategies, **limits)
     else:
-        studies = [load(completed_study(x)) for x in (a, b)]
+        studies = [load(options.completed_study(x)) for x in (a, b)]
         found = compare_studies(
             studies[0], studies[1], strategies=strategies, ignore=ignore, **limits
         )
@@ -165,7 +148,7 @@ def compare(
     return 1 if any(bad[what] for what in fail_on) else 0
 
 
-def _comparison(found: Verdicts) -> Table:
+def _comparison(found: Verdicts) -> table.Table:
     """Return a row for each cell that both have."""
     rows = found.table.to_dict("records")
     # then the title names it
@@ -173,34 +156,42 @@ def _comparison(found: Verdicts) -> Table:
     metrics = {row["metric_name"] for row in rows} - {""}
     change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
     tested = any(row["test"] for row in rows)
-    columns: list[Column[Row]] = [
-        *([] if one_pair else [Column("strategy", text("label_a"), shared=True)]),
-        Column("execution", _execution, shared=True),
-        Column("workers", fields("workers"), COUNT),
-        Column("A", fields("a_s a_low a_high"), TIME_ALONE, spare=1),
-        Column("A median", fields("a_median_s"), TIME_ALONE, spare=5),
-        Column("A spread", fields("a_spread"), SHARE, spare=4),
-        Column("B", fields("b_s b_low b_high"), TIME_ALONE, spare=1),
-        Column("B median", fields("b_median_s"), TIME_ALONE, spare=5),
-        Column("B spread", fields("b_spread"), SHARE, spare=4),
-        Column(
+    columns: list[table.Column[Row]] = [
+        *(
+            []
+            if one_pair
+            else [table.Column("strategy", table.text("label_a"), shared=True)]
+        ),
+        table.Column("execution", _execution, shared=True),
+        table.Column("workers", table.fields("workers"), table.COUNT),
+        table.Column("A", table.fields("a_s a_low a_high"), table.TIME_ALONE, spare=1),
+        table.Column("A median", table.fields("a_median_s"), table.TIME_ALONE, spare=5),
+        table.Column("A spread", table.fields("a_spread"), table.SHARE, spare=4),
+        table.Column("B", table.fields("b_s b_low b_high"), table.TIME_ALONE, spare=1),
+        table.Column("B median", table.fields("b_median_s"), table.TIME_ALONE, spare=5),
+        table.Column("B spread", table.fields("b_spread"), table.SHARE, spare=4),
+        table.Column(
             "B / A [interval]",
-            fields("ratio ratio_low ratio_high"),
-            RATIO,
+            table.fields("ratio ratio_low ratio_high"),
+            table.RATIO,
             title="B / A",
         ),
         *(
-            [Column("p (Holm)", fields("p_adjusted"), TWO_DIGITS, spare=3)]
+            [
+                table.Column(
+                    "p (Holm)", table.fields("p_adjusted"), table.TWO_DIGITS, spare=3
+                )
+            ]
             if tested
             else []
         ),
-        Column(
+        table.Column(
             change,
-            fields("metric_difference metric_low metric_high"),
-            DIFFERENCE,
+            table.fields("metric_difference metric_low metric_high"),
+            table.DIFFERENCE,
             spare=2,
         ),
-        Column("verdict", _verdict, left=True),
+        table.Column("verdict", _verdict, left=True),
     ]
     pair = (
         f" ({rows[0]['label_a']})"
@@ -208,7 +199,7 @@ def _comparison(found: Verdicts) -> Table:
         else ""
     )
     title = f"A: {found.a}   B: {found.b}{pair}"
-    return Table.of(title, columns, rows, _notes(found))
+    return table.Table.of(title, columns, rows, _notes(found))
 
 
 def _execution(row: Row) -> str:

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from scalebench.cli import options
 from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import (
-    FILE,
-    completed_study,
-    json_option,
-    parsed_by,
-    results_argument,
-    strategies_option,
-)
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -26,21 +19,21 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@results_argument
-@strategies_option("Only these.", among_results=True)
+@options.results_argument
+@options.strategies_option("Only these.", among_results=True)
 @click.option(
     "--efficiency",
-    callback=parsed_by("parse_share"),
+    callback=options.parsed_by("parse_share"),
     metavar="SHARE",
     default="50%",
     show_default=True,
     help="Least speedup per worker at which a worker count is worth running.",
 )
 @format_option
-@json_option
+@options.json_option
 @click.option(
     "--extrap",
-    type=FILE,
+    type=options.FILE,
     metavar="FILE.jsonl",
     help="Write the times for Extra-P as JSON Lines.",
 )
@@ -63,7 +56,7 @@ def laws(
     from scalebench.analysis.laws import scaling_laws, write_extrap
     from scalebench.analysis.laws.render import as_values
 
-    study = load(completed_study(results))
+    study = load(options.completed_study(results))
     found = scaling_laws(study, strategies=strategies, efficiency=efficiency)
     if as_json:
         click.echo(
@@ -87,28 +80,26 @@ def laws(
 
 def laws_tables(found: Sequence[Scaling]) -> Iterator[Table | str]:
     """A table of laws, advice and notes per series; series without a law in a line each at the end."""
-    from scalebench.analysis.laws import band_name, no_band
-    from scalebench.analysis.laws.render import (
-        AT_LEAST,
-        LAWS,
-        advice_lines,
-        law_rows,
-        title,
-    )
+    from scalebench.analysis.laws import band_name, no_band, render
 
     columns = [
         Column[Sequence[str]](
             name, itemgetter(place), left=name in ("law", "parameters")
         )
-        for place, name in enumerate(LAWS)
+        for place, name in enumerate(render.LAWS)
     ]
     fitted = [one for one in found if not one.refusal]
     for one in fitted:
         yield Table.of(
-            title(one), columns, law_rows(one), [*advice_lines(one), *one.notes, ""]
+            render.title(one),
+            columns,
+            render.law_rows(one),
+            [*render.advice_lines(one), *one.notes, ""],
         )
     if intervals := {
         band_name(one.series) for one in fitted if not no_band(one.series)
     }:
-        yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {AT_LEAST}"
-    yield from (f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal)
+        yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {render.AT_LEAST}"
+    yield from (
+        f"{render.title(one)}: no law: {one.refusal}" for one in found if one.refusal
+    )

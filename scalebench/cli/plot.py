@@ -8,13 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    completed_study,
-    folder_option,
-    results_argument,
-    selection_of,
-    selection_options,
-)
+from scalebench.cli import options
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
 from scalebench.figures.plotting import drawing_jobs, place_for
 from scalebench.figures.selection import parse_added
@@ -32,7 +26,7 @@ def _width(
 
 
 @click.command()
-@results_argument
+@options.results_argument
 @click.option(
     "--figure",
     "figures",
@@ -47,7 +41,7 @@ def _width(
     metavar="NAME",
     help="Draw this panel only (a, or time); repeatable.",
 )
-@selection_options
+@options.selection_options
 @click.option(
     "--style",
     type=click.Choice(STYLES),
@@ -86,7 +80,7 @@ def _width(
     metavar="PATH:LABEL",
     help="Draw the curve in a CSV (workers, time_s ...), or the study in a folder, as well; repeatable.",
 )
-@folder_option("--output", "plots", "Folder that gets one folder per study.")
+@options.folder_option("--output", "plots", "Folder that gets one folder per study.")
 @click.option(
     "--format",
     "formats",
@@ -116,7 +110,7 @@ def plot(
     scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
     scalebench plot results/mine --figure strong-scaling --add results/other:'other lr' --add published.csv:'Lee 2020'
     """
-    selection = selection_of(flags)
+    selection = options.selection_of(flags)
     request = PlotRequest(
         figures,
         formats,
@@ -125,7 +119,7 @@ def plot(
         panels,
         tuple(parse_added(text) for text in added),
     )
-    folder = completed_study(results)
+    folder = options.completed_study(results)
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():
         drawn = plot_folder(
             folder,

@@ -15,16 +15,8 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
+from scalebench.cli import options
 from scalebench.cli.formats import format_option, show_tables, write_rows
-from scalebench.cli.options import (
-    NEW_FILE,
-    NEW_PICTURE,
-    all_of,
-    completed_study,
-    parsed_by,
-    strategies_option,
-    verbosity_options,
-)
 from scalebench.cli.platform_options import (
     POSITIVE,
     platform_options,
@@ -90,7 +82,7 @@ vary_option = click.option(
 
 
 @click.command()
-@all_of(
+@options.all_of(
     *(
         click.option_panel(heading, options=list(flags))
         for heading, flags in _PANELS.items()
@@ -100,12 +92,14 @@ vary_option = click.option(
 @click.option(
     "--workers",
     default="1..1024",
-    callback=parsed_by("parse_workers"),
+    callback=options.parsed_by("parse_workers"),
     metavar="COUNTS",
     help="1..64, 1..64:8 or 1,2,6.  [default: 1..1024; with --vary, one count: 64]",
 )
 @vary_option
-@strategies_option("Strategies; repeatable.  [default: allreduce, epoch_average]")
+@options.strategies_option(
+    "Strategies; repeatable.  [default: allreduce, epoch_average]"
+)
 @click.option(
     "--budget",
     type=POSITIVE,
@@ -123,10 +117,10 @@ vary_option = click.option(
 )
 @format_option
 @click.option(
-    "--csv", "table", type=NEW_FILE, metavar="FILE", help="Write all columns."
+    "--csv", "table", type=options.NEW_FILE, metavar="FILE", help="Write all columns."
 )
-@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
-@verbosity_options
+@click.option("--figure", type=options.NEW_PICTURE, metavar="FILE.png", help="Draw it.")
+@options.verbosity_options
 def predict(
     model: str | None,
     workers: list[int],
@@ -229,7 +223,7 @@ def _laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
     if path.suffix == ".csv":
         return law_of_file(path), said
     if path.exists():
-        return laws_of_study(completed_study(path))
+        return laws_of_study(options.completed_study(path))
     return stated_law(said), ""
 
 
@@ -245,14 +239,16 @@ def _draw(path: Path, found: Predicted) -> None:
 
 @click.command("what-if", hidden=True)
 @platform_options
-@strategies_option("Strategies; repeatable.  [default: allreduce]")
+@options.strategies_option("Strategies; repeatable.  [default: allreduce]")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
 )
 @vary_option
-@click.option("--figure", type=NEW_PICTURE, metavar="FILE.png", help="Draw it.")
-@click.option("--csv", "table", type=NEW_FILE, metavar="FILE", help="All cells.")
-@verbosity_options
+@click.option("--figure", type=options.NEW_PICTURE, metavar="FILE.png", help="Draw it.")
+@click.option(
+    "--csv", "table", type=options.NEW_FILE, metavar="FILE", help="All cells."
+)
+@options.verbosity_options
 def what_if(
     model: str | None,
     strategies: tuple[str, ...],

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    jobs_option,
-    results_argument,
-    study_folder,
-    study_options,
-    verbosity_options,
-)
+from scalebench.cli import options
 from scalebench.formatting import counted
 from scalebench.records.folder import STUDY
 from scalebench.system.parent_watch import start_forkserver
@@ -24,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@results_argument
-@study_options("calibration", "cluster", "device_step_time", "require_quiet")
+@options.results_argument
+@options.study_options("calibration", "cluster", "device_step_time", "require_quiet")
 @click.option(
     "--jitter",
     type=click.Choice(["measured", "none", "normal", "lognormal", "exponential"]),
@@ -37,8 +31,8 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Its standard deviation, relative to a step's mean.",
 )
-@jobs_option
-@verbosity_options
+@options.jobs_option
+@options.verbosity_options
 def recalibrate(
     results: Path | None,
     calibration: Path | None,
@@ -71,7 +65,7 @@ def recalibrate(
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
-    folder = enter_first_folder(study_folder(results))
+    folder = enter_first_folder(options.study_folder(results))
     here = Path.cwd()
     if calibration is not None and calibration.is_relative_to(here):
         calibration = calibration.relative_to(here)  # as `run --calibration` names it

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    FOLDER,
-    PATH,
-    folder_option,
-    jobs_option,
-    verbosity_options,
-)
+from scalebench.cli import options
 from scalebench.cli.run_common import RUNS_LEFT, runs_left
 from scalebench.errors import UsageError
 
@@ -48,17 +42,19 @@ ALL = "all"
     help="Run nothing; write the pages from the rows in RESULTS.",
 )
 @click.option(
-    "--data-dir", type=PATH, help="Where the files of a data set lie, at scale cluster."
+    "--data-dir",
+    type=options.PATH,
+    help="Where the files of a data set lie, at scale cluster.",
 )
 @click.option(
     "--experiments",
-    type=FOLDER,
+    type=options.FOLDER,
     help="Folder with one folder per paper.  [default: experiments/ if it holds papers, else the installed ones]",
 )
-@folder_option("--results", "results", "Folder that gets one folder per study.")
-@folder_option("--output", "plots", "Folder that gets one folder per paper.")
-@jobs_option
-@verbosity_options
+@options.folder_option("--results", "results", "Folder that gets one folder per study.")
+@options.folder_option("--output", "plots", "Folder that gets one folder per paper.")
+@options.jobs_option
+@options.verbosity_options
 def reproduce(
     name: str | None,
     figure: str | None,

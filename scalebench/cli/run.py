@@ -10,25 +10,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli import run_common
-from scalebench.cli.options import (
-    PATH,
-    STUDY_OPTIONS,
-    all_of,
-    flag_of,
-    jobs_option,
-    keep_going_option,
-    launcher_option,
-    results_argument,
-    set_option,
-    strategies_option,
-    study_argument,
-    study_folder,
-    study_options,
-    table_options,
-    verbosity,
-    verbosity_options,
-)
+from scalebench.cli import options, run_common
 from scalebench.errors import ResultsError, UsageError
 from scalebench.records.folder import PLANNED, STUDY
 from scalebench.system.parent_watch import start_forkserver
@@ -97,27 +79,27 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 
 
 @click.command()
-@all_of(
+@options.all_of(
     *(
         click.option_panel(heading, options=list(flags))
         for heading, flags in _PANELS.items()
     )
 )
-@study_argument
-@strategies_option(
+@options.study_argument
+@options.strategies_option(
     "Strategies, your own as file.py:Class; options also as 'NAME: {option: value}'; repeatable."
 )
-@study_options(*STUDY_OPTIONS, hidden=_OLD_FLAGS)
+@options.study_options(*options.STUDY_OPTIONS, hidden=_OLD_FLAGS)
 @click.option(
     "--until",
     metavar="WIDTH",
     help="Repeat each point until its time is known so well, as 5%.",
 )
-@set_option
-@jobs_option
+@options.set_option
+@options.jobs_option
 @click.option(
     "--output",
-    type=PATH,
+    type=options.PATH,
     default=Path("results"),
     show_default=True,
     help="Folder that gets one folder per study.",
@@ -147,16 +129,16 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
     metavar="NUMBER",
     help="With --elastic: workers that may die before a run fails.",
 )
-@launcher_option
-@keep_going_option
+@options.launcher_option
+@options.keep_going_option
 @click.option(
     "--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing."
 )
 @click.option(
     "--noisy", is_flag=True, hidden=True, expose_value=False, callback=_refuse_noisy
 )
-@table_options
-@verbosity_options
+@options.table_options
+@options.verbosity_options
 def run(
     study: Path | None,
     jobs: int | None,
@@ -264,9 +246,9 @@ def _study(
 
 def _note_old_flags() -> None:
     for key in filter(_chosen, _OLD_FLAGS):
-        if verbosity() >= 0:
+        if options.verbosity() >= 0:
             click.echo(
-                f"note: the next version has --set {key}=... in place of {flag_of(key)}",
+                f"note: the next version has --set {key}=... in place of {options.flag_of(key)}",
                 err=True,
             )
 
@@ -319,18 +301,18 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
 
 
 @click.command(hidden=True)
-@results_argument
-@jobs_option
-@launcher_option
-@keep_going_option
+@options.results_argument
+@options.jobs_option
+@options.launcher_option
+@options.keep_going_option
 @click.option(
     "--submit",
     "submits",
     is_flag=True,
     help="Submit them as jobs, with the runs that never began.",
 )
-@table_options
-@verbosity_options
+@options.table_options
+@options.verbosity_options
 def retry(
     results: Path | None,
     jobs: int | None,
@@ -349,7 +331,7 @@ def retry(
     from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
-    folder = study_folder(results)
+    folder = options.study_folder(results)
     if folder.name in ("", ".."):  # as `.` and `..` are
         folder = folder.resolve()
     if submits:

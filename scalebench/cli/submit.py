@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    FILE,
-    PATH,
-    STUDY_OPTIONS,
-    launcher_option,
-    parsed_by,
-    set_option,
-    strategies_option,
-    study_argument,
-    study_options,
-    verbosity,
-    verbosity_options,
-)
+from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.study.choices import SchedulerName
 
@@ -52,13 +40,13 @@ _KEYS = [
 
 
 @click.command()
-@study_argument
-@strategies_option("Strategies; repeatable.")
-@study_options(*(key for key in STUDY_OPTIONS if key in _KEYS))
-@set_option
+@options.study_argument
+@options.strategies_option("Strategies; repeatable.")
+@options.study_options(*(key for key in options.STUDY_OPTIONS if key in _KEYS))
+@options.set_option
 @click.option(
     "--output",
-    type=PATH,
+    type=options.PATH,
     default=Path("results"),
     show_default=True,
     help="Folder that gets one folder per study.",
@@ -93,14 +81,14 @@ _KEYS = [
 @click.option(
     "--time",
     "limit_s",
-    callback=parsed_by("parse_duration"),
+    callback=options.parsed_by("parse_duration"),
     metavar="HH:MM:SS",
     help="Time limit of each job.",
 )
 @click.option(
     "--site",
     "site_file",
-    type=FILE,
+    type=options.FILE,
     help="Facts of the site.  [default: the first site.yaml found]",
 )
 @click.option(
@@ -120,9 +108,9 @@ _KEYS = [
     multiple=True,
     help="Submit what is left of this shard again; repeatable.",
 )
-@launcher_option
+@options.launcher_option
 @click.option("--dry-run", is_flag=True, help="Print the scripts, and submit nothing.")
-@verbosity_options
+@options.verbosity_options
 def submit(
     study: Path | None,
     strategies: tuple[str, ...],
@@ -172,7 +160,7 @@ def submit(
         )
     )
     chosen = scheduler_for(named, submits=not dry_run)
-    if found is not None and verbosity() > 0:
+    if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
@@ -281,7 +269,7 @@ def _print_notes(notes: Iterable[str]) -> None:
     from scalebench.formatting import Detail
 
     for note in notes:
-        if not isinstance(note, Detail) or verbosity() > 0:
+        if not isinstance(note, Detail) or options.verbosity() > 0:
             click.echo(f"note: {note}", err=True)
 
 

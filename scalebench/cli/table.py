@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    FILE,
-    completed_study,
-    results_argument,
-    selection_of,
-    selection_options,
-)
+from scalebench.cli import options
 from scalebench.errors import UsageError, nearest, writing
 from scalebench.formatting import (
     BETWEEN,
@@ -62,7 +56,7 @@ _MOST_ROWS = 50  # of a page
 
 
 @click.command()
-@results_argument
+@options.results_argument
 @click.option(
     "--format",
     "--style",
@@ -78,8 +72,8 @@ _MOST_ROWS = 50  # of a page
     help="Such as time,speedup,vs-allreduce,metric, or all that is known.  [default: what fits a column of a page; of "
     "csv and json: all]",
 )
-@selection_options
-@click.option("--output", type=FILE, help="A file instead of the terminal.")
+@options.selection_options
+@click.option("--output", type=options.FILE, help="A file instead of the terminal.")
 def table(
     results: Path | None, style: str, columns: str, output: Path | None, **selected: Any
 ) -> None:
@@ -98,10 +92,10 @@ def table(
     """
     from scalebench.analysis import cells, load
 
-    study = load(completed_study(results))
+    study = load(options.completed_study(results))
     for note in study.notes:
         click.echo(note, err=True)
-    selection = selection_of(selected)
+    selection = options.selection_of(selected)
     selection.require(study)
     shown = selection.of(cells(study))
     names = [name.strip() for name in columns.split(",") if name.strip()]

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.options import (
-    FOLDER,
-    PATH,
-    STRATEGY,
-    set_option,
-    study_argument,
-    study_options,
-    verbosity_options,
-)
+from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
 
@@ -34,10 +26,10 @@ _SHORT = {
 
 
 @click.command()
-@study_argument
+@options.study_argument
 @click.option(
     "--strategy",
-    metavar=STRATEGY,
+    metavar=options.STRATEGY,
     help="The strategy to trace; needed unless STUDY has only one.",
 )
 @click.option(
@@ -52,12 +44,15 @@ _SHORT = {
     type=click.Choice(["virtual", "native", "paced"]),
     help="[default: virtual]",
 )
-@study_options(
+@options.study_options(
     "model", "batch_per_worker", "engine", "cluster", "device_step_time", "seed", "name"
 )
-@set_option
+@options.set_option
 @click.option(
-    "--horovod-timeline", type=PATH, metavar="FILE", help="Run nothing, show this file."
+    "--horovod-timeline",
+    type=options.PATH,
+    metavar="FILE",
+    help="Run nothing, show this file.",
 )
 @click.option(
     "--graph",
@@ -69,7 +64,7 @@ _SHORT = {
     metavar="BEGIN:END",
     help="Seconds that the figure shows; the trace file has all.",
 )
-@click.option("--output", type=FOLDER, default=Path("plots"), show_default=True)
+@click.option("--output", type=options.FOLDER, default=Path("plots"), show_default=True)
 @click.option(
     "--format",
     "formats",
@@ -77,7 +72,7 @@ _SHORT = {
     type=click.Choice(FORMATS),
     help="Repeatable.  [default: png]",
 )
-@verbosity_options
+@options.verbosity_options
 def trace(
     study: Path | None,
     sets: tuple[str, ...],

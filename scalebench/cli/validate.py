@@ -13,17 +13,7 @@ from scalebench.cli.options import FILE, FOLDER, PATH
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, digits, share
 from scalebench.measured import Measured
-from scalebench.tables.table import (
-    CHANGE,
-    COUNT,
-    SHARE,
-    TIME_ALONE,
-    TWO_DIGITS,
-    Column,
-    Table,
-    fields,
-    text,
-)
+from scalebench.tables import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,30 +95,31 @@ def validate(
     return 0
 
 
-def _plans(file: Path) -> Table | None:
+def _plans(file: Path) -> table.Table | None:
     """Return published plans beside those that their rule finds; None for a file of something else."""
-    from scalebench.validation.pipelines import (
-        FoundPlan,
-        find_plans,
-        is_plans,
-        read_plans,
-    )
+    from scalebench.validation import pipelines
 
-    if not is_plans(file):
+    if not pipelines.is_plans(file):
         return None
 
     def dashed(stages: list[int]) -> str:
         return "-".join(map(str, stages))
 
-    plans = find_plans(read_plans(file), file.parent)
-    columns: list[Column[FoundPlan]] = [
-        Column("model", lambda plan: plan.model, left=True),
-        Column("workers", lambda plan: Measured(plan.workers), COUNT),
-        Column("published", lambda plan: dashed(plan.published)),
-        Column("found", lambda plan: dashed(plan.found)),
-        Column("slowest stage", lambda plan: Measured(plan.found_s), TIME_ALONE),
-        Column("of the published", lambda plan: Measured(plan.published_s), TIME_ALONE),
-        Column("last stage begins at", lambda plan: plan.begins[-1], left=True),
+    plans = pipelines.find_plans(pipelines.read_plans(file), file.parent)
+    columns: list[table.Column[pipelines.FoundPlan]] = [
+        table.Column("model", lambda plan: plan.model, left=True),
+        table.Column("workers", lambda plan: Measured(plan.workers), table.COUNT),
+        table.Column("published", lambda plan: dashed(plan.published)),
+        table.Column("found", lambda plan: dashed(plan.found)),
+        table.Column(
+            "slowest stage", lambda plan: Measured(plan.found_s), table.TIME_ALONE
+        ),
+        table.Column(
+            "of the published",
+            lambda plan: Measured(plan.published_s),
+            table.TIME_ALONE,
+        ),
+        table.Column("last stage begins at", lambda plan: plan.begins[-1], left=True),
     ]
     equal = sum(plan.found == plan.published for plan in plans)
     notes = [f"{equal} of {counted(len(plans), 'published plan')} found"]
@@ -147,7 +138,7 @@ def _plans(file: Path) -> Table | None:
     title = (
         "workers of the stages with the fastest slowest one, from profiles of layers"
     )
-    return Table.of(
+    return table.Table.of(
         title,
         columns,
         plans,
@@ -156,38 +147,24 @@ def _plans(file: Path) -> Table | None:
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
+    from scalebench.validation import megatron, pipelines, placements
     from scalebench.validation.held_out import predict_published
     from scalebench.validation.measurements import read_published
-    from scalebench.validation.megatron import (
-        is_megatron,
-        predict_megatron,
-        rank_correlations,
-        read_megatron,
-    )
-    from scalebench.validation.pipelines import (
-        is_pipelines,
-        predict_pipelines,
-        read_pipelines,
-    )
-    from scalebench.validation.placements import (
-        is_placements,
-        predict_placements,
-        read_placements,
-    )
 
-    if is_placements(file):
-        placements = read_placements(file)
-        most = placements.groupby("held")["nodes"].max()
+    if placements.is_placements(file):
+        rows = placements.read_placements(file)
+        most = rows.groupby("held")["nodes"].max()
         note = f"Calibrated on placements on up to {most[False]} nodes; predicted are those on up to {most[True]}."
-        return predict_placements(placements), [note]
-    if is_pipelines(file):
+        return placements.predict_placements(rows), [note]
+    if pipelines.is_pipelines(file):
         note = "Calibrated on one device; linear scaling is that of the bubble, m u / (u + m - 1)."
-        return predict_pipelines(read_pipelines(file)), [note]
-    if is_megatron(file):
-        predictions = predict_megatron(read_megatron(file))
+        rows = pipelines.read_pipelines(file)
+        return pipelines.predict_pipelines(rows), [note]
+    if megatron.is_megatron(file):
+        predictions = megatron.predict_megatron(megatron.read_megatron(file))
         ranks = ", ".join(
             f"{source} {value:.2f}"
-            for source, value in rank_correlations(predictions).items()
+            for source, value in megatron.rank_correlations(predictions).items()
         )
         note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
         return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
@@ -226,32 +203,34 @@ def _runs(
     return found, list(dict.fromkeys(notes))
 
 
-def _tables(errors: pd.DataFrame) -> Iterator[Table]:
+def _tables(errors: pd.DataFrame) -> Iterator[table.Table]:
     from scalebench.validation.prediction_errors import (
         error_by_distance,
         error_by_source,
     )
 
-    known: dict[str, Column[Any]] = {
-        "source": Column("source", text("source"), left=True),
-        "doublings": Column("doublings", text("doublings")),
-        "points": Column("points", fields("points"), COUNT),
-        "mape": Column("mean error", fields("mape"), SHARE),
-        "median": Column("median", fields("median"), SHARE),
-        "bias": Column("signed", fields("bias"), CHANGE),
-        "linear_mape": Column("linear scaling", fields("linear_mape"), SHARE),
-        "skill": Column("skill", fields("skill"), TWO_DIGITS),
-        "held": Column("intervals held", fields("held"), SHARE),
+    known: dict[str, table.Column[Any]] = {
+        "source": table.Column("source", table.text("source"), left=True),
+        "doublings": table.Column("doublings", table.text("doublings")),
+        "points": table.Column("points", table.fields("points"), table.COUNT),
+        "mape": table.Column("mean error", table.fields("mape"), table.SHARE),
+        "median": table.Column("median", table.fields("median"), table.SHARE),
+        "bias": table.Column("signed", table.fields("bias"), table.CHANGE),
+        "linear_mape": table.Column(
+            "linear scaling", table.fields("linear_mape"), table.SHARE
+        ),
+        "skill": table.Column("skill", table.fields("skill"), table.TWO_DIGITS),
+        "held": table.Column("intervals held", table.fields("held"), table.SHARE),
     }
-    for title, table in (
+    for title, summary in (
         (
             "error of predictions (modelled), by source of the measurements",
             error_by_source(errors),
         ),
         ("by doublings from the calibration", error_by_distance(errors)),
     ):
-        yield Table.of(
-            title, [known[str(key)] for key in table], table.to_dict("records")
+        yield table.Table.of(
+            title, [known[str(key)] for key in summary], summary.to_dict("records")
         )
 
 

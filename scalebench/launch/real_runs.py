@@ -23,18 +23,8 @@ from scalebench.comm.launchers import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, stop
+from scalebench.native import job_files
 from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
-from scalebench.native.job_files import (
-    HEARTBEATS,
-    REFUSED,
-    Death,
-    Job,
-    JsonLines,
-    Nodes,
-    mesh_of,
-    server_ranks,
-    settings_of,
-)
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
@@ -174,8 +164,8 @@ class _LaunchPart:
 
     def takes(self, run: Run) -> bool:
         """Return True if these processes can serve `run` too."""
-        needed = run.workers + server_ranks(run)
-        return settings_of(run) == self.settings and (
+        needed = run.workers + job_files.server_ranks(run)
+        return job_files.settings_of(run) == self.settings and (
             needed == self.ranks if self.settings else needed <= self.ranks
         )
 
@@ -191,8 +181,8 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
     for run in runs:
         # An engine reads its settings once, when it is initialised: other ones need
         # other processes.
-        settings = settings_of(run)
-        needed = run.workers + server_ranks(run)
+        settings = job_files.settings_of(run)
+        needed = run.workers + job_files.server_ranks(run)
         exceeds = len(hosts.hosts) > 1 and run.workers <= hosts.slots < needed
         key = (
             json.dumps(settings, sort_keys=True),
@@ -200,7 +190,7 @@ def _by_settings(runs: Sequence[Run], ranks: int) -> Iterator[_LaunchPart]:
         )
         parts.setdefault(key, []).append(run)
     for (settings_text, exactly), part in parts.items():
-        at_least = max(run.workers + server_ranks(run) for run in part)
+        at_least = max(run.workers + job_files.server_ranks(run) for run in part)
         yield _LaunchPart(
             json.loads(settings_text), part, exactly or max(ranks, at_least)
         )
@@ -253,7 +243,7 @@ class _Launch:
         command, binding = launch_command(
             self._ranks, threads, progress, bind=bind, mpi=mpi, settings=self._settings
         )
-        job = Job(
+        job = job_files.Job(
             runs=runs,
             datasets=dict(self._owner.folders),
             stays_open=self._more is not None,
@@ -267,7 +257,7 @@ class _Launch:
             host=host_hash(),
         )
         create_heartbeats(job.heartbeats, self._ranks)
-        pulse, events = Pulse(job.heartbeats), JsonLines(job.events)
+        pulse, events = Pulse(job.heartbeats), job_files.JsonLines(job.events)
         with (
             (self._folder / "stdout.txt").open("wb") as out,
             (self._folder / "stderr.txt").open("wb") as err,
@@ -286,7 +276,9 @@ class _Launch:
                 preexec_fn=end_with_parent,
             )
         try:
-            death = self._attend(process, events, pulse, JsonLines(job.further))
+            death = self._attend(
+                process, events, pulse, job_files.JsonLines(job.further)
+            )
         # the folder of a launch that was deleted is the end of its ranks, not a bug of
         # ours
         except FileNotFoundError:
@@ -299,7 +291,7 @@ class _Launch:
         if death is None:  # stopped: what began after the last run does not count
             return
         # no run is to blame, and another launch would be refused as well
-        if death.status == REFUSED:
+        if death.status == job_files.REFUSED:
             raise EngineError(death.error)
         self._hear(events)
         if self.left:
@@ -308,10 +300,10 @@ class _Launch:
     def _attend(
         self,
         process: subprocess.Popen[bytes],
-        events: JsonLines,
+        events: job_files.JsonLines,
         pulse: Pulse,
-        further: JsonLines,
-    ) -> Death | None:
+        further: job_files.JsonLines,
+    ) -> job_files.Death | None:
         """Pass on the events of the ranks until they end or have to be ended; None after a request to stop."""
         self._since = time.monotonic()
         watched: Run | None = None
@@ -343,12 +335,14 @@ class _Launch:
         if self._owner.stopping() or self._owner.job_is_ending():
             self._hear(events)
             return None
-        mesh = mesh_of(self._under_way) if self._under_way is not None else None
+        mesh = (
+            job_files.mesh_of(self._under_way) if self._under_way is not None else None
+        )
         return cause_of_death(
             self._folder, process.returncode, pulse.hosts, chosen().name, mesh
         )
 
-    def _overdue(self, launcher: int, pulse: Pulse) -> Death | None:
+    def _overdue(self, launcher: int, pulse: Pulse) -> job_files.Death | None:
         """Return why the ranks have to be ended, as a limit has passed; None if they may go on."""
         run, elapsed = self._under_way, time.monotonic() - self._since
         # every run has its outcome: a hang is of no run now
@@ -358,19 +352,21 @@ class _Launch:
             why = pulse.not_ended(chosen().name, launcher)
             ending = f"the processes had not ended {elapsed:.0f} s after their last run: {why}"
             self._owner.log(f"{ending}; they are killed")
-            return Death("failed", ending)
+            return job_files.Death("failed", ending)
         if (silence := self._silence(launcher, pulse, elapsed)) is not None:
-            return Death("failed", silence, run.run_id if run is not None else "")
+            return job_files.Death(
+                "failed", silence, run.run_id if run is not None else ""
+            )
         if run is not None and elapsed > run.time_limit_s:
-            stopped = pulse.stopped(run.workers, server_ranks(run))
-            return Death(
+            stopped = pulse.stopped(run.workers, job_files.server_ranks(run))
+            return job_files.Death(
                 "timeout",
                 f"exceeded the time limit of {run.time_limit_s:g} s; {stopped}",
                 run.run_id,
             )
         if run is None and self.left and elapsed > self._startup_limit_s:
             stopped = pulse.stopped(self._ranks)
-            return Death(
+            return job_files.Death(
                 "failed",
                 f"no run began within {self._startup_limit_s:g} s; {stopped}",
             )
@@ -383,7 +379,7 @@ class _Launch:
         longer.
         """
         run, patience_s = self._under_way, self._owner.patience_s
-        servers = server_ranks(run) if run is not None else 0
+        servers = job_files.server_ranks(run) if run is not None else 0
         processes = run.workers + servers if run is not None else self._ranks
         # eight ranks on a core connect in time; beyond that the wait grows with them
         limit_s = patience_s * max(1.0, processes / reachable().cores / 8)
@@ -399,7 +395,7 @@ class _Launch:
         if silent_s <= patience_s:
             return None
         who = pulse.silent(
-            mesh_of(run) if run is not None else Mesh(self._ranks), servers
+            job_files.mesh_of(run) if run is not None else Mesh(self._ranks), servers
         )
         if is_stopped(launcher):  # ranks ask it where the others are
             who = f"{chosen().name} is stopped; {who}"
@@ -408,17 +404,17 @@ class _Launch:
     def _is_deleted(self) -> bool:
         return not all(
             (self._folder / name).exists()
-            for name in (HEARTBEATS, "stdout.txt", "stderr.txt")
+            for name in (job_files.HEARTBEATS, "stdout.txt", "stderr.txt")
         )
 
-    def _deleted(self) -> Death:
+    def _deleted(self) -> job_files.Death:
         error = (
             f"{self._folder} was deleted by something else while the ranks wrote to it; "
             "keep the results where files are not purged (--output)"
         )
-        return Death("failed", error)
+        return job_files.Death("failed", error)
 
-    def _go_on(self, further: JsonLines) -> None:
+    def _go_on(self, further: job_files.JsonLines) -> None:
         assert self._more is not None
         runs = [run for run in self._more() if self._part.takes(run)]
         self.left = {run.run_id: run for run in runs}
@@ -427,7 +423,7 @@ class _Launch:
         if not runs:
             self._more = None
 
-    def _hear(self, events: JsonLines) -> None:
+    def _hear(self, events: job_files.JsonLines) -> None:
         for event in events.new():
             run = self.left.get(event["run_id"])
             if run is None:
@@ -440,7 +436,7 @@ class _Launch:
                 self._under_way = run
                 self._owner.on_start(run)
 
-    def _record(self, death: Death) -> None:
+    def _record(self, death: job_files.Death) -> None:
         """Blame the run under way, or the one in which a rank failed before rank 0 could say that it began."""
         self.cause = death.error
         run = self._under_way or self.left.get(death.run_id)
@@ -453,8 +449,10 @@ class _Launch:
         self._under_way = None
         if run.warmup and outcome.status != "completed":
             self.cold.add(run.run_id)
-        if nodes := Nodes.of_launch(self._folder):
-            outcome.add_facts(machines=nodes.of(run.workers + server_ranks(run)))
+        if nodes := job_files.Nodes.of_launch(self._folder):
+            outcome.add_facts(
+                machines=nodes.of(run.workers + job_files.server_ranks(run))
+            )
         self._owner.on_outcome(run, outcome)
         # the ranks may have begun the next already
         if outcome.status != "completed" and self._owner.stopping():

@@ -16,29 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records.append_only import (
-    bad_cell,
-    check_header,
-    check_version,
-    from_line,
-    to_text,
-)
-from scalebench.records.schema import (
-    LARGEST,
-    METRICS,
-    ROUNDING,
-    WITHIN,
-    WORKER_LISTS,
-    RunRow,
-    columns,
-    expected_instead,
-    is_worker_list,
-    kinds,
-    optional_columns,
-    other_columns,
-    out_of_range,
-    range_of,
-)
+from scalebench.records import append_only, schema
 from scalebench.system.file_access import LARGE, read_lines
 
 # faster than pyarrow's on tables of this size
@@ -68,11 +46,14 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
                     lines[: lines.find(b"\n") + 1],
                     lines[lines.find(b"\n") + 1 :],
                 )
-                header = from_line(first)
+                header = append_only.from_line(first)
                 if not header:
                     break
-                check_header(
-                    path, header, columns(row_type), optional_columns(row_type)
+                append_only.check_header(
+                    path,
+                    header,
+                    schema.columns(row_type),
+                    schema.optional_columns(row_type),
                 )
             # in pieces: the text of a million rows and their table together would be
             # twice the memory
@@ -84,8 +65,8 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     table = parts[0] if len(parts) == 1 else pd.concat(parts)
     # A table of a million rows is then in memory once.
     del parts
-    if row_type is RunRow:
-        check_version(path, set(map(str, table["schema_version"].unique())))
+    if row_type is schema.RunRow:
+        append_only.check_version(path, set(map(str, table["schema_version"].unique())))
         # ratios never mix executions and engines, which a wrong pair would
         simulated = table["execution"].isin(("virtual", "modelled"))
         is_virtual = table["engine"] == "virtual"
@@ -101,7 +82,10 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
                 "ISO 8601 (2026-11-20T12:00:00+00:00)",
             ),
             ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
-            *((name, _are_no_lists(table, name), _LIST) for name in WORKER_LISTS),
+            *(
+                (name, _are_no_lists(table, name), _LIST)
+                for name in schema.WORKER_LISTS
+            ),
         ):
             _refuse(path, table, name, bad, expected)
         finished = (table["status"] == "completed").to_numpy(dtype=bool)
@@ -116,9 +100,9 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
 def columns_not_recorded(path: Path, row_type: type[BaseModel]) -> list[str]:
     """Return the columns of `row_type` that the header of `path` lacks, as that of an earlier version does."""
     with reading(path), path.open("rb") as file:
-        header = from_line(file.readline())
+        header = append_only.from_line(file.readline())
     # An empty file, or one whose header is being written, is of no version.
-    return [name for name in columns(row_type) if header and name not in header]
+    return [name for name in schema.columns(row_type) if header and name not in header]
 
 
 def _rows(
@@ -129,7 +113,7 @@ def _rows(
     before: int,
 ) -> pd.DataFrame:
     """Parse and check lines of a table that follow `before` rows, by which the result is numbered on."""
-    kind_of = kinds(row_type)
+    kind_of = schema.kinds(row_type)
     try:
         try:
             # By kind, which is fast; a damaged table is read again as text, to name the
@@ -149,16 +133,20 @@ def _rows(
     if b"'" in data:  # possibly an apostrophe that keeps a text from being a formula
         for name in (name for name, kind in kind_of.items() if kind == "text"):
             escaped = {
-                text: to_text(text)
+                text: append_only.to_text(text)
                 for text in table[name].dropna().unique()
                 if text.startswith("'")
             }
             table[name] = table[name].replace(escaped) if escaped else table[name]
     # columns that are younger than the file
-    for name in (name for name in columns(row_type) if name not in header):
+    for name in (name for name in schema.columns(row_type) if name not in header):
         table[name] = pd.Series(None, table.index, dtype=_DTYPES[kind_of[name]])
     _check_cells(path, table, row_type)
-    return table if list(header) == columns(row_type) else table[columns(row_type)]
+    return (
+        table
+        if list(header) == schema.columns(row_type)
+        else table[schema.columns(row_type)]
+    )
 
 
 def check_completed(
@@ -176,16 +164,16 @@ def check_completed(
         ResultsError: names the first damaged cell.
     """
     accuracy = accuracy & finished
-    for name in other_columns(row_type):
+    for name in schema.other_columns(row_type):
         values = table[name].to_numpy(dtype=float)
         _refuse(
             path,
             table,
             name,
-            finished & (np.abs(values) > LARGEST),
-            f"a number of at most {LARGEST:g}",
+            finished & (np.abs(values) > schema.LARGEST),
+            f"a number of at most {schema.LARGEST:g}",
         )
-        if name in METRICS:
+        if name in schema.METRICS:
             _refuse(
                 path,
                 table,
@@ -221,7 +209,7 @@ def _parse(data: bytes, dtypes: dict[str, Any]) -> pd.DataFrame:
 
 def _too_many_cells(data: bytes, header: Sequence[str], before: int) -> str | None:
     for number, line in enumerate(data.splitlines(), start=before + 1):
-        if (count := len(from_line(line))) > len(header):
+        if (count := len(append_only.from_line(line))) > len(header):
             return f"line {number} has {count} cells, expected {len(header)}"
     return None
 
@@ -230,8 +218,8 @@ def _damaged(path: Path, text: pd.DataFrame, before: int) -> ResultsError | None
     """Return the error for the first column with a cell that cannot be converted."""
     for name in text:
         for place, cell in text[name].dropna().items():
-            if expected := expected_instead(str(name), cell):
-                return bad_cell(
+            if expected := schema.expected_instead(str(name), cell):
+                return append_only.bad_cell(
                     path, before + int(str(place)), str(name), cell, expected
                 )
     return None
@@ -244,7 +232,7 @@ def _refuse(
     if bad.any():
         place = int(np.asarray(bad, dtype=bool).argmax())
         value = table[name].iloc[place]
-        raise bad_cell(
+        raise append_only.bad_cell(
             path,
             int(table.index[place]),
             name,
@@ -271,12 +259,12 @@ def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> 
             )
         elif field.is_required():
             _refuse(path, table, name, table[name].isna(), "a value")
-        if (expected := range_of(name)) is not None:
+        if (expected := schema.range_of(name)) is not None:
             _refuse(
                 path,
                 table,
                 name,
-                out_of_range(name, table[name]).fillna(False),
+                schema.out_of_range(name, table[name]).fillna(False),
                 expected,
             )
 
@@ -307,18 +295,20 @@ def _are_no_lists(table: pd.DataFrame, name: str) -> NDArray[np.bool_]:
     workers = table["workers"].to_numpy(dtype=np.int64)
     wrong = np.zeros(len(table), dtype=bool)
     for place in np.flatnonzero(table[name].notna()):
-        wrong[place] = not is_worker_list(name, texts[place], int(workers[place]))
+        wrong[place] = not schema.is_worker_list(
+            name, texts[place], int(workers[place])
+        )
     return wrong
 
 
 def _check_parts(path: Path, table: pd.DataFrame) -> None:
     """Refuse parts of a completed run that exceed the whole; `check` reports wholes of zero."""
     completed = (table["status"] == "completed").to_numpy(dtype=bool)
-    for part, whole in WITHIN.items():
+    for part, whole in schema.WITHIN.items():
         parts, wholes = (
             table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole)
         )
-        bad = completed & (wholes > 0) & (parts > wholes * (1 + ROUNDING))
+        bad = completed & (wholes > 0) & (parts > wholes * (1 + schema.ROUNDING))
         if bad.any():
             _refuse(
                 path,

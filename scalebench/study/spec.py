@@ -20,14 +20,7 @@ from pydantic import (
 )
 
 from scalebench.errors import nearest
-from scalebench.study.choices import (
-    BASELINES,
-    VIRTUAL,
-    Backend,
-    EngineName,
-    Execution,
-    LauncherName,
-)
+from scalebench.study import choices
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.validation import Share, StrictModel, parse_workers
 
@@ -231,7 +224,7 @@ class Until(StrictModel):
 class TaskOptions(StrictModel):
     """Where the tasks of engine `tasks` are computed."""
 
-    backend: Backend = Field(
+    backend: choices.Backend = Field(
         "processes", description="processes of this node, dask.distributed, or Ray"
     )
     scheduler: str | None = Field(
@@ -389,7 +382,7 @@ class Study(Training):
     strategies: list[Component] = Field(
         default_factory=lambda: [
             Component(name=name)
-            for name in ("serial", *BASELINES, "epoch_average", "epoch_async")
+            for name in ("serial", *choices.BASELINES, "epoch_average", "epoch_async")
         ],
         min_length=1,
     )
@@ -409,9 +402,9 @@ class Study(Training):
         0, description="runs at the start of each native launch that do not count"
     )
     seed: int = Field(0, ge=0, le=MOST_SEED)
-    execution: Execution | Literal["auto"] = "auto"
-    engine: EngineName | Literal["auto"] = "auto"
-    launcher: LauncherName = Field(
+    execution: choices.Execution | Literal["auto"] = "auto"
+    engine: choices.EngineName | Literal["auto"] = "auto"
+    launcher: choices.LauncherName = Field(
         "auto",
         description="program that starts real ranks, unless --launcher names one; auto: by the allocation",
     )
@@ -520,7 +513,7 @@ class Run(Training):
     run_id: str
     config_hash: str
     attempt: PositiveInt = 1
-    execution: Execution
+    execution: choices.Execution
     engine: str = Field(description="virtual, or a native engine")
     strategy: Component
     strategy_sha256: Sha256 | None = Field(
@@ -550,7 +543,7 @@ class Run(Training):
     @property
     def is_virtual(self) -> bool:
         """Whether workers of one process stand for its ranks, and its time is a price."""
-        return self.engine == VIRTUAL
+        return self.engine == choices.VIRTUAL
 
 
 def slug(text: str) -> str:
