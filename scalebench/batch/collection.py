@@ -74,7 +74,11 @@ def collect(folder: Path, others: Sequence[Path] = ()) -> Collected:
         raise ResultsError(
             f"{folder} has no records of a shard yet; scalebench status {folder} says what they wait for"
         )
+    # before anything is merged: ratios between two calibrations would be of two
+    # machines
     _require_one_calibration(found)
+    # the last job collects by itself, perhaps while a user does: the second waits, and
+    # finds nothing to add
     with folder_lock(folder, waits_for=lambda _: None):
         collected = _merge(folder, [place for _, place in found])
         for _, place in found:
@@ -95,6 +99,7 @@ def _places(folder: Path, others: Sequence[Path], shard: Shard) -> list[Path]:
     Raises:
         ResultsError: a copy is none.
     """
+    # before a row is read: a mistyped folder would look like one without records
     for other in others:
         if not (other / SHARDS).is_dir():
             raise ResultsError(
@@ -119,6 +124,7 @@ def _require_one_calibration(found: Iterable[tuple[Shard, Path]]) -> None:
     """Refuse virtual runs of one study that were charged by two calibrations."""
     known: dict[int, tuple[Path, bytes]] = {}
     for shard, place in found:
+        # shards of real runs have none
         path = place / CALIBRATION
         if not path.is_file():
             continue
@@ -134,6 +140,7 @@ def _require_one_calibration(found: Iterable[tuple[Shard, Path]]) -> None:
 
 def _merge(folder: Path, places: Sequence[Path]) -> Collected:
     """Add the rows that the tables in `folder` lack; the runs last, as they commit the epochs."""
+    # as text: a number keeps the digits with which it was written
     runs, epochs = _table(folder / RUNS), _table(folder / EPOCHS)
     completed = {row["run_id"] for row in runs if row["status"] == "completed"}
     known = {_identity(row) for row in runs}
@@ -149,9 +156,11 @@ def _merge(folder: Path, places: Sequence[Path]) -> Collected:
             of_run.setdefault((row["run_id"], row["attempt"]), []).append(row)
         for row in _table(place / RUNS):
             name, attempt = row["run_id"], row["attempt"]
+            # collected before, or made twice, as by copies on two clusters
             if _identity(row) in known or name in completed:
                 continue
             known.add(_identity(row))
+            # two shards may each have a first attempt at a run
             number = attempts[name] = max(attempts.get(name, 0) + 1, int(attempt))
             runs.append(row | {"attempt": str(number)})
             epochs += [
@@ -161,6 +170,7 @@ def _merge(folder: Path, places: Sequence[Path]) -> Collected:
             collected.rows += 1
             if row["status"] == "completed":
                 completed.add(name)
+    # the run rows last: they commit the epochs
     for name, row_type, rows in ((EPOCHS, EpochRow, epochs), (RUNS, RunRow, runs)):
         _write(folder / name, row_type, rows)
     return collected
@@ -179,6 +189,7 @@ def _table(path: Path) -> list[Cells]:
         Attempts(path)  # refuses another schema version
     with reading(path):
         text = path.read_text(encoding="utf-8-sig", errors="replace")
+    # a job that was killed, or still runs, may leave half a line
     whole = text[: text.rfind("\n") + 1]
     return list(csv.DictReader(io.StringIO(whole, newline="")))
 
@@ -204,6 +215,7 @@ def _copy_files(place: Path, folder: Path) -> None:
         if path.is_file() and not target.exists():
             with writing(target, ""):
                 target.parent.mkdir(parents=True, exist_ok=True)
+                # weights can be gigabytes
                 with path.open("rb") as source, open_own(target, "wb") as copy:
                     shutil.copyfileobj(source, copy)
 

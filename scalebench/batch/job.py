@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 from scalebench.batch.site import Site
 from scalebench.errors import UsageError
 
+# a controller that is down would hold `status` for minutes
 ANSWER_S = 10.0  # in which a scheduler's client has to answer
 STOPPED = 138  # exit code of a study that SIGUSR1 ended with runs left
 _WARNING_S = 300  # before the limit, at most a quarter of it
@@ -48,6 +49,7 @@ class BatchJob:
     @property
     def warned_s(self) -> int:
         """Seconds before the limit at which the runs under way are to end."""
+        # a short job would otherwise be warned as soon as it begins
         return min(_WARNING_S, self.limit_s // 4)
 
 
@@ -114,17 +116,22 @@ def script(scheduler: Scheduler, job: BatchJob) -> str:
     command = job.command.replace("{number}", number)
     if job.site.container:
         command = f"{job.site.container} {command}"
+    # schedulers read directives up to the first command
     lines = ["#!/bin/bash", *scheduler.directives(job), ""]
     if job.site.modules:
         lines.append(f"module load {' '.join(job.site.modules)}")
     lines += job.site.setup
+    # what the site states knows better where scalebench is
     if not (job.site.setup or job.site.container):
         lines.append(f'export PATH="{job.path}:$PATH"')
     if job.site.launcher:
         lines.append(f"export SCALEBENCH_LAUNCHER={job.site.launcher}")
+    # PBS starts jobs in the home folder
     lines += [f'cd "${{{scheduler.workplace}:-.}}" || exit 2', ""]
     if not job.goes_on:
         return "\n".join([*lines, command, ""])
+    # bash runs a trap only once its foreground command has ended, so that the study
+    # runs in the background
     lines += ["trap 'kill -USR1 ${study:-$!}' USR1", f"{command} &", "study=$!"]
     if not scheduler.warns:
         before = job.limit_s - job.warned_s
@@ -136,6 +143,7 @@ def script(scheduler: Scheduler, job: BatchJob) -> str:
         "status=$?",
     ]
     if not scheduler.warns:
+        # the sleep would outlive the script
         lines.append("kill $clock 2>/dev/null")
     again = scheduler.again.replace("{again}", job.again).replace("{number}", number)
     if again:
@@ -184,6 +192,7 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
         SchedulerError: it was refused, or its scheduler cannot be reached; in the scheduler's own words.
     """
     command, text = scheduler.submission(path, after)
+    # a submission that was cut off may have been taken: longer than a query
     done = call(command, text, limit_s=3 * ANSWER_S)
     job = scheduler.job_id(done.stdout) if done.returncode == 0 else ""
     if job:
@@ -193,6 +202,7 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
             done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         ).split()
     )
+    # to edit site.yaml would not help
     if any(words in said for words in scheduler.unreachable):
         raise SchedulerError(
             f"{command[0]} could not reach its scheduler with {path}: {said}; submit the study again once it answers"
@@ -213,6 +223,7 @@ def ask(scheduler: Scheduler, jobs: Sequence[str]) -> Mapping[str, JobState]:
     command = scheduler.query(jobs)
     done = call(command)
     said = " ".join(done.stderr.split())
+    # one job that is forgotten fails the query of all, whose other answers are printed
     if done.returncode != 0 and said and scheduler.forgotten not in said:
         raise SchedulerError(f"{command[0]} failed: {said}; try again later")
     return scheduler.states(done.stdout)

@@ -81,6 +81,7 @@ def divide(
         StudyError: the study decides by earlier runs which ones follow, and has to be one job.
     """
     study = plan.study
+    # jobs do not see one another's rows
     if grouping != "all" and (study.until or study.tune):
         named = "until" if study.until else "tune"
         raise StudyError(
@@ -133,6 +134,7 @@ class _Group(NamedTuple):
     @property
     def place(self) -> tuple[bool, int, int, int]:
         """Sort real runs first, then by nodes and workers, most first."""
+        # the largest jobs wait longest, and are submitted first
         return self.is_simulated, -self.nodes, -self.workers, self.repetition or 0
 
 
@@ -153,6 +155,7 @@ def require_nodes(shard: Shard) -> None:
     Raises:
         StudyError: says how many there are.
     """
+    # by hand, outside of a job, any machine will do for a try
     if shard.is_simulated or not in_job():
         return
     if (here := len(reachable().hosts)) < shard.nodes:
@@ -184,6 +187,7 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
         plan,
         sweep=Sweep(runs, plan.sweep.notes, further),
         trials=plan.trials if whole else [],
+        # real runs are launched on what the job really got
         allocation=None,
     )
 
@@ -199,6 +203,7 @@ def choose_launcher(site: Site, study: Study) -> None:
     ):
         name = "srun"
     if name is not None:
+        # `--launcher` has set it already, and wins
         os.environ.setdefault(launchers.VARIABLE, name)
 
 
@@ -237,8 +242,11 @@ def allocation_for(
     gpus = (
         (site.gpus_per_node or (known.gpus_per_node if known else 0)) if on_gpus else 0
     )
+    # a worker to a GPU; without GPUs as many as can compute at once
     each = tasks_per_node or gpus or max(1, cores // study.threads_per_worker)
+    # the nearest word counts: the command's, the site's, the scheduler's
     most = nodes or site.nodes or (known.nodes if known else None)
+    # rounded up
     needed = -(-max(study.workers) // each)
     if most is not None and needed > most and study.execution in ("native", "paced"):
         where = (
@@ -297,6 +305,7 @@ def limits_of(
     longest = site.max_time
     if stated is not None:
         return lambda runs: stated
+    # kept: a dry run before the submission measures it as well
     step_s = kept_step(plan) if trains(plan.sweep.runs) else 0.0
 
     def limit_s(runs: Sequence[Run]) -> int:

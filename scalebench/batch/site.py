@@ -21,6 +21,7 @@ class SiteError(UsageError):
 
 
 def _one_line(text: str) -> str:
+    # a second line would become a command of the batch script
     if "\n" in text or not text.strip():
         raise ValueError(f"expected one line of text, got {text[:40]!r}")
     return text
@@ -104,6 +105,7 @@ def site_template(known: dict[str, Any], remarks: Sequence[str]) -> str:
         "launcher": "srun",
         "options": "[--constraint=ib]",
     }
+    # all keys, those that are unknown behind a #: the file is its own documentation
     for name, field in Site.model_fields.items():
         written = (
             f"{name}: {known[name]}" if name in known else f"# {name}: {examples[name]}"

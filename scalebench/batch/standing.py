@@ -65,6 +65,7 @@ def standings(
         for shard in submission.shards
         if len(completed[shard.number]) < len(shard.run_ids)
     ]
+    # only of shards with runs left: nothing is asked of those that are done
     jobs = sorted(
         {job.job for shard in unfinished if (job := submission.job_of(shard.number))}
     )
@@ -72,6 +73,7 @@ def standings(
     answers: Mapping[str, JobState] = {}
     try:
         answers = _answers(folder, scheduler, jobs, poll_s)
+    # what the records say is shown all the same
     except SchedulerError as error:
         unknown = str(error)
     found = []
@@ -180,6 +182,7 @@ def _explained(
         return "running", f"since {answer.since}" if answer.since else ""
     if answer is not None and answer.kind == "pending":
         return "pending", answer.reason
+    # schedulers forget a job some minutes after its end
     ended = answer.reason if answer is not None else ""
     return ("failed", error) if failed else ("stopped", ended or "its job has ended")
 
@@ -219,6 +222,7 @@ def _answers(
     # none was kept, or it is damaged
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
+        # a clock that was set back makes an answer one from the future
         if kept["jobs"] == jobs and 0 <= time.time() - kept["asked_at"] < poll_s:
             return {name: JobState(**state) for name, state in kept["states"].items()}
     states = ask(scheduler, jobs)

@@ -96,6 +96,7 @@ def made_by() -> dict[str, str]:
     """Return what has to be the same for all shards of a study: scalebench's version, and its commit if known."""
     known = {
         "scalebench": __version__,
+        # two checkouts of one version can differ in what a row means
         "commit": str(machine_facts.git()["git_commit"] or ""),
     }
     return {name: value for name, value in known.items() if value}
@@ -166,6 +167,7 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
     require_same(folder, plan.study)
     if is_submitted(folder):
         before = read_submission(folder)
+        # jobs that wait would make the runs of before
         if [shard.run_ids for shard in before.shards] != [
             shard.run_ids for shard in submission.shards
         ]:
@@ -209,6 +211,7 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
             place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n"
         )
     study = load_study(folder / STUDY, {}, [])
+    # the launcher decides which nodes are reached
     with using(study.launcher):
         require_nodes(shard)
     return part_of(plan_study(study, submission.allocation), shard)
@@ -277,6 +280,7 @@ class Submitter:
         first = shards[0]
         several = len(shards) > 1
         number = "{number}" if several else str(first.number)
+        # as seen from where it is submitted, to which the script changes first
         name = shlex.quote(str(self.folder))
         made, slots = self.submission, self.submission.slots
         return BatchJob(
@@ -373,6 +377,7 @@ class Submitter:
 
 def programs() -> str:
     """Return the folder of this environment's programs, of one in the user's home as $HOME/..."""
+    # scripts are kept with the results, and name no user
     written = str(to_home(f"{Path(sys.executable).parent}/."))[:-2]
     return f"$HOME/{written[2:]}" if written.startswith("~/") else written
 

@@ -42,6 +42,7 @@ BASELINES = (
     "allreduce",
     *LIBRARY_BASELINES,
 )
+# in the order of tables
 PER_BATCH = ("serial", *BASELINES)
 # statuses after which a trial is not repeated
 RESULTS_OF_A_TRIAL = (

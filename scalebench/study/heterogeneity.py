@@ -34,6 +34,7 @@ _MOST_SIGMA = {
     "normal": 0.3,
     "exponential": 1.0,
 }
+# drawn together: a generator for each step would cost more than a short step
 _CHUNK = 1024
 _CUT = 3.0  # standard deviations at which the normal law is truncated on both sides
 # standard deviation of the truncated law: sqrt(1 - 2 c phi(c) / (2 Phi(c) - 1))
@@ -68,6 +69,7 @@ def _link_name(key: Any) -> str:
         raise ValueError(
             f"expected a node, such as 3, or two of them, such as 0-2; got {key!r}"
         )
+    # a path is the same from either end
     return "-".join(sorted(ends, key=int))
 
 
@@ -240,6 +242,8 @@ class Jitter:
 
     def __init__(self, chunk: Callable[[int], Floats]) -> None:
         self._chunk = chunk
+        # the last thousand, as an array and as a list: single numbers are faster out of
+        # a list
         self._held: tuple[int, Floats, list[float]] = (-1, np.empty(0), [])
 
     def __call__(self, step: int) -> float:

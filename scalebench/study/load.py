@@ -78,6 +78,8 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         flags["strategies"] = [
             written_component(item, "--strategy") for item in flags["strategies"]
         ]
+    # a file's batch_global beside a flag's batch_per_worker would be refused as a
+    # contradiction
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
     completed = {_set_key(item) for item in sets if "." in item.partition("=")[0]}
     # --dataset csv --set dataset.file=my.csv
@@ -121,6 +123,7 @@ def dump_study(study: Study) -> str:
     # None is written by omission; at least one batch key is None.
     order = [*Study.__annotations__, *Training.model_fields]
     kept = {key: values[key] for key in order if values[key] is not None}
+    # an empty mapping in every file would say nothing
     if not study.strategy_sha256:
         del kept["strategy_sha256"]
     # the cluster has the others
@@ -185,6 +188,7 @@ def _renamed(text: str, name: str, other: str) -> str:
     study names, as own.yaml.
     """
     is_path = text.startswith(("/", "~/"))
+    # a user may be called as a strategy is
     if not is_path and not _FILE.search(text):
         return text
     *folders, last = text.split("/")
@@ -246,6 +250,7 @@ def written_component(value: Any, flag: str) -> Any:
                 key.strip(): parse(text, where, StudyError) for key, _, text in pairs
             }
         }
+    # file.py:Class has a colon, too
     if not re.search(r":\s|\{", value):
         return value
     parsed = parse(value, f"{flag} {value!r}", StudyError)

@@ -137,6 +137,7 @@ def _value(values: list[Any], u: float) -> Any:
     value = low * (high / low) ** u
     if isinstance(low, int) and isinstance(high, int):
         return round(value)
+    # rounding must not leave the range
     return min(max(float(f"{value:.{_DIGITS}g}"), low), high)
 
 
@@ -175,6 +176,7 @@ class Component(StrictModel):
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, dict):
+            # as `dump_study` and JSON write it
             if set(value) <= {"name", "options"} and "name" in value:
                 return value
             if "name" in value:
@@ -345,6 +347,7 @@ class Training(StrictModel):
             raise ValueError(
                 f"lr_decay has no effect with lr_policy {self.lr_policy}: step decays, leave it out"
             )
+        # a key without effect is refused: the study would not be the one that was meant
         if self.lr_policy != "linear" and self.lr_warmup_epochs:
             raise ValueError(
                 f"lr_warmup_epochs has no effect with lr_policy {self.lr_policy}: linear warms up"

@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 
 from scalebench.errors import UsageError, nearest
 
+# limits of size and depth come before parsing: a study may come from someone else
 _MAX_BYTES = 1_000_000
 _MAX_DEPTH = 40  # of nesting
 # by the first word of pydantic's error type
@@ -43,6 +44,7 @@ _BRANCH = re.compile(r".*\[.*\]|int|str|float|bool|constrained-\w+")
 _LENGTH = re.compile(r"\w+ should have (at least \d+ \w+).*")
 _LONGEST = 60  # characters of a value in a message
 _Model = TypeVar("_Model", bound=BaseModel)
+# the C parser, much faster, where yaml was built with it
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _COUNTS = "expected counts such as 1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6"
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
@@ -161,6 +163,7 @@ class _StrictLoader(_Loader):  # type: ignore[misc]
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, Any]:
+        # yaml takes the last of two equal keys in silence
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -36,6 +36,7 @@ class Lsf:
                 f"{job.name}[{job.tasks[0]}-{job.tasks[-1]}]{most}",
                 f"{job.folder}/{job.name}.%J_%I.txt",
             )
+        # LSF counts limits in minutes: rounded up
         minutes = -(-job.limit_s // 60)
         flags = [
             f'-J "{name}"',
@@ -47,6 +48,7 @@ class Lsf:
         flags += [f"-gpu num={job.gpus_per_node}"] * bool(job.gpus_per_node)
         flags += [f"-P {site.account}"] * bool(site.account)
         flags += [f"-q {site.partition}"] * bool(site.partition)
+        # this exit code queues the job again
         flags += [f'-Q "{STOPPED}"'] * job.goes_on
         return [f"#BSUB {flag}" for flag in (*flags, *site.options)]
 
@@ -83,11 +85,13 @@ class Lsf:
         found: dict[str, JobState] = {}
         for line in printed.splitlines():
             cells = [cell.strip() for cell in line.split("|", 4)]
+            # messages stand between the lines of jobs
             if len(cells) != 5 or not cells[0].isdecimal():
                 continue
             job, index, word, since, reason = cells
             name = (
                 self.task_id(job, int(index))
+                # index 0 is a job that is no array
                 if index.isdecimal() and int(index)
                 else job
             )

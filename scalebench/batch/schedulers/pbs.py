@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from scalebench.batch.job import BatchJob, JobState, Partition, clock
 
+# letters of qstat: queued, held, waiting, in transit; finished, expired, exiting
 _PENDING, _ENDED = "QHWT", "FXE"
 _SIGNAL_BASE = 256  # exit status of a job that a signal ended
 
@@ -80,6 +81,7 @@ SCHEDULER = Pbs()
 
 def _state(facts: dict[str, object]) -> JobState:
     letter = str(facts.get("job_state", ""))
+    # the empty text is in every text
     if letter in _PENDING and letter:
         return JobState("pending", reason=str(facts.get("comment", "")))
     if letter in _ENDED and letter:

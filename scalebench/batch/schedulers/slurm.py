@@ -53,6 +53,7 @@ class Slurm:
             f"--cpus-per-task={job.cpus_per_task}",
             f"--time={clock(job.limit_s)}",
             f"--output={job.folder}/%x.{'%A_%a' if job.tasks else '%j'}.txt",
+            # a requeued job would overwrite what it printed before
             "--open-mode=append",
         ]
         flags += [f"--gpus-per-node={job.gpus_per_node}"] * bool(job.gpus_per_node)
@@ -62,6 +63,7 @@ class Slurm:
             most = f"%{job.at_once}" if job.at_once else ""
             flags.append(f"--array={job.tasks[0]}-{job.tasks[-1]}{most}")
         if job.goes_on:
+            # B: to the batch shell alone, as signalled ranks would end at once
             flags += [f"--signal=B:USR1@{job.warned_s}", "--requeue"]
         return [f"#SBATCH {flag}" for flag in (*flags, *site.options)]
 
@@ -88,6 +90,7 @@ class Slurm:
             "--me",
             "--noheader",
             "--array",
+            # ended jobs too, as long as Slurm remembers them
             "--states=all",
             f"--jobs={','.join(jobs)}",
             "--format=%i|%T|%S|%r",
@@ -140,7 +143,9 @@ class Slurm:
         return Partition(
             name=wanted,
             nodes=sum(int(cells[1]) for cells in mine),
+            # a job may get any of the partition's nodes; 64+ means 64 or more
             cores_per_node=min(int(cells[2].rstrip("+")) for cells in mine),
+            # nodes without GPUs have no such entry
             gpus_per_node=min(gpus) if len(gpus) == len(mine) else 0,
             max_time_s=_limit(mine[0][4]),
         )
@@ -164,6 +169,7 @@ def _tasks(name: str) -> list[str]:
 
 def _limit(text: str) -> int | None:
     """Return the seconds of a time limit as sinfo writes it: `30:00`, `2:00:00`, `1-00:00:00`, `infinite`."""
+    # sinfo leaves out hours of zero
     written = f"0:{text}" if text.count(":") == 1 and "-" not in text else text
     try:
         return parse_duration(written)
