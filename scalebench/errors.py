@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 OWN_MODULE = "scalebench_own_"  # begins the module name of a `file.py:NAME`
+# frames of these say where, but not what to change
 _LIBRARIES = {"scalebench", "torch", "numpy", *sys.stdlib_module_names}
 _USED_UP = {
     errno.EMFILE: "open files (ulimit -n)",
@@ -126,6 +127,7 @@ def nearest(name: str, known: Iterable[str], likely: Iterable[str] = ()) -> str:
     ]
     if variants:
         return f"did you mean {' or '.join(map(repr, variants))}?"
+    # a misspelt key is often the one that is missing
     for among in (sorted(likely), choices):
         if close := difflib.get_close_matches(name, among, n=1, cutoff=0.5):
             return f"did you mean {close[0]!r}?"
@@ -145,6 +147,7 @@ def in_one_line(error: BaseException) -> str:
             if getattr(error, "status", "failed") == "failed"
             else text
         )
+    # a user's model or script may call sys.exit
     if isinstance(error, SystemExit):
         where = place_in_own_code(error)
         if isinstance(error.code, str):
@@ -166,6 +169,7 @@ def in_one_line(error: BaseException) -> str:
 def used_up(error: BaseException) -> str:
     """Return a line that names the resource of which `error` says that there is no more, and the limit to raise."""
     what = _USED_UP.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    # torch raises RuntimeError where malloc fails, which only its text tells
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         what = _USED_UP[errno.ENOMEM]
     elif _NO_THREAD.search(str(error)):

@@ -77,6 +77,7 @@ def _unit(value: float) -> tuple[float, str]:
         (600, 1, "s"),
         (36000, 1 / 60, "min"),
     ):
+        # 999.7 ms would be written as 1,000 ms
         if abs(value) < limit * (1 - 5e-4):
             return factor, unit
     return 1 / 3600, "h"
@@ -206,6 +207,7 @@ def digits(value: float, significant: int = 3) -> str:
         return "0"
     if not 1 / _HUGE <= abs(value) < _HUGE:
         return f"{value:.{significant - 1}e}"
+    # of the rounded number: 9.996 has the digits of 10.0
     magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
     return f"{value:,.{max(0, significant - 1 - magnitude)}f}"
 
@@ -284,12 +286,15 @@ def marks(cell: Mapping[Any, Any]) -> str:
 
 def in_cell(text: str) -> str:
     """Return a text for a cell of a CSV file: on one line, and with an apostrophe before what starts like a formula."""
+    # a spreadsheet would compute what begins like a formula, and a line break would end
+    # the row
     plain = _CONTROL.sub(" ", text).strip()
     return f"'{plain}" if _FORMULA.match(plain) else plain
 
 
 def natural(text: str) -> tuple[tuple[str, float], ...]:
     """Return a sort key that compares numbers by value: `steps=4` before `steps=16`."""
+    # texts and numbers take turns, so that keys of two texts compare part by part
     parts = _NUMBER.split(text)
     return tuple(zip(parts[::2], [*map(float, parts[1::2]), 0.0], strict=True))
 

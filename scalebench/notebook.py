@@ -68,6 +68,7 @@ class PanelAxes(list["Axes"]):
 
         pictures = []
         for number, figure in enumerate(self.figures, start=1):
+            # the picture has more pixels than that, for screens with dense ones
             width = round(_PIXELS_PER_IN * figure.get_size_inches()[0])
             data = b64encode(self._png(figure)).decode("ascii")
             pictures.append(
@@ -105,6 +106,7 @@ def _script_left_out() -> Iterator[None]:
     kept: dict[str, Any] = {
         name: names.pop(name) for name in ("__spec__", "__file__") if name in names
     }
+    # multiprocessing looks the attribute up without asking whether it is there
     names["__spec__"] = None
     try:
         yield
@@ -159,6 +161,7 @@ def run(
     plan = plan_study(load_study(file, given, []))
     with watching() as watcher, _script_left_out():
         tally = run_study(plan, Path(output), watcher, jobs=jobs)
+    # the signal was taken to let runs end; the cell stops all the same
     if tally.interrupted is not None:
         raise KeyboardInterrupt
     return load(tally.folder)
@@ -208,6 +211,7 @@ def plot(
     with house_style(request.style):
         canvas = Canvas(name, request.style, selection, request.panels_of(kind))
         kind.draw(study, canvas)
+        # the axes are given away: with other limits they need ticks of their own
         pages = canvas.finish(fixed=False)
     return PanelAxes((panel.ax for panel in canvas.shown), pages, request.style)
 
@@ -283,6 +287,7 @@ def _flags_of_predict(
     for strategy in _several(strategies):
         words += ["--strategy", strategy]
     try:
+        # through the command's own parser: one set of checks and defaults
         return command.make_context("predict", words).params
     except click.UsageError as error:
         message = (

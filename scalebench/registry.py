@@ -55,11 +55,13 @@ class Registry(Generic[C]):
             TypeError: the class lacks a class variable of its kind (`name`, `summary`, ...).
             ValueError: the name is taken.
         """
+        # now, where the class is written: a page or a list would fail much later
         if missing := self.missing(cls):
             raise TypeError(
                 f"class {cls.__name__} does not say its {', '.join(missing)}"
             )
         places: dict[str, Any] = self._classes.setdefault(cls.name, {})
+        # two packages may bring the same name, of which one would be taken in silence
         if place in places:
             where = "" if place == ANYWHERE else f" at {place!r}"
             raise ValueError(f"{self.kind} {cls.name!r} is registered twice{where}")
@@ -121,6 +123,7 @@ class Registry(Generic[C]):
             return
         for module in self._modules():
             importlib.import_module(f"{self._package}.{module}")
+        # after our own: a third-party package cannot take a name of ours
         for point in entry_points(group=self._group):
             try:
                 point.load()
@@ -141,6 +144,7 @@ def first_fault(error: ValidationError, cls: type[StrictModel]) -> str:
             for name, field in fields.items()
             if _mentions(field.description, fault.path)
         ]
+        # papers call an option H or tau, and so do users
         close = (
             f"did you mean {named[0]!r}?"
             if len(named) == 1

@@ -39,6 +39,7 @@ def artifact(
 
     jobs = drawing_jobs()
     if verify is not None:
+        # an artifact brings its records and its paper along
         if results is not None or paper is not None:
             raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")
         return _verify(verify, jobs)
@@ -46,6 +47,7 @@ def artifact(
 
     written = load_paper(paper)
     made = write_artifact(options.completed_study(results), output, written, jobs=jobs)
+    # standard output has the paths alone, for scripts
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes

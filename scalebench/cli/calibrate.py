@@ -84,6 +84,7 @@ def calibrate(
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
+    # of the command alone: a study's budget is for a measurement in passing
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     if kernels is not None:
         if (
@@ -100,6 +101,7 @@ def calibrate(
         return 0
     if device == "cuda" and (reason := engines.available(engines.on_gpus())):
         raise UsageError(f"--device cuda: {reason}")
+    # virtual runs are what a calibration charges
     asked = {**flags, "execution": "virtual", "calibration_budget_s": budget}
     wanted = load_study(
         study,
@@ -107,6 +109,8 @@ def calibrate(
         list(sets),
     )
     plan = plan_study(wanted)
+    # small shards make small batches at many workers, and each size has its own step
+    # time
     sizes = set(batches) or plan.batch_sizes(
         {run.workers for run in plan.sweep.simulated}
     )
@@ -123,9 +127,11 @@ def _show_measured(found: Calibration, output: Path) -> None:
     """Print what `output` holds now: batch sizes, loads and engines, and the fits of links between nodes."""
     from scalebench.cluster.link_fit import fit_engine
 
+    # the file may have held others before
     known = sorted({batch.samples for table in found.tables for batch in table.batches})
     loads = ", ".join(str(table.busy_workers) for table in found.tables)
     measured = sorted(
+        # variants of an engine, as that of stages, have names behind a dash
         {entry.engine.partition("-")[0] for entry in found.engines.entries}
     )
     sizes = f"{counted(len(known), 'batch size')} ({', '.join(map(str, known))}) beside {loads} busy workers"
@@ -134,6 +140,7 @@ def _show_measured(found: Calibration, output: Path) -> None:
         f"{output}: {found.measured}; {steps}; {', '.join(measured) or 'no engine'}"
     )
     for engine in measured:
+        # in allocations of several nodes only
         if (fit := fit_engine(found.engines, engine)) is not None:
             click.echo(f"{engine} between nodes: {fit}")
 

@@ -67,6 +67,7 @@ def check(
         for finding in report.findings:
             _show(finding)
         click.echo(f"{evidence.progress.study}: {_summary(report)}")
+    # warnings and notes fail no pipeline: they are for the text of a paper
     return 1 if report.count("error") else 0
 
 
@@ -128,6 +129,7 @@ def _indented(text: str, lead: str) -> str:
     """Put `text` after `lead`: wrapped on a terminal, on one line in a pipe (for grep)."""
     if not sys.stdout.isatty():
         return lead + text
+    # colours take bytes and no columns
     room = len(click.unstyle(lead))
     width = max(40, min(_WIDEST, shutil.get_terminal_size().columns) - room)
     lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)

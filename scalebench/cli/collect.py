@@ -36,9 +36,11 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     )
     for line in collected.lines():
         click.echo(line)
+    # a requeued job is still to come: the collection behind it has the rest
     if collected.missing and again and collect_again(folder, click.echo):
         return 0
     if collected.missing:
         click.echo(f"to submit what is left: scalebench submit {folder}")
+        # not a failure: the study is as far as its jobs
         return RUNS_LEFT
     return 0

@@ -155,6 +155,7 @@ def _comparison(found: Verdicts) -> table.Table:
     one_pair = len({(row["label_a"], row["label_b"]) for row in rows}) == 1
     metrics = {row["metric_name"] for row in rows} - {""}
     change = f"{metrics.pop() if len(metrics) == 1 else 'metric'} B - A"
+    # with few repetitions there is no test, and no column for it
     tested = any(row["test"] for row in rows)
     columns: list[table.Column[Row]] = [
         *(
@@ -250,6 +251,7 @@ def _notes(found: Verdicts) -> list[str]:
             f"no test, as so few repetitions cannot reach its level: {found.repeat} or more"
         )
     repeated = found.table[["n_a", "n_b"]].min(axis=1) > 1
+    # a single run has no pair to lose
     unpaired = ~found.table["paired"].astype(bool) & repeated
     fewer_pairs = found.table["left_out"] > 0
     apart = found.table[
@@ -314,6 +316,7 @@ def _virtual(found: Verdicts) -> str:
     }
     if not errors:
         return "virtual times: no native point checks them: verdicts on them hold for virtual time alone"
+    # one machine, one calibration: what it is wrong by divides out
     if found.one_study:
         return f"virtual times are off native ones by {errors['A'].words}; what is common to all cancels in B / A"
     known = [
@@ -359,4 +362,5 @@ def _facts(found: Verdicts) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Replace a number that is not finite by None, for JSON."""
+    # JSON knows no NaN
     return None if isinstance(value, float) and not math.isfinite(value) else value

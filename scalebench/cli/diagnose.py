@@ -36,6 +36,7 @@ def diagnose(results: Path | None, form: str) -> int:
     study = load(completed_study(results))
     found = symptoms_in(study)
     runs = counted(len(study.completed), "run")
+    # programs get an empty table, where a person gets a sentence
     if form != "terminal":
         show_tables(
             form,
@@ -52,6 +53,7 @@ def diagnose(results: Path | None, form: str) -> int:
         )
     else:
         click.echo(f"{study.folder}: nothing found in {runs}")
+    # for a job script that stops on a sick node
     return 1 if found else 0
 
 
@@ -77,6 +79,7 @@ def symptoms_on_screen(title: str, found: Sequence[Symptom]) -> Table:
         Column("measured", lambda each: each.measured, left=True),
         Column("runs", lambda each: listed(each.rows, _SHOWN_RUNS), left=True, spare=1),
     ]
+    # once for each kind: twenty slow nodes share a remedy
     below = dict.fromkeys(
         f"{each.what}: {each.consequence}. To do: {each.remedy}." for each in found
     )

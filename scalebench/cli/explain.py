@@ -63,7 +63,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     options, others = _sorted_out(sets, cls)
     options = component.options | options
     strategy = registry.create(name, options)
+    # a study that was asked for and cannot be is an error, the default one a remark
     asked = bool(others) or any(value is not None for value in flags.values())
+    # first, so that an error is all that is printed
     if asked:
         plan = _plan(strategy, options, flags, others)
     entry = describe_strategy(name)
@@ -95,6 +97,7 @@ def _sorted_out(
     others: list[str] = []
     for item in sets:
         key, equals, text = (part.strip() for part in item.partition("="))
+        # an option of the strategy wins over a study's key of that name
         if equals and key in cls.model_fields:
             options[key] = parse(text, f"--set {key}", StudyError)
         elif equals and key.partition(".")[0] not in Study.model_fields:
@@ -115,6 +118,7 @@ def _plan(
     study = load_study(None, {**flags, "strategies": [{strategy.name: options}]}, sets)
     return plan_study(
         study.model_copy(
+            # traffic is the same in every repetition, and needs no cores
             update={"execution": "virtual", "repetitions": 1, "until": None}
         ),
         timed=False,

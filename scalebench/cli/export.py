@@ -41,9 +41,11 @@ def export(
 
     found = load(study_folder(results))
     if parquet is None and json_file is None and mlflow_dir is None:
+        # in the working folder: a folder of records holds records only
         json_file = Path(f"{found.folder.name}.json")
     written = write_parquet(found, parquet) if parquet is not None else []
     if json_file == Path("-"):
+        # piece by piece: the text of a large study is never in memory whole
         for piece in json_text(found):
             click.echo(piece, nl=False)
     elif json_file is not None:
@@ -51,6 +53,7 @@ def export(
     if mlflow_dir is not None:
         written.append(write_mlflow(found, mlflow_dir))
     for path in written:
+        # standard output is the JSON then
         click.echo(path, err=json_file == Path("-"))
     for note in found.notes:
         click.echo(note, err=True)

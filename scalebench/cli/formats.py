@@ -29,6 +29,7 @@ def show_tables(form: str, *parts: Table | str) -> None:
         print_results(*parts)
     else:
         tables = [render(part, form) for part in parts if isinstance(part, Table)]
+        # two JSON documents behind one another are none
         several = form == "json" and len(tables) > 1
         click.echo(
             f"[\n{','.join(tables)}]\n" if several else "\n".join(tables), nl=False

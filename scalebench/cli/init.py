@@ -38,6 +38,7 @@ def init(folder: Path, site: bool) -> None:
     text = _site_text() if site else TEMPLATE.read_text(encoding="utf-8")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # x: never over a study that is there
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -72,6 +73,7 @@ def _site_text() -> str:
         known["scheduler"] = scheduler.name
         try:
             partition = scheduler.partition(None)
+        # a scheduler that does not answer leaves its facts to be filled in
         except SchedulerError as error:
             partition, remarks = None, [*remarks, str(error)]
         if partition is not None:

@@ -41,6 +41,7 @@ def horovod(force: bool, cache: Path | None) -> None:
     def show(line: str) -> None:
         """Print the first line of each stage."""
         stage = line.partition(":")[0]
+        # pip and the compiler print thousands of lines
         if not quiet and stage not in stages:
             stages.add(stage)
             click.echo(line, err=True)

@@ -28,6 +28,7 @@ def list_(what: str | None, as_json: bool) -> None:
     if what is None:
         click.echo(json.dumps(list(KINDS)) if as_json else "\n".join(KINDS))
         return
+    # imported for the kind that is asked: models bring torch along
     module, _, function = KINDS[what].partition(":")
     rows: Sequence[tuple[str, ...]] = attrgetter(function)(import_module(module))()
     if as_json:

@@ -99,11 +99,13 @@ class Watcher:
             done = int(task.completed)
             total = int(task.total or 0)
             left = task.time_remaining
+            # in a log a line for each fifth: thousands of runs would bury what matters
             if done in {total, *range(0, total, max(1, total // 5))}:
                 expected = f", about {roughly(left)} left" if left else ""
                 self._print(
                     f"{task.description}: {done} of {counted(total, 'run')}{expected}"
                 )
+        # a failure is printed under --quiet, too
         if outcome.failed(run) or (outcome.status != "completed" and self._level > 0):
             self._print(f"{outcome.status}: {run.run_id}: {outcome.error}")
         elif self._level > 0:
@@ -121,7 +123,12 @@ class Watcher:
 
     def _print(self, text: str) -> None:
         self._progress.console.print(
-            text, highlight=False, markup=False, soft_wrap=True
+            # a path in brackets is no markup, and a line that wraps by itself can be
+            # copied
+            text,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
 
 
@@ -144,7 +151,9 @@ def watching() -> Iterator[Watcher]:
     with bars.Progress(
         *columns,
         console=console,
+        # bars go, and the answer is what stays on the screen
         transient=True,
+        # rich's own 30 s may pass without the end of a run
         speed_estimate_period=_PACE_S,
         disable=verbosity() < 0 or not console.is_terminal,
     ) as progress:
@@ -152,4 +161,5 @@ def watching() -> Iterator[Watcher]:
         try:
             yield watcher
         finally:
+            # a study that ends before its first run still has something to say
             watcher.show_notes()

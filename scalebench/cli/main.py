@@ -108,6 +108,7 @@ class LazyGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """A placeholder with the help line; `resolve_command` imports the command."""
         return (
+            # importing all commands for their help lines would take a second
             click.Command(cmd_name, help=COMMANDS[cmd_name])
             if cmd_name in COMMANDS
             else None
@@ -132,6 +133,7 @@ class LazyGroup(Group):
             if name.startswith("-"):
                 ctx.fail(f"no such option {name!r}")
             ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+        # before the command parses its own options, so by words
         if name in ALIASES and not {"-q", "--quiet"} & set(args):
             instead = " or ".join(f"`scalebench {words}`" for words in ALIASES[name])
             click.echo(
@@ -157,6 +159,8 @@ class LazyGroup(Group):
             )
         try:
             _require_working_folder()
+            # not standalone: click would print errors in its own form, and leave with
+            # its own codes
             code = super().main(
                 args, prog_name, complete_var, standalone_mode=False, **extra
             )
@@ -174,6 +178,7 @@ class LazyGroup(Group):
             )
         except click.ClickException as error:
             _leave(error.format_message(), error.exit_code)
+        # 128 + SIGINT, as a shell has it
         except (click.Abort, KeyboardInterrupt):
             _leave("interrupted", 130)
         # the reader of our output has gone, as in `scalebench list | head`
@@ -204,12 +209,14 @@ def _require_working_folder() -> None:
 
 def _usage_words(error: click.UsageError, args: Sequence[str]) -> str:
     """Return what is wrong with the command line, and whose help to see."""
+    # an error in the options of the group has no command yet
     named = [word for word in args if word in COMMANDS][:1]
     path = error.ctx.command_path if error.ctx else " ".join(["scalebench", *named])
     return f"{error.format_message().rstrip('.')} (see '{path} --help')"
 
 
 def _leave(message: str, code: int) -> NoReturn:
+    # one line, whatever it quotes
     click.echo(f"scalebench: error: {' '.join(message.split())}", err=True)
     sys.exit(code)
 

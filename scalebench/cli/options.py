@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+# in the context, which groups and commands share: both take the flags
 _KEY = "scalebench.verbosity"
 STRATEGY = "NAME[:OPTION=VALUE]..."  # metavar
 STRATEGIES = "NAME[:OPTION=VALUE]...,..."  # metavar of several
@@ -30,6 +31,7 @@ class Number(click.FloatRange):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         number = super().convert(value, param, ctx)
+        # click takes nan, which lies in every range
         if not math.isfinite(number):
             self.fail(f"expected a finite number, got {value}", param, ctx)
         return number
@@ -53,6 +55,7 @@ class NewFile(click.Path):
                 ctx,
             )
         try:
+            # now, not after minutes of computing
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self.fail(f"cannot write {path}: {error.strerror}", param, ctx)
@@ -71,6 +74,7 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
     """Return a decorator that adds `options` in this order."""
 
     def add(command: _F) -> _F:
+        # decorators are applied from the last to the first
         for option in reversed(options):
             command = option(command)
         return command
@@ -97,6 +101,7 @@ def parsed_by(name: str) -> Callable[[click.Context, click.Parameter, str | None
 def _separated(
     context: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
+    # here and below: pydantic and yaml cost more than `--help` may take
     from scalebench.study.load import separated
 
     return tuple(separated(values))
@@ -157,6 +162,7 @@ def _keep_launcher(
     context: click.Context, option: click.Parameter, value: str | None
 ) -> None:
     if value is not None:
+        # by the environment, which the processes that this command starts inherit
         os.environ["SCALEBENCH_LAUNCHER"] = value
 
 
@@ -253,6 +259,8 @@ def completed_study(results: Path | None) -> Path:
     from scalebench.records.folder import RUNS
 
     folder = study_folder(results)
+    # a look at the first line suffices mostly; the whole table is parsed for a refusal
+    # only
     if has_completed_run(folder / RUNS):
         return folder
     attempts = Attempts(folder / RUNS)
@@ -268,6 +276,7 @@ def selection_of(flags: dict[str, Any]) -> Selection:
     from scalebench.figures.selection import Selection
 
     names = ("strategies", "workers", "executions", "engines")
+    # popped: what is left are the options of the command itself
     return Selection(*(tuple(flags.pop(name) or ()) for name in names))
 
 

@@ -103,7 +103,9 @@ def plan(
     from scalebench.pricing.layouts import Planner
 
     predictor = predictor_of(
-        model, flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED
+        # the batch of all devices is fixed: layouts divide it in different ways
+        model,
+        flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
     )
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = Planned(planner, planner.plan())
@@ -132,6 +134,7 @@ def _module(model: str, predictor: Predictor) -> nn.Module | None:
         ).to("meta")
     if not is_own(model):
         return None
+    # only shapes are needed, of models that no machine here could hold
     with torch.device("meta"):
         return build_own(model, {}, workload.layers.input_shape, _OUTPUTS)
 
@@ -142,4 +145,5 @@ def _write(path: Path, study: dict[str, Any]) -> None:
     text = f"# Written by scalebench plan; scalebench run {path}\n{yaml.safe_dump(study, sort_keys=False)}"
     with writing(path, ""):
         path.write_text(text, encoding="utf-8")
+    # standard output has the tables alone
     click.echo(f"{path} written; next: scalebench run {path}", err=True)

@@ -189,6 +189,7 @@ def predictor_of(model: str | None, flags: dict[str, Any]) -> Predictor:
         ("MODEL", model or flags["layers"]),
         ("--cluster", flags["cluster"]),
     ):
+        # a calibration knows the model and the machine
         if measured is None and given is None:
             raise UsageError(
                 f"{what} is missing; give it, or what was measured with --calibration"
@@ -207,6 +208,7 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
         raise ClusterError(
             f"calibration: {path} has no step times of a model; write one with: scalebench calibrate"
         )
+    # other numbers change a step's time, which was measured with these
     own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
     if model is not None and model not in (
         found.trained.model.name,
@@ -215,6 +217,7 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
         raise UsageError(
             f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out"
         )
+    # two sources for one number: which one counted would not be seen in the answer
     for flag in ("layers", "step_time", "step_batch", "device"):
         if flags[flag] is not None and not (
             flag == "device" and flags["measured_on"] is not None
@@ -252,8 +255,10 @@ def _workload(
         if measured and measured.measured
         else flags["dtype"] or "float32"
     )
+    # tf32 and bf16-mixed name how products are computed; parameters stay float32
     dtype, products = PRECISIONS.get(asked, (asked, ""))
     epochs, in_all = flags["epochs"], flags["batch_global"] is not None
+    # the model that was timed, built again without memory to count its layers
     if measured is not None and (own := measured.trained) is not None:
         built = build_model(
             own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0
@@ -351,6 +356,8 @@ def _jitter(
 
     if asked is not None:
         return asked, None, "--jitter"
+    # the nearest word counts: the option, the cluster file, the calibration, an
+    # assumption
     if cluster.uneven.jitter == "none":
         return 0.0, None, f"of the cluster file {cluster.name}"
     if cluster.uneven.jitter in STATED:
@@ -395,9 +402,11 @@ def _device(
         return base
     if Path(flags["device"]).suffix != ".json":
         roofline = _roofline(flags["device"], workload)
+        # steps are published of known models, and a table of one's own is none
         if flags["roofline"] or flags["layers"] is not None:
             return roofline
         return (
+            # measured by others, on this device: closer than its peak numbers
             published_step(workload.layers.name, roofline.device, workload.precision)
             or roofline
         )
@@ -434,6 +443,7 @@ def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
         component = Component.model_validate(
             written_component(text.strip(), "--strategy")
         )
+        # options are checked now, not in each of many points
         registry.create(component.name, component.options, "virtual")
         if engine != "auto":
             check_provided(

@@ -120,6 +120,7 @@ def plot(
         tuple(parse_added(text) for text in added),
     )
     folder = options.completed_study(results)
+    # minutes for a reviewer are those of all figures, not of one
     with timed(folder, "plot") if request == PlotRequest() else nullcontext():
         drawn = plot_folder(
             folder,
@@ -144,6 +145,9 @@ def plot(
             )
         if figure.absent:
             click.echo(f"{figure.name} not drawn: {figure.absent}", err=True)
+    # many figures make the same remark
     for note in dict.fromkeys(note for figure in drawn for note in figure.notes):
         click.echo(note, err=True)
+    # a figure that was asked for by name is missing; of all figures some always lack
+    # data
     return 2 if figures and any(figure.absent for figure in drawn) else 0

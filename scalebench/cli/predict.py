@@ -150,6 +150,7 @@ def predict(
     if varied:
         stated = (
             get_current_context().get_parameter_source("workers")
+            # --vary has another default than a curve over worker counts
             is not ParameterSource.DEFAULT
         )
         count = one_count(workers if stated else None, budget, epochs_to_target)
@@ -172,6 +173,7 @@ def predict(
         found.table(),
         *found.sentences(budget, price),
     )
+    # a time on devices that cannot hold the model is an answer to nothing
     if found.grid.points and all(point.lacking for point in found.grid.points):
         return 2
     return 0 if found.grid.points else 1
@@ -285,6 +287,7 @@ def varied_training(
     from scalebench.pricing.what_if import Axis
     from scalebench.pricing.what_if import what_if as price_cells
 
+    # three axes have no picture
     if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
@@ -303,6 +306,7 @@ def _show_variation(
 ) -> None:
     """Print the answer, a row for each of few cells, and sentences; write and draw all cells."""
     parts: list[Table | str] = (
+        # fifty rows belong into the file and the picture
         [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
     )
     show_tables(form, *parts, *found.remarks())

@@ -62,6 +62,7 @@ def recalibrate(
     from scalebench.study.load import load_study
     from scalebench.system.hardware import cores
 
+    # paths of this command line, before the folder changes to where the study was begun
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
@@ -74,7 +75,10 @@ def recalibrate(
     asked = load_study(
         folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets
     )
+    # another cluster or jitter makes another study; other costs of this machine only
+    # further attempts
     other = asked != before
+    # the study names a file of its own, whose place this one takes
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
     plan = plan_charged_by(asked, calibration)

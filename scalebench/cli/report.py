@@ -35,6 +35,7 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     from scalebench.records.folder import timed
     from scalebench.report.page import write_report
 
+    # before minutes of drawing
     if output is not None and output.suffix.lower() not in (".html", ".htm"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .html")
     folder = completed_study(results)
@@ -45,5 +46,6 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
             drawing_jobs(),
         )
     click.echo(page)
+    # on a login node there is none, and the page is written all the same
     if show and not webbrowser.open(page.resolve().as_uri()):
         click.echo("no web browser found here; open the file in one", err=True)

@@ -112,6 +112,7 @@ def reproduce(
             if code > RUNS_LEFT:  # interrupted
                 return code
             codes.add(code)
+        # the gravest of all papers
         return next((code for code in (1, RUNS_LEFT) if code in codes), 0)
     return 0
 
@@ -140,10 +141,12 @@ def _reproduce(
             tally = run_study(plan_study(study), results, watcher, jobs=jobs)
             if tally.remaining:
                 click.echo(f"{study.name}: {runs_left(tally)}")
+            # no page: half of a paper's studies would look as its result
             if tally.interrupted is not None:
                 return 128 + tally.interrupted
             failed += len(tally.failed)
             left += tally.remaining
+    # also where runs failed: the page shows the others, and says so
     _write(paper, studies, scale, results, output)
     if failed:
         return 1

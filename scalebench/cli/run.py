@@ -171,8 +171,12 @@ def run(
     cannot be met, 3 if runs are left (the last line says which, and why), and 128 + its
     number if a signal ended the command.
     """
+    # first: while Python imports, a scheduler's warning would end the process without a
+    # word
     run_common.refuse_early_signal()
     _note_old_flags()
+    # flags at their defaults change nothing, so that a finished study may be named with
+    # --jobs
     is_another = bool(new or sets or until) or _chosen("output", *flags)
     continued = None if is_another else study
     make = partial(
@@ -190,6 +194,7 @@ def run(
         study, output, flags["name"] = _where_it_lies(continued, output)
     settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
     wanted = _study(study, flags, settings, output if new else None)
+    # before planning, which looks at data and model
     if retry and not _has_failures(output / wanted.name):
         click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
@@ -245,6 +250,7 @@ def _study(
 
 
 def _note_old_flags() -> None:
+    # only flags of the command line: their defaults are in every call
     for key in filter(_chosen, _OLD_FLAGS):
         if options.verbosity() >= 0:
             click.echo(
@@ -294,6 +300,7 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
     folder = (
         study.parent if study.parent.name not in ("", "..") else study.parent.resolve()
     )
+    # a study.yaml elsewhere is a study to begin
     if study.name != STUDY or not (folder / PLANNED).is_file():
         return study, output, None
     folder = run_common.enter_first_folder(folder)
@@ -353,6 +360,7 @@ def retry(
         return 0
     folder = run_common.enter_first_folder(folder)
     study = load_study(folder / STUDY, {}, [])
+    # a copy under another name would be written beside it
     if study.name != folder.name:
         raise ResultsError(
             f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it"

@@ -110,6 +110,7 @@ def refuse_early_signal() -> None:
     def too_early(signum: int, frame: FrameType | None) -> None:
         raise TooShortError
 
+    # Python lets only this one set handlers; a notebook may run in another
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, too_early)
 
@@ -125,6 +126,7 @@ def enter_first_folder(folder: Path) -> Path:
     if place is None or place == Path.cwd():
         return folder
     folder = folder.resolve()
+    # of the whole process: a user's own model may open files by relative paths, too
     os.chdir(place)
     return folder
 
@@ -133,6 +135,7 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
     from scalebench.analysis.summary import answer_table, summary
     from scalebench.tables.screen import print_results
 
+    # without a completed run there is nothing to answer with
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load
         from scalebench.report.answer import spoken
@@ -207,6 +210,7 @@ def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
     from scalebench.launch.model_check import look_at_model
     from scalebench.launch.study_run import standing
 
+    # a dry run promises what a run would do, and that would refuse such a model
     plan.prepared.notes += look_at_model(plan)
     _show_standing(standing(plan, output / plan.study.name), jobs)
 
@@ -264,6 +268,7 @@ def _matrix(standing: Standing) -> Table:
     """Return rows of strategies, columns of worker counts, and in each cell marks of the executions of its point."""
     plan = standing.plan
     runs, until = plan.sweep.runs, plan.study.until
+    # trials are in a line of their own
     made = [run for run in standing.done if run.trial is None]
     counts = sorted({run.workers for run in runs})
     shards = [plan.prepared.plans[workers] for workers in counts]
@@ -302,6 +307,7 @@ def _marks_of_strategies(
     crowded = {
         _point_of(run) for run in runs if is_oversubscribed(run, plan.allocation)
     }
+    # a number is printed only where it differs: most cells have all repetitions
     usual = max(planned.values(), default=0)
     rows = []
     for strategy in map(str, plan.study.strategies):

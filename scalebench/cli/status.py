@@ -54,6 +54,7 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     the exit code is 0 if all runs are done, 1 if some failed, and 3 if some are left
     without a job.
     """
+    # neither pandas nor torch in this command, which may be called in a loop
     from scalebench.records.folder import is_submitted
     from scalebench.records.lock import owner_of
     from scalebench.records.progress import progress_of
@@ -153,6 +154,7 @@ def _watch_jobs(folder: Path, *, as_json: bool, watch: bool, poll_s: float) -> i
     shown: list[ShardStanding] = []
     while True:
         found = standings(folder, read_submission(folder), poll_s=poll_s)
+        # a log of a watched study has a line for each change
         if found != shown:
             shown = found
             if as_json:
@@ -161,6 +163,7 @@ def _watch_jobs(folder: Path, *, as_json: bool, watch: bool, poll_s: float) -> i
                 _print_jobs(folder, found)
         if not watch:
             return 0
+        # unknown: a scheduler that does not answer now may do so at the next look
         if not any(each.state in ("running", "pending", "unknown") for each in found):
             return _exit_code_of_jobs(found)
         time.sleep(poll_s)

@@ -159,6 +159,7 @@ def submit(
             read_submission(study).scheduler if study is not None and is_known else None
         )
     )
+    # scripts can be looked at on a laptop
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
@@ -224,11 +225,13 @@ def _submit_study(
     from scalebench.launch.model_check import fits_unseen, look_at_model
     from scalebench.launch.planning import plan_study
 
+    # before planning: how many nodes a run takes depends on what starts its ranks
     choose_launcher(site, wanted)
     allocation = allocation_for(
         wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
     )
     plan = plan_study(wanted, allocation)
+    # torch takes seconds of a login node
     if not fits_unseen(plan):
         plan.prepared.notes += look_at_model(plan)
     limit_s = limits_of(plan, allocation, site, asked["limit_s"])
@@ -250,6 +253,8 @@ def _submit_study(
         return
     with submitting(folder, click.echo):
         submission = begin(folder, plan, submission)
+        # the study may be there already, its jobs refused half-way: then what is left
+        # is submitted
         if not submission.jobs:
             submitter = Submitter(folder, scheduler, site, submission)
             submitter.submit(

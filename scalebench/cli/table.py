@@ -103,6 +103,7 @@ def table(
         study, shown, [] if names == [_ALL] else names, flags=style not in _PRINTED
     )
     longer = ""
+    # columns that were asked for are never left out
     if not names and style in _PRINTED:
         found, longer = _fitted(found)
     title, _, notes = f"{_caption(study, shown, found)}{longer}".partition(". ")
@@ -161,6 +162,7 @@ def table_of(
     ]
     if flags:
         marked = (Column(name, partial(_flag, name)) for name in _FLAGS)
+        # programs look columns up by name
         keys = [replace(key, title=key.name) for key in (*keys, *marked)]
     found = Table.of(
         "",
@@ -207,6 +209,7 @@ def _fitted(table: Table) -> tuple[Table, str]:
     short, longer = _short_names(table)
     found = fitting(short, _MOST_TELLING)
     shown = Print.of(found).heads
+    # said on standard error: the table itself may go into a paper as it is
     if left := [head for head in Print.of(table).heads if head not in shown]:
         room = (
             "a column"
@@ -250,6 +253,7 @@ def _short_names(table: Table) -> tuple[Table, str]:
     families = [family(name) for name in known]
     short = short_names(known)
     for name, own in zip(known, families, strict=True):
+        # a lone strategy of its family needs no options to be told apart
         if len(name) > LONG and name != own and families.count(own) == 1:
             short[name] = f"{own}(…)"
     rows = [[Entry(short[str(row[0].text)]), *row[1:]] for row in table.rows]

@@ -99,6 +99,7 @@ def trace(
         for file in _draw_graph(study, flags, sets, output, formats):
             click.echo(file)
         return
+    # before the run, which would be in vain
     shown = _window(window)
     if horovod_timeline is not None:
         lanes: list[Lane] = read_horovod(horovod_timeline)
@@ -127,6 +128,7 @@ def _traced(
     from scalebench.launch.tracing import trace
 
     wanted, own = _wanted(study, flags, sets)
+    # a traced run is no measurement, and no study keeps its row
     with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
         return trace(plan_study(wanted), Path(folder)), own
 
@@ -198,6 +200,7 @@ def _window(text: str | None) -> tuple[float, float] | None:
     try:
         window = float(begin or 0), float(end or "inf")
     except ValueError:
+        # refused below, with the numbers that are in the wrong order
         window = 1.0, 0.0
     if not 0 <= window[0] < window[1]:
         raise UsageError(

@@ -81,6 +81,7 @@ def validate(
             raise UsageError("--output: plans have no errors to draw; leave it out")
         show_tables(form, plans)
         return 0
+    # before the folder changes to those of the studies
     output = output.resolve() if output is not None else None
     predictions, notes = (
         _published(published) if published is not None else _runs(results, calibration)
@@ -194,12 +195,14 @@ def _runs(
         tables.append(
             predict_runs(enter_first_folder(folder), calibration, notes.append)
         )
+        # back, as further RESULTS are named from here
         os.chdir(here)
     found = pd.concat(tables, ignore_index=True)
     if found.empty:
         raise ResultsError(
             f"no run of {', '.join(map(str, folders))} can be predicted: {'; '.join(notes)}"
         )
+    # studies of one cluster make the same remarks
     return found, list(dict.fromkeys(notes))
 
 

@@ -54,6 +54,7 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
         raise error(
             f"{kind} {name!r}: no file {file.absolute()}; give the path of a Python file before the colon"
         )
+    # it is read, and hashed, before it runs
     if file.stat().st_size > _MOST_BYTES:
         raise error(
             f"{kind} {name!r}: {file} is larger than {_MOST_BYTES:,} bytes; expected a Python file"
