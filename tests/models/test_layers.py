@@ -296,6 +296,15 @@ def test_unknown_tables(name, message):
         load_layers(name)
 
 
+def test_tables_are_found_by_other_spellings_of_their_names():
+    assert load_layers("vit_b_16") is load_layers("ViT-B/16") is load_layers("vit_b16")
+
+
+def test_shipped_tables_have_spellings_of_their_own():
+    names = layer_table_names()
+    assert {load_layers(name).name for name in names} == set(names)
+
+
 def test_backward_products_of_the_first_layers():
     text = f"{HEADER}\nflip,0,0,4\na,3,8,4\nb,3,8,4\n"
     assert np.array_equal(read_layers(text, "t", "t").backward_products, [0, 1, 2])

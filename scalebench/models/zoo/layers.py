@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from functools import lru_cache
@@ -110,11 +111,18 @@ def load_layers(
             raise ModelError(
                 f"layer table {str(path)!r}: cannot read it: {reason}"
             ) from None
-    if name not in layer_table_names():
+    known = {_spelling(table): table for table in layer_table_names()}
+    if _spelling(name) not in known:
+        near = nearest(name, layer_table_names()).rstrip("?")
         raise ModelError(
-            f"unknown layer table {name!r}; {nearest(name, layer_table_names())}; or give FILE.csv or file.py:factory"
+            f"unknown layer table {name!r}; {near}, or give FILE.csv or file.py:factory"
         )
-    return _shipped_table(name)
+    return _shipped_table(known[_spelling(name)])
+
+
+def _spelling(name: str) -> str:
+    """Return `vitb16` for vit_b16, for torchvision's vit_b_16 and for ViT-B/16 of papers."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _shipped() -> Any:
