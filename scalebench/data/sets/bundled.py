@@ -115,7 +115,7 @@ class Diabetes(DatasetBuilder):
     """442 patients described by 10 features; the progression of the disease after a year (Efron et al. 2004)."""
 
     name = "diabetes"
-    summary = "442 patients, 10 features, progression of diabetes; regression, all standardised"
+    summary = "442 patients, 10 features, progression of diabetes; regression, all standardised; train at --lr 0.01"
 
     def build(self, files: list[Path], allocate: Allocate) -> Arrays:
         from sklearn.datasets import load_diabetes
