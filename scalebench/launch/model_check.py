@@ -206,25 +206,22 @@ def local_statistics(study: Study) -> list[str]:
     traits = {
         name: strategy.traits for name, strategy in made.items() if strategy.requires
     }
-    notes, instead = (
-        [],
-        "use a strategy with buffers: average, or model: nfnet, which has none",
-    )
-    if local := [
+    local = [
         name
         for name, each in traits.items()
         if not each.averages_buffers and not each.sends_buffers
-    ]:
-        notes.append(
-            f"{', '.join(local)}: the running statistics (BatchNorm) of {study.model} stay local to each worker, and "
-            f"the model is evaluated with worker 0's; {instead}"
-        )
-    if sent := [name for name, each in traits.items() if each.sends_buffers]:
-        notes.append(
-            f"{', '.join(sent)}: the running statistics (BatchNorm) of {study.model} are worker 0's, of its batches "
-            f"alone, which every worker takes over before each step, as torch's default is; {instead}"
-        )
-    return notes
+    ]
+    sent = [name for name, each in traits.items() if each.sends_buffers]
+    parts = []
+    if local:
+        parts.append(f"stay local under {', '.join(local)} (evaluated with worker 0's)")
+    if sent:
+        # torch's default
+        parts.append(f"are worker 0's in each step of {', '.join(sent)}")
+    return [
+        f"running statistics (BatchNorm) of {study.model} {' and '.join(parts)}: use a strategy with "
+        "buffers: average, or model: nfnet, which has none"
+    ] * bool(parts)
 
 
 def memory_notes(

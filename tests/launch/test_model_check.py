@@ -35,7 +35,8 @@ def test_only_strategies_with_local_statistics_are_named():
     ]
     (note,) = local_statistics(study_of("resnet", strategies))
     assert note.startswith(
-        "dislib-compat, slowmo(buffers=keep): the running statistics (BatchNorm) of resnet stay"
+        "running statistics (BatchNorm) of resnet stay local under dislib-compat, slowmo(buffers=keep) "
+        "(evaluated with worker 0's): use"
     )
     assert "\n" not in note
     assert local_statistics(study_of("resnet", ["serial", "local_sgd"])) == []
@@ -43,14 +44,12 @@ def test_only_strategies_with_local_statistics_are_named():
 
 
 def test_ddp_statistics_are_named_as_those_of_worker_0():
-    local, sent = local_statistics(
+    (note,) = local_statistics(
         study_of("resnet", ["ddp", "horovod", "allreduce", "epoch_average"])
     )
-    assert local.startswith(
-        "horovod, allreduce: the running statistics (BatchNorm) of resnet stay local"
-    )
-    assert sent.startswith(
-        "ddp: the running statistics (BatchNorm) of resnet are worker 0's, of its batches alone"
+    assert note.startswith(
+        "running statistics (BatchNorm) of resnet stay local under horovod, allreduce "
+        "(evaluated with worker 0's) and are worker 0's in each step of ddp: use"
     )
 
 
