@@ -116,8 +116,10 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "modules": machine_facts.modules(environment),
         "packages": versions,
     }
+    hide = redactor(environment, names=False)
+    hide_short = redactor(environment, names=False, short=True)
     facts = {
-        name: _redacted(value, environment, short=name in _FROM_ENVIRONMENT)
+        name: _redacted(value, hide_short if name in _FROM_ENVIRONMENT else hide)
         for name, value in facts.items()
     }
     return facts | {"environment": allowed_environment(environment)}
@@ -138,7 +140,8 @@ def describe_node(
         "gpus": machine_facts.gpus(),
         "network": machine_facts.network(),
     }
-    return {name: _redacted(value, environment) for name, value in facts.items()}
+    hide = redactor(environment, names=False)
+    return {name: _redacted(value, hide) for name, value in facts.items()}
 
 
 def host_hash() -> str:
@@ -166,22 +169,13 @@ def keep(folder: Path, facts: Mapping[str, Any]) -> str:
     return digest
 
 
-def _redacted(
-    value: Any, environment: Mapping[str, str], *, short: bool = False
-) -> Any:
-    """Return `value` with every text in it redacted, except names: a user name may equal a package name."""
+def _redacted(value: Any, hide: Callable[[str], str]) -> Any:
+    """Return `value` with every text in it redacted by `hide`, but not its keys: a user name may be a package's."""
     if isinstance(value, dict):
-        return {
-            key: _redacted(item, environment, short=short)
-            for key, item in value.items()
-        }
+        return {key: _redacted(item, hide) for key, item in value.items()}
     if isinstance(value, list):
-        return [_redacted(item, environment, short=short) for item in value]
-    return (
-        redact(value, environment, names=False, short=short)
-        if isinstance(value, str)
-        else value
-    )
+        return [_redacted(item, hide) for item in value]
+    return hide(value) if isinstance(value, str) else value
 
 
 def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -191,9 +185,8 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name in environment
         if _ALLOWED.fullmatch(name) and not is_private(name)
     )
-    return {
-        name: redact(environment[name], environment, short=True) for name in allowed
-    }
+    hide = redactor(environment, short=True)
+    return {name: hide(environment[name]) for name in allowed}
 
 
 def redact(
