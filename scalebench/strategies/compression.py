@@ -32,6 +32,7 @@ WIRES = {"fp16": "float16", "bf16": "bfloat16"}
 MIN_RATE = 2
 # of PowerSGD's first Q: the first number that torch's hook draws (RandomState(0))
 _SEED = 209652396
+_GROUP = 8  # numbers of which the largest is looked at first
 
 
 def compressed(traits: Traits, compression: str, start: int) -> Traits:
@@ -93,20 +94,20 @@ class TopK(Reducer):
         self.residual = worker.gradients.new_zeros(worker.gradients.numel())
 
     def mean_(self, vector: Tensor) -> None:
-        message = self._clock.work(self._select, vector)
+        message, self.residual = self._comm.by_rows(
+            self._select, [self.residual, vector]
+        )
         vector.copy_(self._comm.allgather_combined(message, self._mean))
 
-    def _select(self, vector: Tensor) -> Tensor:
-        """The largest entries, and their places; the rest stays for the next step."""
+    def _select(self, residuals: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return messages (k, b) of the largest entries of each sum, and their places; the rest (k, n) stays."""
         import torch
 
-        self.residual.add_(vector)
-        places = self.residual.abs().topk(self._k, sorted=False).indices
-        values = self.residual.index_select(0, places)
-        self.residual.index_fill_(0, places, 0)
-        return torch.cat(
-            [values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)]
-        )
+        grown = residuals.add(vectors)
+        places = places_of_largest(grown.abs(), self._k)
+        values = grown.gather(-1, places)
+        written = [values.view(torch.uint8), places.to(torch.int32).view(torch.uint8)]
+        return torch.cat(written, -1), grown.scatter_(-1, places, 0)
 
     def _mean(self, messages: list[Tensor]) -> Tensor:
         import torch
@@ -249,6 +250,29 @@ class PowerSgd(Reducer):
 
     def _matrices_of(self, vector: Tensor) -> list[Tensor]:
         return [vector[place].view(n, m) for place, n, m, _ in self._pieces]
+
+
+def places_of_largest(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the places (..., k), in any order, of the k largest of `magnitudes` (..., n).
+
+    These lie in the k groups of numbers with the largest maxima. torch takes a third of
+    the time to find those groups, then the largest of their numbers.
+    """
+    import torch
+
+    n = magnitudes.shape[-1]
+    groups = n // _GROUP
+    if groups <= k:
+        return magnitudes.topk(k, dim=-1, sorted=False).indices
+    grouped = magnitudes[..., : groups * _GROUP].unflatten(-1, (_GROUP, groups))
+    best = grouped.amax(-2).topk(k, dim=-1, sorted=False).indices
+    # A group has every `groups`-th number, so that its maximum is one over rows.
+    every = torch.arange(n, device=magnitudes.device)
+    places = (best[..., None, :] + every[: groups * _GROUP : groups, None]).flatten(-2)
+    ungrouped = every[groups * _GROUP :].expand(*magnitudes.shape[:-1], -1)
+    places = torch.cat([places, ungrouped], -1)
+    largest = magnitudes.gather(-1, places).topk(k, dim=-1, sorted=False).indices
+    return places.gather(-1, largest)
 
 
 def shrinks(n: int, m: int, rank: int) -> bool:

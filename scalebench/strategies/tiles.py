@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from scalebench.strategies.compression import rows_and_columns
+from scalebench.strategies.compression import places_of_largest, rows_and_columns
 from scalebench.strategies.few_bits import by_bins, packed_codes, unpacked_codes
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class StrongestOfTiles:
         parts: list[Tensor] = []
         sent: list[Tensor] = []
         for tiles, count in zip(self.tiles_of(vectors), self._counts, strict=True):
-            places = tiles.abs().topk(count, dim=-1, sorted=False).indices
+            places = places_of_largest(tiles.abs(), count)
             written, values = self._written(tiles.gather(-1, places).flatten(-2))
             parts += written
             parts.append(places.flatten(-2).to(torch.int16).view(torch.uint8))

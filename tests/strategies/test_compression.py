@@ -18,7 +18,7 @@ from scalebench.comm.base import Capability
 from scalebench.comm.native import NativeCommunicator
 from scalebench.errors import StudyError
 from scalebench.strategies import compression, registry
-from scalebench.strategies.compression import PowerSgd, TopK
+from scalebench.strategies.compression import PowerSgd, TopK, places_of_largest
 from scalebench.system.clock import WallClock
 from scalebench.virtual.communicator import VirtualCommunicator
 from scalebench.virtual.engine import simulate
@@ -45,6 +45,9 @@ class Recording:
 
     def cached(self, make):
         return make()
+
+    def by_rows(self, compute, own, *equal):
+        return [each[0] for each in compute(*(row[None] for row in own), *equal)]
 
 
 def lone_worker(model=None, n=None):
@@ -86,6 +89,23 @@ def test_topk_sends_the_largest_and_keeps_the_rest(n, keep, steps, seed):
         assert gradient[gradient != 0].abs().min() >= rule.residual.abs().max()
         assert worker.comm.sent[-1].nbytes == k * 12
     torch.testing.assert_close(sent + rule.residual, given_in, atol=1e-12, rtol=0)
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 200),
+    share=st.floats(0.01, 1.0),
+    levels=st.sampled_from([3, 1000]),
+    seed=st.integers(0, 999),
+)
+def test_places_of_the_largest_are_those_of_a_search_among_all(n, share, levels, seed):
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randint(0, levels, (4, n), generator=random).double()  # with ties
+    k = math.ceil(share * n)
+    places = places_of_largest(rows, k)
+    assert all(len(set(row)) == k for row in places.tolist())
+    found = rows.gather(-1, places).sort(descending=True).values
+    assert torch.equal(found, rows.topk(k).values)
 
 
 def test_topk_of_everything_is_allreduce(play):
