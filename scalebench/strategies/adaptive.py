@@ -110,6 +110,7 @@ def chosen(
             return None
     best = min(
         paths,
+        # Behind the last layer each worker takes the loss of its own batch.
         key=lambda path: (
             path.cost + costs.of_move(layers[-1].gives, path.degrees[-1], 1)
         ),

@@ -149,6 +149,7 @@ class Hybrid(PartsOfModel):
             replace(setting, workers=mesh.data, workers_per_node=per_node, shapes=None)
         )
 
+    # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
         return self.repeated()

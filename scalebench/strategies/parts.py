@@ -128,6 +128,7 @@ def balanced(work: Sequence[float], stages: int) -> list[int]:
     # layers before the last of two stages or more, by the number of layers
     cuts: list[list[int]] = []
     for before in range(1, stages):
+        # of `before` + 1 stages, by the number of layers that these hold
         best, cut = [math.inf] * (layers + 1), [0] * (layers + 1)
         for last in range(before + 1, layers + 1):
             for first in range(before, last):

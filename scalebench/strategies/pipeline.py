@@ -71,6 +71,7 @@ class Pipeline(ModelParallel):
             self.schedule, stage, stages, micro_batches, self.groups() // self.stages
         )
 
+    # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
         return self.repeated()

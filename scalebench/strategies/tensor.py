@@ -46,6 +46,7 @@ class TensorParallel(PartsOfModel):
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
         return whole_batch()
 
+    # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
         return self.repeated()

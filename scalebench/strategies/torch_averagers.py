@@ -310,6 +310,8 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         worker.update()
         worker.state.taken += 1
         if weighted or worker.state.hook.post_local_gradient_allreduce:
+            # DDP communicates inside the backward pass: counted, as its time is
+            # unknown.
             worker.comm.count(worker.gradients.nbytes)
         if not weighted and worker.state.rule.due(worker.state.taken):
             worker.comm.count(worker.parameters.nbytes)

@@ -57,6 +57,7 @@ class VirtualTorchPipeline(Pipeline):
             return zero_bubble(stage, stages, micro_batches)
         return super().order(stage, stages, micro_batches)
 
+    # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
         return self.repeated()

@@ -48,6 +48,7 @@ class VirtualTorchTensor(TensorParallel):
         # The first part stands for all, whose shares are equal.
         require_linear(held_by(layers, sizes, mesh, 0, "of the study"), "of the study")
 
+    # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
         return self.repeated()
