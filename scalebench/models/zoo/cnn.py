@@ -6,20 +6,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
-from scalebench.models.architecture import (
-    MODELS,
-    Architecture,
-    Layout,
-    into_images,
-    layout_notes,
-)
+from scalebench.models.architecture import MODELS, ImageArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @MODELS.add
-class Cnn(Architecture):
+class Cnn(ImageArchitecture):
     """After LeNet-5 (LeCun et al. 1998): two 5x5 convolutions with max pooling by 2, then fully connected layers.
 
     Takes C x H x W, H x W x C, H x W, or a flat square image such as 64 values for 8x8.
@@ -34,17 +28,11 @@ class Cnn(Architecture):
 
     channels: tuple[PositiveInt, PositiveInt] = (6, 16)
     hidden: list[PositiveInt] = Field([120, 84])
-    layout: Layout | None = None
-
-    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
-        return layout_notes(self.name, input_shape, self.layout)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
-        layers, (planes, height, width) = into_images(
-            self.name, input_shape, self.layout
-        )
+        layers, (planes, height, width) = self.into_images(input_shape)
         for channels in self.channels:
             # Padded by 2, a kernel of 5 keeps the sides.
             layers += [nn.Conv2d(planes, channels, kernel_size=5, padding=2), nn.ReLU()]

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, field_validator
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import (
-    MODELS,
-    Architecture,
-    Layout,
-    into_images,
-    layout_notes,
-)
+from scalebench.models.architecture import MODELS, ImageArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @MODELS.add
-class ResNet(Architecture):
+class ResNet(ImageArchitecture):
     """He, Zhang, Ren and Sun, CVPR 2016, section 4.2: depth 6n + 2 in three stages of n blocks, for 32 x 32 images.
 
     Shortcuts have no parameters (option A: every second pixel, new planes zero).
@@ -34,7 +28,6 @@ class ResNet(Architecture):
 
     depth: int = Field(20, ge=8)
     width: PositiveInt = 16
-    layout: Layout | None = None
 
     @field_validator("depth")
     @classmethod
@@ -43,15 +36,12 @@ class ResNet(Architecture):
             raise ValueError("expected 6n + 2: 20, 32, 44, 56, 110")
         return depth
 
-    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
-        return layout_notes(self.name, input_shape, self.layout)
-
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
 
         from scalebench.models.blocks import BatchNormBlock
 
-        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
+        layers, (planes, _, _) = self.into_images(input_shape)
         layers += [
             nn.Conv2d(planes, self.width, 3, padding=1, bias=False),
             nn.BatchNorm2d(self.width),
@@ -77,7 +67,7 @@ class ResNet(Architecture):
 
 
 @MODELS.add
-class NfNet(Architecture):
+class NfNet(ImageArchitecture):
     """After Brock, De, Smith and Simonyan, 2021 (arXiv 2102.06171): residual without batch normalisation.
 
     Convolutions with standardised weights, and blocks h <- h + alpha f(h / beta) with
@@ -93,10 +83,6 @@ class NfNet(Architecture):
     widths: list[PositiveInt] = Field([32, 64, 128], min_length=1)
     blocks: list[PositiveInt] = Field([1, 2, 2], min_length=1)
     alpha: float = Field(0.2, gt=0, le=1)
-    layout: Layout | None = None
-
-    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
-        return layout_notes(self.name, input_shape, self.layout)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         from torch import nn
@@ -111,7 +97,7 @@ class NfNet(Architecture):
             raise ModelError(
                 f"model nfnet: {len(self.blocks)} numbers of blocks for {len(self.widths)} widths; give one for each"
             )
-        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
+        layers, (planes, _, _) = self.into_images(input_shape)
         # Without an activation, with which each block begins.
         layers.append(StandardisedConv(planes, self.widths[0], 3))
         here = self.widths[0]

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import ModelError
-from scalebench.models.architecture import (
-    MODELS,
-    Architecture,
-    Layout,
-    into_images,
-    layout_notes,
-)
+from scalebench.models.architecture import MODELS, ImageArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 @MODELS.add
-class ResNet50(Architecture):
+class ResNet50(ImageArchitecture):
     """He et al., CVPR 2016: 3, 4, 6 and 3 bottleneck blocks, for images of 224 x 224.
 
     23,712,932 parameters at 100 classes. Its batch normalisation keeps running
@@ -30,21 +24,16 @@ class ResNet50(Architecture):
         "ResNet-50 of transformers (pip install scalebench[models]), for large images"
     )
 
-    layout: Layout | None = None
-
-    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
-        return layout_notes(self.name, input_shape, self.layout)
-
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         library = _transformers(self.name)
-        layers, (planes, _, _) = into_images(self.name, input_shape, self.layout)
+        layers, (planes, _, _) = self.into_images(input_shape)
         # From a configuration weights are drawn; `from_pretrained` would download some.
         config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
         return _logits(layers, library.ResNetForImageClassification(config))
 
 
 @MODELS.add
-class VitB16(Architecture):
+class VitB16(ImageArchitecture):
     """Dosovitskiy et al., 2021 (arXiv 2010.11929): 12 layers of width 768 on patches of 16 x 16 pixels.
 
     85,875,556 parameters at 100 classes and 224 x 224 pixels. No batch normalisation.
@@ -54,15 +43,8 @@ class VitB16(Architecture):
     name = "vit_b16"
     summary = "ViT-B/16 of transformers (pip install scalebench[models]); sides are multiples of 16"
 
-    layout: Layout | None = None
-
-    def notes(self, input_shape: tuple[int, ...]) -> list[str]:
-        return layout_notes(self.name, input_shape, self.layout)
-
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        layers, (planes, height, width) = into_images(
-            self.name, input_shape, self.layout
-        )
+        layers, (planes, height, width) = self.into_images(input_shape)
         # Its patches are 16 pixels wide, and positions are learned for a square.
         if height != width or height % 16:
             raise ModelError(
