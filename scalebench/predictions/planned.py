@@ -75,6 +75,7 @@ class Planned:
         planner, found = self.planner, self.found
         workload, platform = planner.predictor.workload, planner.predictor.platform
         content: dict[str, Any] = {
+            # The name of a study is that of its folder.
             "name": re.sub(
                 r"[^A-Za-z0-9]+",
                 "-",
@@ -89,6 +90,7 @@ class Planned:
             ],
             "batch_global": planner.batch,
             "epochs": 1,
+            # The data are made up: an accuracy on them says nothing.
             "evaluate_every": 0,
             "optimizer": _plain(workload.optimizer),
             "dtype": workload.dtype,
@@ -127,6 +129,7 @@ class Planned:
         )
         if best is None:
             return
+        # Two layouts are the same if each layer is shared by as many devices.
         degrees = planner.degrees(best.layout)
         several = sum(degree > 1 for degree in degrees)
         line = (
@@ -155,9 +158,11 @@ class Planned:
         def recomputed(step: Step) -> str:
             return str(step.layout.strategy.options.get("recompute", EMPTY))
 
+        # Degrees of the adaptive layout differ from layer to layer.
         def if_uniform(step: Step, value: int) -> Measured:
             return Measured(math.nan if step.layout.kind == ADAPTIVE else value)
 
+        # Only stages divide a batch, and wait for one another.
         def if_staged(step: Step, value: float) -> Measured:
             return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
 
@@ -214,6 +219,7 @@ class Planned:
                 f"times of layers: {platform.device.of_layers(planner.predictor.workload.layers)}"
             )
         if found.unfitting:
+            # The least memory with which a layout more would fit.
             least = min(
                 (planner.memory(layout).total, str(layout.strategy))
                 for layout in found.unfitting
@@ -295,6 +301,7 @@ def _at_ends(found: Plan) -> str:
         fastest = min(found.steps, key=lambda step: step.ends_s[end])
         if fastest is not found.best:
             others.setdefault(str(fastest.layout.strategy), []).append(words)
+    # Fast or slow steps, each on links as stated or slow: the same for every layout.
     if not others:
         return "It is the fastest at both ends of the intervals, too."
     said = "; ".join(

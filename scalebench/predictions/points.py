@@ -55,6 +55,7 @@ class Predicted:
             if to_target
             else grid.advised()
         )
+        # Times to a target are those of the training, in proportion to the epochs.
         scale = {
             grid.points[place]: aim.epochs.value / grid.points[place].epochs
             for place, aim in to_target.items()
@@ -67,12 +68,14 @@ class Predicted:
             return []
         said = [advice.answer(points, choice, scale, predictor.platform.device.name)]
         said += advice.decision(predictor, choice, scale, price)
+        # Epochs that were measured replace the assumption of equal ones.
         if not to_target and (
             caveat := advice.epochs_taken_as_equal([point.strategy for point in points])
         ):
             said.append(f"  {caveat}; --epochs-to-target states what was measured.")
         said.append(f"  {advice.interval_words([choice.point])}")
         platform = predictor.platform
+        # One worker waits for no other, whatever its jitter.
         if platform.jitter and max(point.workers for point in points) > 1:
             out = (
                 "; --jitter 0 leaves it out"
@@ -90,6 +93,7 @@ class Predicted:
 
         has_stages = any(point.mesh.pipeline > 1 for point in grid.points)
         columns: list[Column[_Row]] = [
+            # Of columns that do not fit a terminal the highest `spare` goes first.
             Column("strategy", lambda each: str(each[0].strategy), shared=True),
             Column(
                 "workers",
@@ -142,6 +146,7 @@ class Predicted:
     def _notes(self) -> list[str]:
         """Return where points lie outside what the inputs are known to hold for, and the source of layers' times."""
         predictor, grid, to_target = self.predictor, self.grid, self.to_target
+        # A reason holds for many points, and is given once.
         beyond = dict.fromkeys(text for point in grid.points for text in point.outside)
         beyond |= dict.fromkeys(aim.beyond for aim in to_target.values() if aim.beyond)
         notes = (
@@ -169,6 +174,8 @@ class Predicted:
             )
         for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
             points = [point for point in grid.points if str(point.strategy) == strategy]
+            # Marked points lie outside what the inputs hold for: no advice rests on
+            # them.
             last, bend = (
                 points[-1],
                 advice.knee([point for point in points if not point.marked]),
@@ -187,6 +194,7 @@ class Predicted:
                 + (f", {digits(cost * price)} at {price:g} each" if price else "")
                 + "."
             )
+            # A single worker uses no link.
             if last.workers > 1:
                 yield from _needs(predictor, last)
         for crossing in advice.crossovers(predictor, advised):
@@ -194,6 +202,7 @@ class Predicted:
         if budget is not None:
             yield from _best(grid, budget, predictor.platform.hours, to_target)
         yield from target_sentences(grid, to_target)
+        # Points that lack the same memory share a line.
         unfitting: dict[str, list[str]] = {}
         for point in grid.points:
             if point.lacking:
@@ -245,6 +254,7 @@ def _to_the_target(each: _Row) -> Measured:
 
 
 def _bubble(point: Point) -> float:
+    # Without stages there is no bubble, which is not one of zero.
     return point.bubble_s if point.mesh.pipeline > 1 else math.nan
 
 
@@ -282,6 +292,7 @@ def _best(
 
     if not points:
         return
+    # The budget is in GPU-hours or core-hours, of which a worker-hour takes `each`.
     best, aim = (
         advice.best_within(points, budget / each, seconds_of),
         " to the target" if epochs else "",
@@ -308,6 +319,7 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
         ]
         now = digits(own * 8 / 1e9)
         yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
+    # It has the efficiency that the next sentence asks for.
     if point.efficiency >= 0.8:
         return
     ways = []
@@ -325,6 +337,7 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
 def _row(
     predictor: Predictor, point: Point, price: float | None, target: Target | None
 ) -> dict[str, object]:
+    # A value that was not predicted is an empty cell, never zero.
     workload, node = predictor.workload, predictor.platform.cluster.node
     hour, each = predictor.platform.hours
     return {
@@ -364,6 +377,7 @@ def _row(
         "bound_by": point.binds,
         "gain_of_half": max(point.gains.values()),
         "worker_hours": point.worker_hours,
+        # A worker is charged its share of the node's cores, used or not.
         "cost_core_hours": point.worker_hours * node.cores / node.workers_per_node,
         "cost_gpu_hours": point.worker_hours if hour == "GPU-hours" else "",
         "price": point.worker_hours * each * price if price else "",

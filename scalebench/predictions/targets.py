@@ -37,6 +37,7 @@ def stated_law(said: str) -> dict[str, SeriesLaw]:
         raise UsageError(
             f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}"
         ) from None
+    # A stated law is of any strategy, and holds at any batch.
     return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}
 
 
@@ -60,6 +61,7 @@ def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
             "--epochs-to-target E0,B_CRIT"
         )
     run = results.completed.iloc[-1]
+    # Of several series of one label the last stays: the one up to the largest batch.
     laws = {each.label: each for each in sorted(fitted, key=lambda each: each.most)}
     return laws, f"{run['model']} on {run['dataset']}"
 
@@ -90,6 +92,8 @@ def targets_of(
         beyond = (
             "" if near else f"epochs to target fitted to global batches of {fitted}"
         )
+        # The law of any strategy was seen where each step takes the mean gradient of
+        # the global batch; strategies that synchronise less often need other epochs.
         if str(point.strategy) not in laws and not averages_gradients(point.strategy):
             beyond = "epochs to target of gradients that are averaged in every batch"
         found[place] = Target(law.epochs(batch), words, beyond)
@@ -98,6 +102,7 @@ def targets_of(
 
 def aimed(grid: Grid, to_target: Mapping[int, Target]) -> list[int]:
     """Return the places of the points to choose from: of the advised ones those whose epochs are known to hold."""
+    # Without a point that is advised, one that is not is better than no answer.
     advised = [
         place for place in to_target if grid.points[place] in grid.advised()
     ] or list(to_target)

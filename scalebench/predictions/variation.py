@@ -45,6 +45,7 @@ class Variation:
     def answer(self, price: float | None = None) -> list[str]:
         """Return the decision, what changes along the axis and which strategy to take where; nothing of many cells."""
         chosen, planes, workers = self.strategies, self.planes, self.workers
+        # Of many cells the ends of the interval are not priced.
         if planes[0].ends is None:
             return []
         along_workers = any(axis.name == "workers" for axis in planes[0].axes)
@@ -54,6 +55,8 @@ class Variation:
             else f"{workers:,} {self.predictor.platform.device.name}: "
         )
         said = [place + text for text in _answers(chosen, planes)]
+        # Few values of one axis are decided on one by one, others are compared as a
+        # whole.
         if (
             len(planes[0].axes) == 1
             and not along_workers
@@ -146,6 +149,7 @@ class Variation:
         """Return a row with all columns for each cell."""
         axes = self.planes[0].axes
         names = [
+            # Names of columns hold the unit, as those of records do.
             axis.name.replace("-", "_")
             + ("_gbit_per_s" if axis.unit == "Gbit/s" else "")
             for axis in axes
@@ -187,6 +191,7 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
             centre = plane.train_s[:, 0]
             changes = _changes(plane, plane, -1)
             most_of_all = max(most_of_all, *map(abs, changes))
+            # A change at an end of the interval alone is a risk, not a prediction.
             if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
                 only_at_an_end.append(str(strategy))
             spans = [
@@ -224,6 +229,8 @@ def _decision(
     nodes = -(-workers // node.workers_per_node)
     hour, each = predictor.platform.hours
 
+    # The fastest, or one that averages gradients where it takes hardly longer: it needs
+    # no more epochs.
     def best(place: int) -> int:
         return preferred(
             strategies, [float(plane.train_s[place, 0]) for plane in planes]
@@ -256,6 +263,7 @@ def _decision(
         band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
         said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
         said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+        # Against the time of another strategy it would mix the axis with the choice.
         said += " of its own time with the first" * (taken != first)
     return said + _at_ends(strategies, planes)
 
@@ -264,6 +272,7 @@ def _changes(plane: Plane, base: Plane, place: int) -> list[float]:
     """Return the change of a cell's time against that of the first cell of `base`: as predicted, and at each end."""
     assert plane.ends is not None
     assert base.ends is not None
+    # Each end is divided by the same end: what slows both cells cancels.
     change = float(plane.train_s[place, 0] / base.train_s[0, 0]) - 1
     return [change, *(plane.ends[place, 0] / base.ends[0, 0] - 1).tolist()]
 
