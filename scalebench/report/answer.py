@@ -124,6 +124,7 @@ def spoken(results: Results) -> list[str]:
         *_next_steps(first, results),
     ]
     lines = [" ".join(map(as_text, sentences))]
+    # Measured and computed times are in no ratio together: each kind has its headline.
     others = [
         one
         for one in found
@@ -181,6 +182,8 @@ def _headline_sentences(
     )
     epochs = int(results.completed["epochs"].max())
     training = "one epoch" if epochs == 1 else f"all {epochs} epochs"
+    # A headline for all epochs adds nothing at fewer workers, or if it is open: the
+    # strategy that reaches the target sooner answers for all epochs, too.
     if not first.is_shown or first.workers <= aimed.one.workers:
         yield (*clause, Phrase("."))
         start, same = Phrase(f"For {training} "), aimed.one
@@ -189,6 +192,7 @@ def _headline_sentences(
             *_clauses(same, results, same.baseline, brief=brief, obtained=False),
         )
         return
+    # Otherwise a saving for all epochs would pass for one of time to accuracy.
     where = "" if _reached_at(first, results) else ", where no run reaches it"
     obtained = first.execution != aimed.one.execution
     yield (
@@ -211,6 +215,7 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
         for step in (to_show_saving(one, results), to_show_metric(one, results))
         if step
     ]
+    # Runs that are planned anyway may show it, and come before further ones.
     if steps and left:
         yield plain(
             f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left."
@@ -236,6 +241,7 @@ def _qualifying(results: Results) -> Iterator[Sentence]:
 def _how(one: Comparison, results: Results) -> str:
     """How the times of `one` were obtained, in words."""
     runs = results.completed
+    # Records of other writers may lack the column.
     calibrated = (
         runs["calibration"]
         if "calibration" in runs
@@ -278,6 +284,7 @@ def _time(
     change = (
         f"{share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
     )
+    # Of a single run each the past tense says what was, and claims nothing.
     several = math.isfinite(one.saved.low)
     if not several:
         yield from (
@@ -327,6 +334,7 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
     if verdict == "not compared":
         yield Phrase(f"what that costs in {word} was not measured", "strong")
         return
+    # Strategies that compute the same weights have the same metric with each seed.
     if verdict == "equal" and is_equal(*one.difference[:3]):
         yield Phrase(f"its {word} is equal", "strong")
         yield Phrase(
@@ -376,6 +384,7 @@ def _beside(
         for one in found
         if (one.execution, one.engine) == (first.execution, first.engine)
     ]
+    # Only on the same engine: the difference between engines is no strategy's.
     rivals = [one for one in same if one.workers == first.workers and one is not first]
     if rivals:
         compared = f"{len(rivals) + 1} strategies compared at {first.workers} workers"
@@ -383,6 +392,7 @@ def _beside(
             f"Of the {compared} {first.label} {_standing(first, rivals, results)}."
         )
     if since := _since(first, same):
+        # Without noise there is nothing to show.
         deterministic = first.saved.kind == NOTHING_VARIES
         verb = "takes less time" if deterministic else "is shown to save time"
         yield plain(f"{first.label} {verb} {since}.")
@@ -447,6 +457,8 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     if math.isfinite(exchange):
         avoided = f"{percent(exchange)} is communication avoided and {percent(waiting)} waiting avoided"
         parts.append(f"of the baseline's time, {avoided}")
+    # Jitter makes workers wait, which a strategy avoids that synchronises less often:
+    # how much of the saving is that?
     steady = [
         _without_jitter(results, one, label) for label in (one.label, one.baseline)
     ]
@@ -472,6 +484,7 @@ def _without_jitter(results: Results, one: Comparison, label: str) -> float:
 
 def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> str:
     """Rank of `first` in time, as a predicate; it ties with rivals where the interval of the difference holds zero."""
+    # Rivals are compared directly: two savings share the noise of their baseline.
     tied = []
     for one in rivals:
         table = differences(results, one.label, first.label)
@@ -507,6 +520,7 @@ def _without_loss(
     first: Comparison, rivals: list[Comparison], results: Results
 ) -> Sentence:
     word = metric_word(first.metric_name)
+    # An undecided difference is not shown to be none.
     kept = [
         one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")
     ]
@@ -567,6 +581,7 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
     """
     table = target_ratios(results)
     cells = times_to_target(results)
+    # Oversubscribed and disturbed cells are drawn, but answer nothing.
     table = table[table["reduction"].notna() & is_representative(table)]
     key = ["execution", "engine", "label", "workers", "baseline"]
     rows = {tuple(row[name] for name in key): row for row in table.to_dict("records")}
@@ -609,6 +624,7 @@ def _target_answer(
     )
     against = table["baseline"] == one.baseline.partition("(")[0]
     own = table[of_series & against & is_representative(table)]
+    # One worker synchronises with no other: nothing is saved there.
     known = own[own["reduction"].notna() & (own["workers"] > 1)]
     both = known.sort_values("workers").to_dict("records")
     for row in own[own["workers"] == one.workers].to_dict("records"):
@@ -675,6 +691,8 @@ def _comparison(
     if math.isfinite(low):
         interval = reduction_range(low, high)
         interval += "" if brief else f", {row['interval']} from {row['n']} runs of each"
+    # Runs that never reached it are censored: the mean of the others would be too
+    # early.
     torn = [_runs(cell) for cell in both if cell["n_reached"] < cell["n_aimed"]]
     if torn:
         interval = f"Kaplan-Meier medians, as {' and '.join(torn)} reached it"

@@ -89,6 +89,7 @@ class Comparison:
     def is_shown(self) -> bool:
         """Return True if the interval tells what the saving is: a gain, a loss, or about nothing."""
         _, low, high, _, interval = self.saved
+        # Virtual times without jitter repeat exactly.
         if interval == NOTHING_VARIES:
             return True
         if not math.isfinite(low):
@@ -105,6 +106,7 @@ class Comparison:
     @property
     def answers(self) -> bool:
         """Return True if the comparison can answer the study's question."""
+        # Another per-batch strategy would answer which engine, not how often.
         unfit = self.per_batch or self.oversubscribed or self.disturbed
         return self.workers > 1 and not unfit and math.isfinite(self.saved.value)
 
@@ -124,6 +126,7 @@ def comparisons(results: Results) -> list[Comparison]:
         label for label, strategy in strategy_of.items() if strategy == name
     )
     found = compared_with(results, name if name in labels else labels[0])
+    # Real Horovod and DDP have engines of their own, and are compared across them.
     alike = [
         one
         for one in found
@@ -219,6 +222,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
         for n in range(measured + 1, _MOST_RUNS + 1)
     )
     runs = next((n for n, half in half_widths if half < enough), None)
+    # Of widely varying times more runs are the dearer way.
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
@@ -256,6 +260,7 @@ def to_answer(results: Results) -> str:
 def _of_virtual_times(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
+    # A stated jitter has no error: repetitions alone narrow its interval.
     if one.saved.kind.startswith(STATED):
         if one.saved.n >= _OF_A_STATED_JITTER:
             return ""
@@ -300,6 +305,7 @@ def _oversubscribed(results: Results) -> list[str]:
         return []
     counts = own.loc[own["strategy"].isin(names), "workers"].unique()
     workers = listed(sorted(int(count) for count in counts))
+    # What is left for readers who came for Horovod or DDP.
     virtual = bool((results.completed["execution"] == "virtual").any())
     left = (
         "their times at several workers are virtual ones alone"
@@ -322,11 +328,13 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     ]
     if table.empty:
         return []
+    # Evaluation is outside the training time, which is that of the steps alone.
     table = table.assign(
         step_s=table["train_s"]
         / table["steps_per_epoch"]
         / float(results.completed["epochs"].max())
     )
+    # Native where both were measured, else virtual.
     for execution in EXECUTIONS:
         own = table[table["execution"] == execution].drop_duplicates(
             ["label", "workers"]
@@ -335,6 +343,7 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
             float
         )
         steps = steps.reindex(columns=list(_COMPARED)).dropna()
+        # Longer steps hide the cycle, and are explained by other causes.
         steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
         if len(steps):
             workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]

@@ -114,6 +114,7 @@ class Drawing:
 def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     """Give the default figures, in the order of `ORDER`; `jobs` other processes, if more than one, draw meanwhile."""
     rank = {name: place for place, name in enumerate(ORDER)}
+    # Those that ORDER does not know, of third parties, follow by name.
     names = sorted(
         default_figures(), key=lambda name: (rank.get(name, len(rank)), name)
     )
@@ -223,6 +224,8 @@ class PanelCanvas(Canvas):
         """Return the panels as SVG, and the caption without the sentences in `known`."""
         self.close()
         rows, panels = [], iter(self.panels)
+        # Rows of the canvas stay rows: a narrow page puts their panels below each
+        # other.
         for count, _ in self._grid:
             band = list(islice(panels, count))
             # `Panel.blank` hides the axes.
@@ -248,6 +251,7 @@ class PanelCanvas(Canvas):
     def _picture(self, panel: Panel, first: Panel) -> Picture:
         ax, data = panel.ax, panel.data()
         title = _title(panel, data)
+        # The page has it as text, above the picture.
         ax.set_title("", loc="left")
         if not ax.get_ylabel():  # only the first panel of a row has it
             ax.set_ylabel(first.ax.get_ylabel())
@@ -273,8 +277,10 @@ def _key(artist: Handle) -> str:
     copy: Artist
     for part in artist if isinstance(artist, tuple) else (artist,):
         if isinstance(part, Line2D):
+            # Three points, of which the middle one has the marker.
             copy = Line2D([0.06, 0.5, 0.94], [0.5, 0.5, 0.5], markevery=[1])
             copy.update_from(part)
+            # `update_from` has taken that of the curve.
             copy.set_markevery([1])
         else:
             copy = Rectangle((0.1, 0.12), 0.8, 0.76)
@@ -296,6 +302,7 @@ def describe(drawn: pd.DataFrame, x: str, y: str) -> str:
     points: dict[tuple[str, ...], list[dict[Hashable, Any]]] = {}
     for point in drawn.dropna(subset=[*_SERIES, "y"]).to_dict("records"):
         points.setdefault(tuple(str(point[name]) for name in _SERIES), []).append(point)
+    # Read aloud, the ends of a course tell more than all of its points.
     courses = [_course(key, own) for key, own in points.items()]
     more = (
         f" And {len(courses) - _MOST_SERIES} more series."
@@ -373,8 +380,11 @@ def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
     root = ET.fromstring(_NOT_XML.sub("\ufffd", svg))  # noqa: S314 - matplotlib wrote it
     for parent in list(root.iter()):
         for child in list(parent):
+            # Metadata names the version of matplotlib; a style sheet would hold for the
+            # whole page.
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
+    # Ids that nothing refers to would only make the page longer.
     used = {
         name
         for element in root.iter()
@@ -383,6 +393,7 @@ def inline(svg: str, prefix: str, sheet: StyleSheet) -> str:
     }
     for element in root.iter():
         _rewrite(element, prefix, used, sheet)
+    # Without a size a picture is as wide as its place on the page.
     view = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib["viewBox"] = view
@@ -404,13 +415,16 @@ def _rewrite(
             element.attrib["class"] = sheet.class_of(_style(value, prefix))
         elif name == "fill":  # background of a hatch
             element.attrib["class"] = sheet.class_of(f"fill:{value}")
+        # matplotlib writes a rotation by nothing for each text.
         elif name == "transform" and value.startswith("rotate(-0 "):
             continue
         elif name in ("href", "clip-path"):
             element.attrib[name] = value.replace("#", f"#{prefix}")
         else:
+            # A hundredth of a point is not seen, and pages are shorter.
             text = _NUMBER.sub(lambda number: f"{float(number[0]):.2f}", value)
             element.attrib[name] = " ".join(text.split()) if name == "d" else text
+    # White space between elements, of which there are thousands.
     if element.tag != "text":
         element.text = None
     element.tail = None

@@ -66,6 +66,7 @@ def elastic_table(folder: Path) -> Table:
     rows: list[Row] = []
     if (folder / ELASTIC).is_file():
         table = read_table(folder / ELASTIC, ElasticRow)
+        # A run that was repeated has a row for each attempt.
         places = latest_places(table["run_id"].tolist(), table["attempt"].tolist())
         rows = [
             _row(row) for row in table.iloc[sorted(places.values())].to_dict("records")
@@ -89,6 +90,7 @@ def _row(row: Row) -> Row:
         if row["interruptions"]
         else {}
     )
+    # Data are dealt anew where fewer workers went on.
     shrunk = row["dealt_anew"] is True
     return row | {
         "label": label_of(row["strategy"], row["strategy_options"]),

@@ -31,6 +31,7 @@ Fact = tuple[str, str]
 
 def study_facts(results: Results) -> tuple[Fact, ...]:
     """Return model, data, training settings and number of runs."""
+    # Failed runs tell what was planned where none was completed.
     runs = results.completed if len(results.completed) else results.runs
     last = runs.iloc[-1]
     counts = sorted(int(count) for count in runs["workers"].unique())
@@ -103,6 +104,7 @@ def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> dict[str, An
     )
     commits = sorted(runs["git_commit"].dropna().unique())
     remarks = []
+    # A study that went on after an update is of several programs.
     if len(commits) > 1:
         remarks.append(
             f"The runs were made by {len(commits)} commits of scalebench; the commands name the last run's."
@@ -139,6 +141,7 @@ def rerun_of(results: Results, provenance: list[dict[str, Any]]) -> dict[str, An
 
 def _commands(results: Results, provenance: list[dict[str, Any]]) -> Iterator[str]:
     commit = results.runs["git_commit"].iloc[-1]
+    # Runs of an installed package have no commit.
     if isinstance(commit, str):
         yield f"git checkout {shlex.quote(commit)}   # of scalebench"
         yield 'pip install -c constraints.txt "scalebench[mpi] @ ."'
@@ -152,6 +155,7 @@ def _commands(results: Results, provenance: list[dict[str, Any]]) -> Iterator[st
             str(each["scalebench"]) for each in packages if "scalebench" in each
         )
         yield f"pip install {shlex.quote(f'scalebench[mpi]=={versions[-1]}' if versions else 'scalebench[mpi]')}"
+    # Horovod is built by a command of its own, which a study without it does not need.
     used = [
         engines.named(name)
         for name in engines.NAMES

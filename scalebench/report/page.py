@@ -94,6 +94,7 @@ def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Pat
     output = output or Path("plots") / slug(study) / "report.html"
     with writing(output, _ELSEWHERE):  # fails before the figures are drawn
         output.parent.mkdir(parents=True, exist_ok=True)
+    # One for all pictures, so that equal styles are one class of the page.
     sheet = StyleSheet()
     with drawing_all(results, jobs) as drawings:
         compared = comparisons(results)
@@ -110,7 +111,9 @@ def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Pat
             "machines": machines(evidence.rows, evidence.provenance),
             "rerun": rerun_of(results, evidence.provenance),
         }
+        # Not in the processes that draw: classes are numbered in the order of the page.
         drawn = [inlined(drawing, sheet) for drawing in drawings]
+    # Each process that draws finds notes of its own, some of them the same.
     notes = dict.fromkeys(
         [*results.notes, *(note for drawing in drawn for note in drawing.notes)]
     )
@@ -128,6 +131,7 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Equal cells are many, and looked up faster than redacted.
         finalize=partial(_printable, cache(redactor(names=False))),
     )
     css = {
@@ -135,6 +139,7 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
         "light": sheet.colors(dark=False),
         "dark": sheet.colors(dark=True),
     }
+    # Escaped, the quotes of a style would be none.
     rules = {name: Markup(text) for name, text in css.items()}  # noqa: S704
     style = Markup(environment.get_template("report.css").render(sheet=rules))  # noqa: S704
     script = Markup((TEMPLATES / "report.js").read_text(encoding="utf-8"))  # noqa: S704
@@ -152,6 +157,7 @@ def _hash(text: str) -> str:
 
 def _printable(redacted: Callable[[str], str], value: Any) -> Any:
     """Remove control characters, which HTML forbids, home folders and secrets from text."""
+    # Markup is made here: pictures, style and script.
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = _UNPRINTABLE.sub("\ufffd", value)
@@ -233,6 +239,7 @@ def _target(results: Results) -> Table:
     """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
     table = times_to_target(results)
     ran = set(results.completed["strategy"])
+    # A baseline that did not run has no ratios, and no column.
     against = [f"target-vs-{name}" for name in BASELINES if name in ran]
     table = with_ratios(results, table, against)
     known = quantities(table["metric_name"].dropna().unique())
@@ -324,6 +331,7 @@ def _cells(results: Results) -> Table:
             for kind, name in zip(named["execution"], named["interval"], strict=True)
         }
     )
+    # Of one run there is no interval, which is said once in place of in each cell.
     none = (
         "One run each: no intervals."
         if (table["n"] == 1).all()
@@ -354,6 +362,7 @@ def _cells(results: Results) -> Table:
 
 def _laws(results: Results) -> Table:
     """Scaling law of each series, with the worker counts that it recommends."""
+    # A law of serial alone would be drawn through one worker count.
     some = bool((results.completed["strategy"] != "serial").any())
     found = scaling_laws(results) if some else []
     knee = "the most speed for the workers spent; in brackets the point of the law and its interval"
@@ -412,6 +421,8 @@ def _law(one: Scaling, advice: Advice) -> Row:
         "label": series.name,
         "execution": series.execution,
         "engine": series.engine,
+        # Laws are fitted to neither of these; the column of the execution asks for
+        # both.
         "oversubscribed": False,
         "disturbed": False,
         **{
@@ -427,6 +438,8 @@ def _law(one: Scaling, advice: Advice) -> Row:
 def _split(results: Results) -> Table:
     """Reductions against Horovod and DDP, split into the parts of engine and frequency."""
     compared = ratios(results)
+    # The engine's part is what Horovod or DDP themselves take more, or less, than
+    # allreduce.
     own = compared[
         compared["baseline"].isin(LIBRARY_BASELINES)
         & (compared["strategy"] != "serial")
@@ -491,6 +504,7 @@ def _agreement(results: Results) -> Table:
             ),
             Column("runs", _both, meaning="native, virtual"),
         ],
+        # The column shows the engine behind the execution, as in other tables.
         agreement(results).assign(execution="native").to_dict("records"),
         name="agreement",
     )
@@ -502,6 +516,7 @@ def _both(row: Row) -> Entry:
 
 def _failed(results: Results) -> Table:
     """Runs that were not completed, which no other table holds."""
+    # A study of thousands of failed runs would be a page of these.
     shown = results.failed.head(_MOST_FAILED)
     more = len(results.failed) - len(shown)
     return Table.of(
