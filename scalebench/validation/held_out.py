@@ -94,6 +94,7 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
     """Return the buckets of a model's gradients in the order in which they are complete."""
     layers = layer_table_of(model)
     if layers is None:
+        # Without layers, buckets are complete at even distances.
         count = max(1, round(nbytes / _BUCKET))
         return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))
     release = step_table(Stated(1.0, 1), layers, [1]).release_at(1)
@@ -145,6 +146,7 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
     from scipy.optimize import least_squares
 
     pairs = list(_pairs(base))
+    # Two pairs would be met by two parameters, without a deviation to know.
     if len(pairs) < _LEAST_CONFIGURATIONS:
         unhidden, jitter, spread, deviation = _ASSUMED
         return Overheads(unhidden, jitter, spread, deviation, 2.0, least, len(pairs))
@@ -156,6 +158,7 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
             for one, several in pairs
         ]
 
+    # No more than all of the hidden communication can delay a step.
     found = least_squares(residuals, [0.5, 0.02], bounds=([0.0, 0.0], [1.0, 0.5]))
     unhidden, jitter = (float(value) for value in found.x)
     own, still = [], _Assumed(unhidden, 0.0)
@@ -167,6 +170,7 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
         )
     doublings = [math.log2(several.workers / one.workers) for one, several in pairs]
     free = len(pairs) - 2
+    # Errors add up like steps of a random walk: variance in proportion to doublings.
     scaled = np.square(found.fun) / doublings
     return Overheads(
         unhidden,
@@ -249,8 +253,10 @@ def _predict_steps(
     series: pd.DataFrame, steps: pd.DataFrame, overheads: Overheads
 ) -> list[dict[str, Any]]:
     """Predict the held rows of a series by its base row and those of `steps` with the same configuration."""
+    # A prediction goes out from the most workers that were measured.
     base = max(records(series[series["split"] == "base"]), key=lambda row: row.workers)
     quiet, busy = overheads.jitter_range
+    # The fast end, the prediction itself, and the slow end.
     seen = [
         _Assumed(0.0, quiet, one_flow=False),
         _Assumed(overheads.unhidden, overheads.jitter),
@@ -291,6 +297,7 @@ def _compute_range(row: Any, base: Any) -> tuple[float, float, float]:
     samples = samples if math.isfinite(samples) else 1.0
     least = math.sqrt(min(1.0, 1 / samples))
     most = math.sqrt(max(1.0, 1 / samples))
+    # Real samples are read and decoded by processors that a node's workers share.
     if pd.notna(row.data) and not str(row.data).startswith("synthetic"):
         inside = [one.workers / one.nodes for one in (base, row)]
         most *= math.sqrt(max(1.0, inside[1] / inside[0]))

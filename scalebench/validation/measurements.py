@@ -256,6 +256,7 @@ def stated_cluster(
         and family(str(row.strategy)) == "allreduce"
     ):
         inter = min(inter, flow_share * _FLOW / share)
+    # TCP on Ethernet and on clouds; InfiniBand and the like otherwise.
     slow = any(word in str(row.inter_node) for word in ("instance", "Eth", "GbE"))
     shared_by = _PER_SWITCH if intra == _PCIE else 1
     return _cluster(
@@ -315,6 +316,7 @@ def communication_s(
     kind = family(str(row.strategy))
     if kind == "server":
         intra = cluster.links.intra
+        # Workers behind one PCIe switch share the way to the host.
         crossing = nbytes * min(inside, intra.shared_by)
         if not _in_host_memory(str(row.strategy)):
             if workers == 1:
@@ -366,6 +368,7 @@ def largest_variable(model: str) -> float:
 @cache
 def layer_table_of(model: str) -> LayerTable | None:
     """Return the shipped layer table whose name a published model's begins with."""
+    # Papers write ResNet-50 for resnet50.
     plain = re.sub("[^a-z0-9]", "", model.lower())
     found = [
         name for name in layer_table_names() if plain.startswith(name.replace("_", ""))

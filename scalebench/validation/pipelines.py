@@ -108,6 +108,8 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
             str(row.recompute): row for row in records(group[group["split"] == "base"])
         }
         for row in records(group[group["split"] == "hold"]):
+            # The bubble is compared at equal recomputation where that was measured on
+            # one device.
             alike = of_one.get(str(row.recompute), of_one["none"])
             rows.append(_prediction(of_one["none"], alike, row))
     return predictions_of(rows)
@@ -304,6 +306,8 @@ def _fastest_stages(costs: Floats) -> tuple[list[tuple[int, int]], float]:
             slowest = np.maximum(least[used - replicas][:, None], costs[replicas - 1])
             first = slowest.argmin(axis=0)
             value = slowest[first, np.arange(borders)]
+            # Of equal plans the first stays: that with the fewest workers on its last
+            # stage.
             better = value < least[used]
             least[used][better] = value[better]
             cut[used][better] = np.stack([first, np.full(borders, replicas)], axis=1)[

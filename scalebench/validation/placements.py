@@ -71,6 +71,7 @@ def read_placements(path: Path) -> pd.DataFrame:
     held = split == "hold" if (split == "hold").any() else table["nodes"] == most
     for model, group in table[~held].groupby("model"):
         several = group[group["replicas"] > 1]
+        # 1: on one node, 2: on several.
         kinds = (
             several.drop_duplicates("placement")["nodes"].clip(upper=2).value_counts()
         )
@@ -97,6 +98,7 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
         model = _calibrate(base)
         nodes = base["nodes"].max()
         predicted = _seconds(model, held)
+        # Linear scaling: as if no synchronisation delayed a step.
         linear = _compute(model, held)
         replicas = base["replicas"].max()
         for row, seconds, alone in zip(records(held), predicted, linear, strict=True):
@@ -147,6 +149,8 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
     plain = _Model(one_worker, inside, between, 0.0, 0.0, 0.0)
     compute = _compute(plain, several)
     measured = several["step_time_s"].to_numpy()
+    # Relative to the measured step, so that long steps do not decide alone; no part can
+    # make a step shorter.
     parts = np.stack(
         [_synchronisation(plain, several), compute * _wait(several)], axis=1
     )
@@ -184,6 +188,8 @@ def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
 def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
     seconds = []
     for row in records(rows):
+        # Inside a node other links are used than between nodes, with a fit of their
+        # own.
         fit = model.inside if row.nodes == 1 else model.between
         seconds.append(fit.seconds(int(row.replicas), int(row.nodes), _NBYTES).value)
     return np.array(seconds)

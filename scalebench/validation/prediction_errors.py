@@ -70,6 +70,7 @@ def with_errors(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def skill(errors: pd.DataFrame) -> float:
     """Return 1 - MAPE / MAPE of linear scaling: 1 is perfect, 0 as good as linear scaling, below 0 worse."""
+    # Points that linear scaling starts from are left out of both means.
     scaled = errors[errors["linear_error"].notna()]
     linear = scaled["linear_error"].abs().mean()
     return (
@@ -83,6 +84,7 @@ def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
     Errors of `with_errors`; shares, not percentages.
     """
     groups = [(str(source), group) for source, group in errors.groupby("source")]
+    # Inside a node no network between nodes can be wrong.
     groups += [("all of one node", errors[errors["nodes"] == 1]), ("all", errors)]
     rows = [
         {
@@ -103,6 +105,7 @@ def error_by_source(errors: pd.DataFrame) -> pd.DataFrame:
 
 def error_by_distance(errors: pd.DataFrame) -> pd.DataFrame:
     """Return points, MAPE, MAPE of linear scaling and coverage by whole doublings from the calibration."""
+    # Less than a twentieth of a doubling is none.
     doublings = np.ceil(errors["doublings"].round(1)).astype(int).rename("doublings")
     sizes = errors.assign(
         size=errors["error"].abs(), linear_size=errors["linear_error"].abs()
@@ -125,6 +128,7 @@ def pairs_in_order(errors: pd.DataFrame, clearly: float = CLEARLY) -> tuple[int,
         rows: list[Any] = list(group.itertuples())
         for a, b in combinations(rows, 2):
             apart = max(a.seconds, b.seconds) / min(a.seconds, b.seconds)
+            # Closer times may be in either order by their noise alone.
             if a.strategy == b.strategy or apart <= 1 + clearly:
                 continue
             pairs += 1

@@ -84,6 +84,7 @@ def predict_runs(
             f"{folder} has no {CALIBRATION} to predict by; measure one with: scalebench calibrate {folder / STUDY}, "
             "and name it with --calibration"
         )
+    # Each repetition is priced with the draw of its own number, as virtual runs are.
     templates = {
         (str(run.strategy), run.workers, run.repetition): run
         for run in plan.sweep.simulated
@@ -121,6 +122,7 @@ def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
         raise ResultsError(
             f"{results.folder} holds no completed native or paced run to compare a prediction with"
         )
+    # Neither is the time of this study alone on the cores that it asks for.
     for what in ("oversubscribed", "disturbed"):
         marked = runs[what].astype(bool)
         if marked.any():
@@ -142,6 +144,7 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     calibration = read_calibration(path)
     if (of := calibration.measured) is not None:
         here = {"model": str(plan.study.model), "dtype": plan.study.dtype}
+        # Stated steps, and those of a GPU, do not depend on the processor.
         if plan.study.device_step_time is None and of.device == "cpu":
             here["cpu"] = str(runs["device"].iloc[0])
         if other := of.differences(of.model_copy(update=here), list(here)):
@@ -149,8 +152,10 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
                 f"calibration: {path} is not of these runs ({'; '.join(other)}); name another"
             )
     references = runs["reference_step_s"].dropna().tolist()
+    # The speed that the machine had beside the runs is no error of a prediction.
     if plan.study.device_step_time is None and references:
         calibration = calibration.at(fmean(references))
+    # Measured runs communicate here, whichever cluster the study simulates.
     machine = machine_of(calibration, request_of(plan, plan.sweep.simulated))
     return (
         machine
@@ -164,6 +169,7 @@ def _points(runs: pd.DataFrame) -> Iterator[_Point]:
         base = series["workers"].min()
         base_s = float(series.loc[series["workers"] == base, "train_s"].median())
         for workers, own in series.groupby("workers"):
+            # Weak scaling keeps the samples of a worker, and so the time.
             shorter = base / workers if own["scaling"].iloc[0] == "strong" else 1.0
             first = own.iloc[0]
             nbytes = float(first["bytes_sent_per_worker"]) / max(1, int(first["syncs"]))
@@ -177,6 +183,7 @@ def _scatter(runs: pd.DataFrame) -> dict[str, float]:
     found = {}
     for execution, own in runs.groupby("execution"):
         logs = np.log(own["train_s"]).groupby([own[name] for name in PLACE])
+        # The mean of each point takes a degree of freedom.
         free = len(own) - logs.ngroups
         squares = float((logs.var(ddof=0) * logs.size()).sum())
         found[str(execution)] = math.sqrt(squares / free) if free else 0.0
@@ -200,6 +207,7 @@ def _predicted(
 ) -> tuple[float, float, float] | None:
     """Return seconds with their bounds; None where the program cannot be priced."""
     first = point.first
+    # A scheduler may have placed the runs otherwise than the cluster file has it.
     node = machine.cluster.node.model_copy(
         update={"workers_per_node": int(first["workers_per_node"])}
     )
@@ -305,6 +313,7 @@ def _doublings(machine: Machine, point: _Point) -> float:
     nodes = int(point.first["nodes"])
     if workers == 1:
         return 0.0
+    # Of the measured collectives those that price this point.
     nearest = machine.engines.of(str(point.first["engine"]), workers, nodes)
     largest = max((nbytes for nbytes, _ in nearest.points), default=1.0)
     beyond = (
