@@ -255,10 +255,7 @@ def compare(runs, found, blobs, machine):
             assert native["metrics"].tolist() == metrics, run.run_id
 
 
-def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
-    make_run, blobs, machine, tmp_path
-):
-    """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
+def runs_of_four(make_run):
     runs = native_runs("mpi", MPI, make_run) + native_runs(
         "mpi", WITH_POLICIES, make_run, **UNEVEN
     )
@@ -293,7 +290,34 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
         "local_sgd-drawing": {"local_sgd": {"steps": 4}},
     }
     runs += native_runs("mpi", drawing, make_run, model=DRAWING)
-    found = launched("mpi", runs, REFERENCES, blobs, tmp_path)
+    return runs
+
+
+def runs_by_muon(make_run):
+    strategies = {
+        "local_sgd": MPI["local_sgd"],
+        "epoch_average": {"epoch_average": {}},
+        "allreduce": {"allreduce": {}},
+    }
+    muon = {"optimizer": Component(name="muon"), "lr": 0.02}
+    return [
+        run.model_copy(update=muon)
+        for run in native_runs("mpi", strategies, make_run, counts=(2,))
+    ]
+
+
+@pytest.fixture(scope="module")
+def by_mpi(make_run, blobs, tmp_path_factory):
+    """Results of all runs on ranks of MPI, of one launch."""
+    runs = runs_of_four(make_run) + runs_by_muon(make_run)
+    return launched("mpi", runs, REFERENCES, blobs, tmp_path_factory.mktemp("mpi"))
+
+
+def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
+    make_run, blobs, machine, by_mpi
+):
+    """float64 to 1e-10, for sums in another order; heat's own weights, float32, to 1e-6."""
+    runs, found = runs_of_four(make_run), by_mpi
     compare(runs, found, blobs, machine)
     for run in runs:
         calls, syncs = (
@@ -335,20 +359,10 @@ def test_four_mpi_ranks_compute_what_virtual_workers_and_heat_do(
 
 
 def test_two_mpi_ranks_take_the_steps_of_muon_that_virtual_workers_take(
-    make_run, blobs, machine, tmp_path
+    make_run, blobs, machine, by_mpi
 ):
     """Bit for bit: sums of two have one order, and bfloat16, to which Muon rounds, one value of each."""
-    strategies = {
-        "local_sgd": MPI["local_sgd"],
-        "epoch_average": {"epoch_average": {}},
-        "allreduce": {"allreduce": {}},
-    }
-    muon = {"optimizer": Component(name="muon"), "lr": 0.02}
-    runs = [
-        run.model_copy(update=muon)
-        for run in native_runs("mpi", strategies, make_run, counts=(2,))
-    ]
-    found = launched("mpi", runs, [], blobs, tmp_path)
+    runs, found = runs_by_muon(make_run), by_mpi
     compare(runs, found, blobs, machine)
     for run in runs:
         twin = run.model_copy(update={"engine": "virtual", "execution": "virtual"})

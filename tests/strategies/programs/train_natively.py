@@ -6,6 +6,7 @@ The argument is a folder with `runs.json` ([{"run", "workers_per_node", "referen
 
 import json
 import sys
+import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,7 +122,14 @@ def main(folder):
         )
         if mpi != MPI.COMM_NULL:
             take_part(run, mpi, entry, blobs, folder)
-        MPI.COMM_WORLD.Barrier()
+        wait_asleep()
+
+
+def wait_asleep():
+    """Wait for all ranks without a core, which those that train need."""
+    request = MPI.COMM_WORLD.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
 
 
 def take_part(run, mpi, entry, dataset, folder):
