@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.formatting import percent
 from scalebench.measured import Measured
 from scalebench.predictions.points import engine_asked_for
-from scalebench.pricing.advice import (
-    CLEARLY,
-    SPAN,
-    averages_gradients,
-    epochs_taken_as_equal,
-    hours_span,
-    preferred,
-    seconds_span,
-)
+from scalebench.pricing import advice
 from scalebench.pricing.uncertainty import ENDS, ends_in_words
 from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
 
@@ -63,7 +55,7 @@ class Variation:
             and len(planes[0].axes[0].values) <= _NAMED
         ):
             decision = _decision(self.predictor, chosen, planes, workers, price)
-            caveat = epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
+            caveat = advice.epochs_taken_as_equal(chosen) if len(chosen) > 1 else ""
             said = [
                 decision,
                 *(said if len(chosen) <= _COMPARED else []),
@@ -121,7 +113,7 @@ class Variation:
         columns: list[Column[Any]] = [
             Column("strategy", text("strategy"), shared=True),
             *(Column(axis.name, text(axis.name)) for axis in axes),
-            Column("training", itemgetter("training"), SPAN),
+            Column("training", itemgetter("training"), advice.SPAN),
             Column("difference", fields("difference"), CHANGE),
             Column(
                 "efficiency",
@@ -192,17 +184,17 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
             changes = _changes(plane, plane, -1)
             most_of_all = max(most_of_all, *map(abs, changes))
             # A change at an end of the interval alone is a risk, not a prediction.
-            if abs(changes[0]) < CLEARLY <= max(map(abs, changes)):
+            if abs(changes[0]) < advice.CLEARLY <= max(map(abs, changes)):
                 only_at_an_end.append(str(strategy))
             spans = [
-                seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0])
+                advice.seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0])
                 for n in (-1, 0)
             ]
             band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
             parts.append(
                 f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})"
             )
-        verdict = "" if most_of_all >= CLEARLY else "; no difference to speak of"
+        verdict = "" if most_of_all >= advice.CLEARLY else "; no difference to speak of"
         if only_at_an_end:
             verdict = f"; more than a tenth for {' and '.join(only_at_an_end)} at an end of the interval only"
         yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
@@ -211,7 +203,7 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         assert plane.low is not None
         assert plane.high is not None
         cell = plane.least()
-        span = seconds_span(
+        span = advice.seconds_span(
             *(float(times[cell]) for times in (plane.train_s, plane.low, plane.high))
         )
         yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
@@ -232,7 +224,7 @@ def _decision(
     # The fastest, or one that averages gradients where it takes hardly longer: it needs
     # no more epochs.
     def best(place: int) -> int:
-        return preferred(
+        return advice.preferred(
             strategies, [float(plane.train_s[place, 0]) for plane in planes]
         )
 
@@ -248,8 +240,8 @@ def _decision(
 
     first = best(0)
     said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
-    said += f"{axis.at(axis.values[0])}: {seconds_span(*times(first, 0))} for "
-    said += hours_span(times(first, 0), workers * each, hour, price)
+    said += f"{axis.at(axis.values[0])}: {advice.seconds_span(*times(first, 0))} for "
+    said += advice.hours_span(times(first, 0), workers * each, hour, price)
     for place in range(1, len(axis.values)):
         taken = best(place)
         own = (
@@ -257,12 +249,12 @@ def _decision(
             if taken == first
             else f"{strategies[taken]}, which averages gradients and takes hardly longer"
         )
-        if taken != first and not averages_gradients(strategies[taken]):
+        if taken != first and not advice.averages_gradients(strategies[taken]):
             own = f"{strategies[taken]} instead"
         changes = _changes(planes[taken], planes[taken], place)
         band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
-        said += f"; with {axis.text(axis.values[place])} {own}, {seconds_span(*times(taken, place))} for "
-        said += f"{hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+        said += f"; with {axis.text(axis.values[place])} {own}, {advice.seconds_span(*times(taken, place))} for "
+        said += f"{advice.hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
         # Against the time of another strategy it would mix the axis with the choice.
         said += " of its own time with the first" * (taken != first)
     return said + _at_ends(strategies, planes)
@@ -288,7 +280,7 @@ def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
     for place, values in enumerate(cells):
         row, column = divmod(place, planes[0].train_s.shape[1])
         name = strategies[
-            preferred(
+            advice.preferred(
                 strategies, [float(plane.train_s[row, column]) for plane in planes]
             )
         ]
@@ -298,7 +290,7 @@ def _at_ends(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
                 for plane in planes
                 if plane.ends is not None
             ]
-            other = strategies[preferred(strategies, seconds)]
+            other = strategies[advice.preferred(strategies, seconds)]
             if other is not name:
                 others.setdefault((str(other), words), []).append(_cell(axes, values))
     if not others:
@@ -323,7 +315,7 @@ def _preferred(strategies: Sequence[Component], planes: Sequence[Plane]) -> str:
         row, column = divmod(place, planes[0].train_s.shape[1])
         name = str(
             strategies[
-                preferred(
+                advice.preferred(
                     strategies, [float(plane.train_s[row, column]) for plane in planes]
                 )
             ]

@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from scalebench import formatting
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.intervals import NOTHING_VARIES
@@ -28,35 +29,9 @@ from scalebench.analysis.native_check import slowdown_of_native_runs
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.target import target_ratios, times_to_target
 from scalebench.analysis.verdicts import METRIC_MARGIN
-from scalebench.formatting import (
-    counted,
-    deviation,
-    digits,
-    is_equal,
-    listed,
-    metric_change,
-    metric_word,
-    percent,
-    reduction_range,
-    seconds,
-    share,
-)
 from scalebench.records.progress import progress_of
-from scalebench.report.comparison import (
-    EXECUTIONS_IN_WORDS,
-    Comparison,
-    Phrase,
-    Sentence,
-    as_text,
-    comparisons,
-    crowded_engines,
-    headline,
-    place_rank,
-    plain,
-    to_answer,
-    to_show_metric,
-    to_show_saving,
-)
+from scalebench.report import comparison
+from scalebench.report.comparison import Comparison, Phrase, Sentence, as_text, plain
 from scalebench.study.choices import BASELINES
 from scalebench.tables.table import fields
 
@@ -90,16 +65,16 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     """Answer the question from `results` and their `comparisons`."""
     names = results.completed["metric_name"].dropna().unique()
     question = QUESTION.format(
-        metric=metric_word(str(names[0])) if len(names) == 1 else "accuracy"
+        metric=formatting.metric_word(str(names[0])) if len(names) == 1 else "accuracy"
     )
     found = [one for one in compared if one.answers]
     if not found:
-        why = to_answer(results)
+        why = comparison.to_answer(results)
         return Answer(
             question,
             (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")),
         )
-    first = headline(found)
+    first = comparison.headline(found)
     sentence, *further = _headline_sentences(first, found, results)
     return Answer(
         question, sentence, tuple(further), tuple(_beside(first, found, results))
@@ -112,13 +87,13 @@ def spoken(results: Results) -> list[str]:
     Where something is not shown, the line ends with what would show it. Without a
     comparison that answers the question, return one line with the reason.
     """
-    found = [one for one in comparisons(results) if one.answers]
+    found = [one for one in comparison.comparisons(results) if one.answers]
     if not found:
         return [
-            f"No answer yet: {to_answer(results)}.",
+            f"No answer yet: {comparison.to_answer(results)}.",
             *map(as_text, _qualifying(results)),
         ]
-    first = headline(found)
+    first = comparison.headline(found)
     sentences = [
         *_headline_sentences(first, found, results, brief=True),
         *_next_steps(first, results),
@@ -131,7 +106,7 @@ def spoken(results: Results) -> list[str]:
         if (one.execution in MEASURED) != (first.execution in MEASURED)
     ]
     if others:
-        other = headline(others)
+        other = comparison.headline(others)
         start = Phrase(f"{_OBTAINED[other.execution]}, at {other.workers} workers: ")
         own = (
             start,
@@ -156,11 +131,14 @@ def spoken(results: Results) -> list[str]:
 
 def headline_so_far(results: Results) -> str:
     """Return the headline of a study that still runs as plain text; empty if nothing answers the question yet."""
-    found = [one for one in comparisons(results) if one.answers]
+    found = [one for one in comparison.comparisons(results) if one.answers]
     if not found:
         return ""
     return " ".join(
-        map(as_text, _headline_sentences(headline(found), found, results, brief=True))
+        map(
+            as_text,
+            _headline_sentences(comparison.headline(found), found, results, brief=True),
+        )
     )
 
 
@@ -212,13 +190,16 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
     left = progress_of(results.folder).remaining.total()
     steps = [
         step
-        for step in (to_show_saving(one, results), to_show_metric(one, results))
+        for step in (
+            comparison.to_show_saving(one, results),
+            comparison.to_show_metric(one, results),
+        )
         if step
     ]
     # Runs that are planned anyway may show it, and come before further ones.
     if steps and left:
         yield plain(
-            f"The same command makes the {counted(left, 'run')} that {'is' if left == 1 else 'are'} left."
+            f"The same command makes the {formatting.counted(left, 'run')} that {'is' if left == 1 else 'are'} left."
         )
     elif steps:
         yield plain(_capital(f"{'; '.join(steps)}."))
@@ -234,7 +215,7 @@ def _qualifying(results: Results) -> Iterator[Sentence]:
         yield plain(
             f"Beware: {'; '.join(one.what.partition(':')[0] for one in found)}."
         )
-    if text := crowded_engines(results):
+    if text := comparison.crowded_engines(results):
         yield plain(text)
 
 
@@ -251,7 +232,7 @@ def _how(one: Comparison, results: Results) -> str:
         (runs["execution"] == one.execution) & (runs["workers"] == one.workers)
     ]
     beside = ", calibrated beside other programs" if own.eq("disturbed").any() else ""
-    return f"{EXECUTIONS_IN_WORDS[one.execution]}{beside}"
+    return f"{comparison.EXECUTIONS_IN_WORDS[one.execution]}{beside}"
 
 
 def _capital(text: str) -> str:
@@ -281,9 +262,7 @@ def _clauses(
 def _time(
     one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool
 ) -> Iterator[Phrase]:
-    change = (
-        f"{share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
-    )
+    change = f"{formatting.share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
     # Of a single run each the past tense says what was, and claims nothing.
     several = math.isfinite(one.saved.low)
     if not several:
@@ -312,7 +291,7 @@ def _time(
     if one.saved.kind == NOTHING_VARIES:
         interval = one.saved.kind
     elif several:
-        interval = reduction_range(one.saved.low, one.saved.high)
+        interval = formatting.reduction_range(one.saved.low, one.saved.high)
         interval += "" if brief else f", {one.saved.kind} from {one.saved.n} {of_each}"
     else:
         interval = (
@@ -320,37 +299,37 @@ def _time(
             if one.saved.n < 2
             else f"no interval from {one.saved.n} {of_each}"
         )
-    facts = (
-        f"{seconds(one.strategy_s)} instead of {seconds(one.baseline_s)}; {interval}"
-    )
+    facts = f"{formatting.seconds(one.strategy_s)} instead of {formatting.seconds(one.baseline_s)}; {interval}"
     how = f"; {_how(one, results)}" if obtained else ""
     yield Phrase(f" ({facts}{how})", "detail")
 
 
 def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
     """The verdict on the metric, by the function of `scalebench compare`."""
-    word = metric_word(one.metric_name or "accuracy")
+    word = formatting.metric_word(one.metric_name or "accuracy")
     verdict = one.metric_verdict
     if verdict == "not compared":
         yield Phrase(f"what that costs in {word} was not measured", "strong")
         return
     # Strategies that compute the same weights have the same metric with each seed.
-    if verdict == "equal" and is_equal(*one.difference[:3]):
+    if verdict == "equal" and formatting.is_equal(*one.difference[:3]):
         yield Phrase(f"its {word} is equal", "strong")
         yield Phrase(
             f" ({one.metric:.3f} with each of {one.difference.n} seeds)", "detail"
         )
         return
     words = {
-        "better": f"better by {metric_change(one.difference.value, one.metric_name)}",
-        "worse": f"worse by {metric_change(-one.difference.value, one.metric_name)}",
+        "better": f"better by {formatting.metric_change(one.difference.value, one.metric_name)}",
+        "worse": f"worse by {formatting.metric_change(-one.difference.value, one.metric_name)}",
         "equal": f"equal within {_margin(one)}",
         "undecided": "undecided",
     }
     yield Phrase(f"its {word} is {words[verdict]}", "strong")
     facts = f"{one.metric:.3f} instead of {one.metric_baseline:.3f}"
     if math.isfinite(one.difference.low):
-        over = metric_change(one.difference.low, one.metric_name, one.difference.high)
+        over = formatting.metric_change(
+            one.difference.low, one.metric_name, one.difference.high
+        )
         over += (
             "" if brief else f", 95 % confidence interval over {one.difference.n} seeds"
         )
@@ -364,7 +343,7 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
 
 
 def _margin(one: Comparison) -> str:
-    return metric_change(METRIC_MARGIN, one.metric_name).replace(
+    return formatting.metric_change(METRIC_MARGIN, one.metric_name).replace(
         "1.0 points", "1 point"
     )
 
@@ -400,7 +379,7 @@ def _beside(
         yield _without_loss(first, rivals, results)
     for place in dict.fromkeys((one.execution, one.engine) for one in found):
         if place != (first.execution, first.engine):
-            other = headline(
+            other = comparison.headline(
                 [one for one in found if (one.execution, one.engine) == place]
             )
             where = (
@@ -435,9 +414,9 @@ def _speed_of_native_runs(results: Results) -> str:
     if slowdown is None:
         return ""
     return (
-        f" Steps of native runs that differ by more than their interval took {digits(slowdown.factor)} times as long "
-        f"as in the calibration: at its speed, and without waiting, virtual times are off these by "
-        f"{deviation(slowdown.left)}."
+        " Steps of native runs that differ by more than their interval took "
+        f"{formatting.digits(slowdown.factor)} times as long as in the calibration: at its speed, and without "
+        f"waiting, virtual times are off these by {formatting.deviation(slowdown.left)}."
     )
 
 
@@ -455,8 +434,10 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
     parts = []
     if math.isfinite(exchange):
-        avoided = f"{percent(exchange)} is communication avoided and {percent(waiting)} waiting avoided"
-        parts.append(f"of the baseline's time, {avoided}")
+        parts.append(
+            f"of the baseline's time, {formatting.percent(exchange)} is communication avoided and "
+            f"{formatting.percent(waiting)} waiting avoided"
+        )
     # Jitter makes workers wait, which a strategy avoids that synchronises less often:
     # how much of the saving is that?
     steady = [
@@ -464,7 +445,7 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     ]
     if all(map(math.isfinite, steady)):
         parts.append(
-            f"without any jitter the saving is {percent(1 - steady[0] / steady[1])}"
+            f"without any jitter the saving is {formatting.percent(1 - steady[0] / steady[1])}"
         )
     if parts:
         spread = jitter_in_words(results) if one.execution == "virtual" else ""
@@ -495,7 +476,7 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
         if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
             tied.append(one.label)
     if tied:
-        return f"ties for the least time with {listed(tied)}: the intervals of their differences hold zero"
+        return f"ties for the least time with {formatting.listed(tied)}: the intervals of their differences hold zero"
     return (
         "takes the least time"
         if math.isfinite(first.saved.low)
@@ -519,7 +500,7 @@ def _since(first: Comparison, same: list[Comparison]) -> str:
 def _without_loss(
     first: Comparison, rivals: list[Comparison], results: Results
 ) -> Sentence:
-    word = metric_word(first.metric_name)
+    word = formatting.metric_word(first.metric_name)
     # An undecided difference is not shown to be none.
     kept = [
         one for one in rivals if one.saves and one.metric_verdict in ("equal", "better")
@@ -595,7 +576,7 @@ def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None
     shown = [one for one in aimed if one.is_shown]
     return min(
         shown,
-        key=lambda aim: (*place_rank(aim.one), aim.row["time_to_target_s"]),
+        key=lambda aim: (*comparison.place_rank(aim.one), aim.row["time_to_target_s"]),
         default=None,
     )
 
@@ -633,7 +614,7 @@ def _target_answer(
         if math.isfinite(row["reduction"]):
             yield _comparison(row, one, aim, cells, brief)
             continue
-        epochs = counted(int(results.completed["epochs"].max()), "epoch")
+        epochs = formatting.counted(int(results.completed["epochs"].max()), "epoch")
         reached = (
             f"{_runs(strategy)} and {_runs(other)} reach it within {epochs}"
             if other
@@ -648,7 +629,7 @@ def _target_answer(
 
 def _aim(row: Row, one: Comparison, cells: pd.DataFrame) -> str:
     """`accuracy 0.9`."""
-    return f"{metric_word(one.metric_name or 'metric')} {_cells_of(row, one, cells)[0]['target_metric']:g}"
+    return f"{formatting.metric_word(one.metric_name or 'metric')} {_cells_of(row, one, cells)[0]['target_metric']:g}"
 
 
 def _cells_of(row: Row, one: Comparison, cells: pd.DataFrame) -> list[Row]:
@@ -678,7 +659,7 @@ def _comparison(
     label = one.label
     low = row["reduction_low"]
     high = row["reduction_high"]
-    change = f"{share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
+    change = f"{formatting.share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
     if low <= 0 <= high and low < high:
         message = (
             f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
@@ -689,7 +670,7 @@ def _comparison(
         than = "than"
     interval = "no interval"
     if math.isfinite(low):
-        interval = reduction_range(low, high)
+        interval = formatting.reduction_range(low, high)
         interval += "" if brief else f", {row['interval']} from {row['n']} runs of each"
     # Runs that never reached it are censored: the mean of the others would be too
     # early.
@@ -697,7 +678,8 @@ def _comparison(
     if torn:
         interval = f"Kaplan-Meier medians, as {' and '.join(torn)} reached it"
     facts = [
-        f"{seconds(time)} in {cell['epochs_to_target']:g} epoch{'' if cell['epochs_to_target'] == 1 else 's'}"
+        f"{formatting.seconds(time)} in {cell['epochs_to_target']:g} "
+        f"epoch{'' if cell['epochs_to_target'] == 1 else 's'}"
         for time, cell in zip(
             (row["time_to_target_s"], row["baseline_s"]), both, strict=True
         )
@@ -713,6 +695,4 @@ def _comparison(
 
 def _runs(cell: Row) -> str:
     """`4 of 5 runs of epoch_average`."""
-    return (
-        f"{cell['n_reached']} of {counted(cell['n_aimed'], 'run')} of {cell['label']}"
-    )
+    return f"{cell['n_reached']} of {formatting.counted(cell['n_aimed'], 'run')} of {cell['label']}"

@@ -31,17 +31,12 @@ from matplotlib.patches import Rectangle
 
 from scalebench.analysis import Results
 from scalebench.analysis.loading import cached
+from scalebench.figures import plotting
 from scalebench.figures.base import FIGURES, default_figures
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
 from scalebench.figures.drawing.caption import describe_machines, describe_study
 from scalebench.figures.drawing.panel import Panel
 from scalebench.figures.drawing.series_style import Handle
-from scalebench.figures.plotting import (
-    drawing_processes,
-    house_style,
-    shared_results,
-    slowest_first,
-)
 from scalebench.formatting import digits
 
 ORDER = (
@@ -121,8 +116,8 @@ def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     if jobs == 1:
         yield (_draw(results, name) for name in names)
         return
-    others = [name for name in slowest_first(names) if name not in _OWN]
-    with drawing_processes(jobs, results) as pool:
+    others = [name for name in plotting.slowest_first(names) if name not in _OWN]
+    with plotting.drawing_processes(jobs, results) as pool:
         drawn = {name: pool.submit(_draw_shared, name) for name in others}
 
         def in_order() -> Iterator[Drawing]:
@@ -149,7 +144,7 @@ def inlined(drawing: Drawing, sheet: StyleSheet) -> Drawing:
 
 
 def _draw_shared(name: str) -> Drawing:
-    return _draw(shared_results(), name)
+    return _draw(plotting.shared_results(), name)
 
 
 def _draw(results: Results, name: str) -> Drawing:
@@ -157,7 +152,7 @@ def _draw(results: Results, name: str) -> Drawing:
     if absent := kind.absent(results):
         return Drawing(name, kind.summary, absent=absent, notes=tuple(results.notes))
     canvas = PanelCanvas(name)
-    with house_style(), warnings.catch_warnings():
+    with plotting.house_style(), warnings.catch_warnings():
         # the browser has other fonts
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         kind.draw(results, canvas)

@@ -18,18 +18,10 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.analysis import Results, agreement, cells, load, ratios
+from scalebench.analysis import quantities as quantity
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
 from scalebench.analysis.methodology import Evidence, check
-from scalebench.analysis.quantities import (
-    EXECUTION,
-    STRATEGY,
-    WORKERS,
-    Row,
-    metric_head,
-    quantities,
-    with_ratios,
-)
 from scalebench.analysis.target import times_to_target
 from scalebench.analysis.tuning_trials import metric_of, tuned_cells, tuning_in_words
 from scalebench.analysis.verdicts import METRIC_MARGIN
@@ -189,21 +181,21 @@ def tables(results: Results, compared: Sequence[Comparison]) -> list[Table]:
 def _cost(compared: Sequence[Comparison]) -> Table:
     """Time saved against the baseline and difference in the metric, at every worker count."""
     own = [one for one in compared if not one.per_batch]
-    metric = metric_head({one.metric_name for one in own})
+    metric = quantity.metric_head({one.metric_name for one in own})
     difference = f"{metric} of the strategy minus that of the baseline, with its 95 % confidence interval"
     test = "of the exact rank test of the times, adjusted for the worker counts"
     tested = Column("p", fields("p_adjusted"), TWO_DIGITS, test)
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
-    rows: list[Row] = [
+    rows: list[quantity.Row] = [
         dict([*vars(one).items(), ("metric_verdict", one.metric_verdict)])
         for one in own
     ]
     return Table.of(
         f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
         [
-            STRATEGY,
-            EXECUTION,
-            WORKERS,
+            quantity.STRATEGY,
+            quantity.EXECUTION,
+            quantity.WORKERS,
             replace(_TIME, of=fields("strategy_s")),
             Column(
                 "baseline", fields("baseline_s"), TIME_ALONE, "the same of the baseline"
@@ -217,7 +209,7 @@ def _cost(compared: Sequence[Comparison]) -> Table:
                 meaning=f"on the {metric}: {_VERDICT}",
                 left=True,
             ),
-            Column[Row](
+            Column[quantity.Row](
                 "runs",
                 lambda row: Measured(row["saved"].n),
                 COUNT,
@@ -241,20 +233,20 @@ def _target(results: Results) -> Table:
     ran = set(results.completed["strategy"])
     # A baseline that did not run has no ratios, and no column.
     against = [f"target-vs-{name}" for name in BASELINES if name in ran]
-    table = with_ratios(results, table, against)
-    known = quantities(table["metric_name"].dropna().unique())
+    table = quantity.with_ratios(results, table, against)
+    known = quantity.quantities(table["metric_name"].dropna().unique())
     columns = [
         known[name] for name in against if table[name.replace("vs-", "")].notna().any()
     ]
-    metric = metric_head(table["metric_name"].dropna().unique())
+    metric = quantity.metric_head(table["metric_name"].dropna().unique())
     goal = "/".join(f"{value:g}" for value in table["target_metric"].dropna().unique())
     never = f"Never: at most half of the runs had {metric} {goal} before their last epoch ended."
     return Table.of(
         f"Time and epochs to {metric} {goal}",
         [
-            STRATEGY,
-            EXECUTION,
-            WORKERS,
+            quantity.STRATEGY,
+            quantity.EXECUTION,
+            quantity.WORKERS,
             known["target"],
             known["epochs"],
             Column(
@@ -270,7 +262,7 @@ def _target(results: Results) -> Table:
     )
 
 
-def _of(part: str, whole: str, row: Row) -> Entry:
+def _of(part: str, whole: str, row: quantity.Row) -> Entry:
     """Return `3 of 5`."""
     return Entry(f"{row[part]:.0f} of {row[whole]:.0f}", Measured(row[part]))
 
@@ -290,8 +282,8 @@ def _tuning(results: Results) -> Table:
     return Table.of(
         "Tuned values",
         [
-            STRATEGY,
-            WORKERS,
+            quantity.STRATEGY,
+            quantity.WORKERS,
             *(
                 Column(key, partial(_tuned, key), meaning=edge, left=True)
                 for key in keys
@@ -315,7 +307,7 @@ def _tuning(results: Results) -> Table:
     )
 
 
-def _tuned(key: str, row: Row) -> str:
+def _tuned(key: str, row: quantity.Row) -> str:
     return f"{row['tuned'].get(key, EMPTY)}{'*' * (key in row['edges'])}"
 
 
@@ -323,7 +315,7 @@ def _cells(results: Results) -> Table:
     """Statistics of every cell."""
     table = cells(results)
     shown = ("time", "median", "spread", "speedup", "efficiency", "metric", "runs")
-    known = quantities(table["metric_name"].dropna().unique())
+    known = quantity.quantities(table["metric_name"].dropna().unique())
     named = table[table["interval"] != ""]
     kinds = sorted(
         {
@@ -340,9 +332,9 @@ def _cells(results: Results) -> Table:
     return Table.of(
         "Every point of the study",
         [
-            STRATEGY,
-            EXECUTION,
-            WORKERS,
+            quantity.STRATEGY,
+            quantity.EXECUTION,
+            quantity.WORKERS,
             Column(
                 "batch",
                 fields("batch_per_worker"),
@@ -354,7 +346,9 @@ def _cells(results: Results) -> Table:
             ),
             *(known[name] for name in shown),
         ],
-        with_ratios(results, table, shown).to_dict("records") if len(table) else [],
+        quantity.with_ratios(results, table, shown).to_dict("records")
+        if len(table)
+        else [],
         [f"Intervals of times, {'; '.join(kinds)}." if kinds else none],
         name="cells",
     )
@@ -371,8 +365,8 @@ def _laws(results: Results) -> Table:
     return Table.of(
         "Scaling laws",
         [
-            STRATEGY,
-            EXECUTION,
+            quantity.STRATEGY,
+            quantity.EXECUTION,
             Column("law", text("law"), meaning="the one of the lowest AICc", left=True),
             Column(
                 "weight",
@@ -409,7 +403,7 @@ def _laws(results: Results) -> Table:
     )
 
 
-def _law(one: Scaling, advice: Advice) -> Row:
+def _law(one: Scaling, advice: Advice) -> quantity.Row:
     series, best = one.series, one.best
     texts = dict(zip(LAWS, law_rows(one)[0], strict=True))
     numbers = {
@@ -448,10 +442,10 @@ def _split(results: Results) -> Table:
     return Table.of(
         "Time saved against Horovod and DDP, in two parts",
         [
-            STRATEGY,
+            quantity.STRATEGY,
             Column("baseline", text("baseline"), left=True),
-            EXECUTION,
-            WORKERS,
+            quantity.EXECUTION,
+            quantity.WORKERS,
             _TIME,
             Column("baseline's time", fields("baseline_s"), TIME_ALONE),
             Column(
@@ -491,9 +485,9 @@ def _agreement(results: Results) -> Table:
     return Table.of(
         "How close virtual times are",
         [
-            STRATEGY,
-            replace(EXECUTION, name="engine", meaning=""),
-            WORKERS,
+            quantity.STRATEGY,
+            replace(quantity.EXECUTION, name="engine", meaning=""),
+            quantity.WORKERS,
             Column("native", fields("native_s"), TIME_ALONE),
             Column("virtual", fields("virtual_s"), TIME_ALONE),
             Column(
@@ -510,7 +504,7 @@ def _agreement(results: Results) -> Table:
     )
 
 
-def _both(row: Row) -> Entry:
+def _both(row: quantity.Row) -> Entry:
     return Entry(f"{row['n_native']}, {row['n_virtual']}", Measured(row["n_native"]))
 
 
@@ -523,9 +517,9 @@ def _failed(results: Results) -> Table:
         "Runs that were not completed",
         [
             Column("run", text("run_id"), left=True),
-            STRATEGY,
-            EXECUTION,
-            WORKERS,
+            quantity.STRATEGY,
+            quantity.EXECUTION,
+            quantity.WORKERS,
             Column("what became of it", text("status"), left=True),
             Column("why", text("error"), left=True),
         ],
@@ -537,6 +531,6 @@ def _failed(results: Results) -> Table:
     )
 
 
-def _place_order(row: Row) -> tuple[object, ...]:
+def _place_order(row: quantity.Row) -> tuple[object, ...]:
     """Return the sort key of a row, in the order of `cells`."""
     return Cell(*(row[name] for name in PLACE)).sort_key

@@ -46,17 +46,7 @@ from scalebench.comm.base import Overlap
 from scalebench.pricing.devices import Stated, gradients_of, step_table
 from scalebench.pricing.overlap import bucket_plan
 from scalebench.system.clock import BACKWARD_SHARE
-from scalebench.validation.measurements import (
-    calibrating_rows,
-    communication_s,
-    family,
-    gradient_bytes,
-    layer_table_of,
-    message_bytes,
-    records,
-    stated_cluster,
-    step_seconds,
-)
+from scalebench.validation import measurements
 from scalebench.validation.prediction_errors import predictions_of
 
 _BUCKET = 25e6  # bytes; DDP's default
@@ -92,7 +82,7 @@ class Overheads(NamedTuple):
 @lru_cache(maxsize=64)
 def buckets_of(model: str, nbytes: float) -> Buckets:
     """Return the buckets of a model's gradients in the order in which they are complete."""
-    layers = layer_table_of(model)
+    layers = measurements.layer_table_of(model)
     if layers is None:
         # Without layers, buckets are complete at even distances.
         count = max(1, round(nbytes / _BUCKET))
@@ -120,14 +110,19 @@ class _Assumed(NamedTuple):
 
 def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
     """Return the predictions of held measurements, and what was calibrated on the base rows."""
-    collective = table["strategy"].map(lambda name: family(str(name)) == "collective")
+    collective = table["strategy"].map(
+        lambda name: measurements.family(str(name)) == "collective"
+    )
     fits = {
         key: fit_collectives(group)
         for key, group in by_system(table[collective & (table["split"] == "base")])
     }
     steps = table[~collective]
     steps = steps.assign(
-        seconds=[step_seconds(row, float(row.value)) for row in records(steps)]
+        seconds=[
+            measurements.step_seconds(row, float(row.value))
+            for row in measurements.records(steps)
+        ]
     )
     overheads = _fit_overheads(
         steps[steps["split"] == "base"], least_share(table[collective], fits)
@@ -185,11 +180,11 @@ def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:
 
 def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
     """Yield base rows of one worker and of several, of one configuration and preferably one strategy."""
-    known = base.assign(family=base["strategy"].astype(str).map(family))
+    known = base.assign(family=base["strategy"].astype(str).map(measurements.family))
     for _, group in known.groupby([*CONFIGURATION, "family"], dropna=False):
-        ones = list(records(group[group["workers"] == 1]))
-        for several in records(group[group["workers"] > 1]):
-            if ones and gradient_bytes(several) > 0:
+        ones = list(measurements.records(group[group["workers"] == 1]))
+        for several in measurements.records(group[group["workers"] > 1]):
+            if ones and measurements.gradient_bytes(several) > 0:
                 yield (
                     min(ones, key=lambda one: one.strategy != several.strategy),
                     several,
@@ -198,10 +193,10 @@ def _pairs(base: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
 
 def _step(row: Any, assumed: _Assumed) -> Callable[[float], float]:
     """Return the seconds of the step of `row` as a function of the seconds of compute."""
-    whole = communication_s(
+    whole = measurements.communication_s(
         row, assumed.share, one_flow=assumed.one_flow, flow_share=assumed.flow_share
     )
-    buckets = buckets_of(str(row.model), gradient_bytes(row))
+    buckets = buckets_of(str(row.model), measurements.gradient_bytes(row))
 
     def seconds(compute: float) -> float:
         backward, done = BACKWARD_SHARE * compute, 0.0
@@ -254,7 +249,10 @@ def _predict_steps(
 ) -> list[dict[str, Any]]:
     """Predict the held rows of a series by its base row and those of `steps` with the same configuration."""
     # A prediction goes out from the most workers that were measured.
-    base = max(records(series[series["split"] == "base"]), key=lambda row: row.workers)
+    base = max(
+        measurements.records(series[series["split"] == "base"]),
+        key=lambda row: row.workers,
+    )
     quiet, busy = overheads.jitter_range
     # The fast end, the prediction itself, and the slow end.
     seen = [
@@ -263,10 +261,10 @@ def _predict_steps(
         _Assumed(1.0, busy, overheads.least_share),
     ]
     unseen = [*seen[:2], seen[2]._replace(flow_share=overheads.least_share)]
-    computes = _calibrated(base, calibrating_rows(base, steps), seen)
+    computes = _calibrated(base, measurements.calibrating_rows(base, steps), seen)
     base_s = _step(base, seen[1])(computes[1])
     rows = []
-    for row in records(series[series["split"] == "hold"]):
+    for row in measurements.records(series[series["split"] == "hold"]):
         doublings = abs(math.log2(row.workers / base.workers))
         margin = math.exp(
             overheads.quantile * overheads.per_doubling * math.sqrt(doublings)
@@ -320,10 +318,15 @@ _LEAST_SHARE = 0.4
 def fit_collectives(base: pd.DataFrame) -> LinkFit:
     """Fit latency and bandwidth to measured collectives of one system."""
     rows = []
-    for row in records(base):
-        seconds = step_seconds(row, float(row.value))
+    for row in measurements.records(base):
+        seconds = measurements.step_seconds(row, float(row.value))
         rows.append(
-            Transfer(int(row.workers), int(row.nodes), message_bytes(row), seconds)
+            Transfer(
+                int(row.workers),
+                int(row.nodes),
+                measurements.message_bytes(row),
+                seconds,
+            )
         )
     return fit_links(rows, _COLLECTIVE)
 
@@ -332,8 +335,8 @@ def least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
     """Return the least share of a stated bandwidth that base rows of collectives reached."""
     shares = [_LEAST_SHARE] if not fits else []
     for key, group in by_system(collective[collective["split"] == "base"]):
-        row = records(group)[0]
-        stated = stated_cluster(row).links
+        row = measurements.records(group)[0]
+        stated = measurements.stated_cluster(row).links
         link = stated.intra if row.nodes == 1 else stated.inter
         shares.append(
             min(1.0, fits[key].pieces[-1].bandwidth.value / link.bandwidth_bytes_per_s)
@@ -346,10 +349,12 @@ def predict_collectives(
 ) -> list[dict[str, Any]]:
     """Predict by the fitted links; between nodes by the stated ones, if the base rows are of one node."""
     one_node = bool((group.loc[group["split"] == "base", "nodes"] == 1).all())
-    base = {row.series: row for row in records(group[group["split"] == "base"])}
+    base = {
+        row.series: row for row in measurements.records(group[group["split"] == "base"])
+    }
     rows = []
-    for row in records(group[group["split"] == "hold"]):
-        nbytes = message_bytes(row)
+    for row in measurements.records(group[group["split"] == "hold"]):
+        nbytes = measurements.message_bytes(row)
         before = base[row.series]
         centre, low, high, *_ = fit.seconds(
             int(row.workers), 1 if one_node else int(row.nodes), nbytes
@@ -365,14 +370,14 @@ def predict_collectives(
             # At the stated speed of the links, and at the least share of it that was
             # measured.
             times = [
-                Network(stated_cluster(row, share), on_a_node).time(mean)
+                Network(measurements.stated_cluster(row, share), on_a_node).time(mean)
                 for share in (1.0, least)
             ]
             low = max(low, times[0])
             centre = max(centre, times[0])
             high = max(high, times[1])
         doublings = abs(math.log2(row.workers / before.workers))
-        linear = step_seconds(before, float(before.value))
+        linear = measurements.step_seconds(before, float(before.value))
         rows.append(prediction_row(row, centre, low, high, linear, doublings))
     return rows
 
@@ -387,20 +392,22 @@ def prediction_row(
     row: Any, seconds: float, low: float, high: float, linear: float, doublings: float
 ) -> dict[str, Any]:
     """Return a prediction in the published quantity; a throughput is least where the time is longest."""
-    bounds = sorted(step_seconds(row, value, back=True) for value in (low, high))
+    bounds = sorted(
+        measurements.step_seconds(row, value, back=True) for value in (low, high)
+    )
     return {
         **{name: getattr(row, name) for name in _KEPT},
         "execution": "published",
         "workers": int(row.workers),
         "nodes": int(row.nodes),
         "measured": float(row.value),
-        "predicted": step_seconds(row, seconds, back=True),
+        "predicted": measurements.step_seconds(row, seconds, back=True),
         "low": bounds[0],
         "high": bounds[1],
-        "linear": step_seconds(row, linear, back=True),
+        "linear": measurements.step_seconds(row, linear, back=True),
         "doublings": doublings,
         "configuration": " | ".join(str(getattr(row, name)) for name in CONFIGURATION),
-        "seconds": step_seconds(row, float(row.value)),
+        "seconds": measurements.step_seconds(row, float(row.value)),
         "predicted_s": seconds,
         "linear_s": linear,
     }

@@ -45,13 +45,7 @@ from scalebench.pricing.devices import Roofline
 from scalebench.strategies.parts import scheduled
 from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
-from scalebench.validation.measurements import (
-    has_columns,
-    read_csv,
-    records,
-    require_positive,
-    stated_cluster,
-)
+from scalebench.validation import measurements
 from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
@@ -132,7 +126,7 @@ class StepParts(NamedTuple):
 
 def is_megatron(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of divided GPTs."""
-    return has_columns(path, COLUMNS)
+    return measurements.has_columns(path, COLUMNS)
 
 
 def read_megatron(path: Path) -> pd.DataFrame:
@@ -141,8 +135,8 @@ def read_megatron(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, numbers that are not positive, an unknown quantity, or a series without a base time.
     """
-    table = read_csv(path)
-    require_positive(table, _POSITIVE, path)
+    table = measurements.read_csv(path)
+    measurements.require_positive(table, _POSITIVE, path)
     if unknown := sorted(set(table["quantity"]) - set(QUANTITIES)):
         raise ResultsError(
             f"{path}: quantity {unknown[0]!r}: expected {', '.join(QUANTITIES)}"
@@ -167,10 +161,10 @@ def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
     for _, group in table.groupby("series", sort=False):
         base = [
             row
-            for row in records(group)
+            for row in measurements.records(group)
             if row.split == "base" and row.quantity == "step_time"
         ]
-        for row in (row for row in records(group) if row.split == "hold"):
+        for row in (row for row in measurements.records(group) if row.split == "hold"):
             if row.quantity == "step_time":
                 rows.append(_time_prediction(row, base))
             else:
@@ -285,7 +279,7 @@ def step_parts(row: Any) -> StepParts:
 
 
 def _network(row: Any) -> Network:
-    return Network(stated_cluster(row), int(row.devices_per_node))
+    return Network(measurements.stated_cluster(row), int(row.devices_per_node))
 
 
 def _sum_s(network: Network, nbytes: float, degree: int) -> float:

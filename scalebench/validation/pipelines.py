@@ -46,13 +46,7 @@ from scalebench.pricing.uncertainty import (
     uncertainty_of,
 )
 from scalebench.study.spec import Component
-from scalebench.validation.measurements import (
-    has_columns,
-    linked,
-    read_csv,
-    records,
-    require_positive,
-)
+from scalebench.validation import measurements
 from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
@@ -79,7 +73,7 @@ _BANDWIDTHS = np.geomspace(0.1, 10, 81)
 
 def is_pipelines(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of pipelines."""
-    return has_columns(path, COLUMNS)
+    return measurements.has_columns(path, COLUMNS)
 
 
 def read_pipelines(path: Path) -> pd.DataFrame:
@@ -88,8 +82,10 @@ def read_pipelines(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, numbers that are not positive, or a series with no base row of one stage, or several.
     """
-    table = read_csv(path)
-    require_positive(table, ("stages", "micro_batches", "batch", "samples_per_s"), path)
+    table = measurements.read_csv(path)
+    measurements.require_positive(
+        table, ("stages", "micro_batches", "batch", "samples_per_s"), path
+    )
     for series, group in table.groupby("series"):
         base = group[(group["split"] == "base") & (group["recompute"] == "none")]
         if len(base) != 1 or base["stages"].iloc[0] != 1:
@@ -105,9 +101,10 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for _, group in table.groupby("series"):
         of_one = {
-            str(row.recompute): row for row in records(group[group["split"] == "base"])
+            str(row.recompute): row
+            for row in measurements.records(group[group["split"] == "base"])
         }
-        for row in records(group[group["split"] == "hold"]):
+        for row in measurements.records(group[group["split"] == "hold"]):
             # The bubble is compared at equal recomputation where that was measured on
             # one device.
             alike = of_one.get(str(row.recompute), of_one["none"])
@@ -123,7 +120,7 @@ def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
     roofline = Roofline(load_device(str(row.device)))
     alone = Stated(float(base.batch / base.samples_per_s), int(base.batch))
     platform = Platform(
-        linked(str(row.links), stages), Scaled(alone, roofline, roofline)
+        measurements.linked(str(row.links), stages), Scaled(alone, roofline, roofline)
     )
     piece = -(-batch // pieces)  # all but the last are as large
     workload = Workload(
@@ -185,7 +182,7 @@ class FoundPlan(NamedTuple):
 
 def is_plans(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of plans."""
-    return has_columns(path, PLAN_COLUMNS)
+    return measurements.has_columns(path, PLAN_COLUMNS)
 
 
 def read_plans(path: Path) -> pd.DataFrame:
@@ -194,9 +191,9 @@ def read_plans(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, numbers that are not positive, or stages that do not add up to the workers.
     """
-    table = read_csv(path)
-    require_positive(table, ("workers", "bandwidth_bytes_per_s"), path)
-    for row in records(table):
+    table = measurements.read_csv(path)
+    measurements.require_positive(table, ("workers", "bandwidth_bytes_per_s"), path)
+    for row in measurements.records(table):
         if sum(_stages(row.stages)) != row.workers:
             raise ResultsError(
                 f"{path}: {row.model}: stages {row.stages} do not add up to {row.workers} workers"
@@ -210,7 +207,7 @@ def read_profile(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, or a missing column.
     """
-    table = read_csv(path)
+    table = measurements.read_csv(path)
     if missing := [name for name in PROFILE if name not in table]:
         raise ResultsError(
             f"{path}: column {missing[0]!r} is missing; expected {', '.join(PROFILE)}"
@@ -221,7 +218,7 @@ def read_profile(path: Path) -> pd.DataFrame:
 def find_plans(table: pd.DataFrame, folder: Path) -> list[FoundPlan]:
     """Return each published plan beside the one that the rule finds from the profile in `folder`."""
     found = []
-    for row in records(table):
+    for row in measurements.records(table):
         profile = read_profile(folder / str(row.profile))
         workers = int(row.workers)
         published = _stages(row.stages)

@@ -21,12 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.link_fit import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
-from scalebench.validation.measurements import (
-    has_columns,
-    read_csv,
-    records,
-    require_positive,
-)
+from scalebench.validation import measurements
 from scalebench.validation.prediction_errors import predictions_of
 
 COLUMNS = (
@@ -55,7 +50,7 @@ class _Model(NamedTuple):
 
 def is_placements(path: Path) -> bool:
     """Return True if the first line of `path` names the columns of placements."""
-    return has_columns(path, COLUMNS)
+    return measurements.has_columns(path, COLUMNS)
 
 
 def read_placements(path: Path) -> pd.DataFrame:
@@ -64,8 +59,8 @@ def read_placements(path: Path) -> pd.DataFrame:
     Raises:
         ResultsError: unreadable, non-positive numbers, or a model with too few rows to calibrate on.
     """
-    table = read_csv(path)
-    require_positive(table, COLUMNS[2:], path)
+    table = measurements.read_csv(path)
+    measurements.require_positive(table, COLUMNS[2:], path)
     split = table["split"] if "split" in table else pd.Series("base", index=table.index)
     most = table.groupby("model")["nodes"].transform("max")
     held = split == "hold" if (split == "hold").any() else table["nodes"] == most
@@ -101,7 +96,9 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
         # Linear scaling: as if no synchronisation delayed a step.
         linear = _compute(model, held)
         replicas = base["replicas"].max()
-        for row, seconds, alone in zip(records(held), predicted, linear, strict=True):
+        for row, seconds, alone in zip(
+            measurements.records(held), predicted, linear, strict=True
+        ):
             distance = model.between.distance(
                 int(row.replicas), int(row.nodes), _NBYTES
             )
@@ -165,7 +162,7 @@ def _calibrate(rows: pd.DataFrame) -> _Model:
 def _links_of(rows: pd.DataFrame) -> LinkFit:
     transfers = [
         Transfer(int(row.replicas), int(row.nodes), _NBYTES, row.sync_time_s)
-        for row in records(rows)
+        for row in measurements.records(rows)
     ]
     return fit_links(transfers)
 
@@ -187,7 +184,7 @@ def _compute(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
 
 def _synchronisation(model: _Model, rows: pd.DataFrame) -> NDArray[np.float64]:
     seconds = []
-    for row in records(rows):
+    for row in measurements.records(rows):
         # Inside a node other links are used than between nodes, with a fit of their
         # own.
         fit = model.inside if row.nodes == 1 else model.between
