@@ -523,7 +523,7 @@ class RecordingWorker:
     def learning_rate(self) -> float:
         return self.run.lr
 
-    def update(self) -> None:
+    def update(self, onto: Tensor | None = None) -> None:
         self.steps += 1
         self.clock.did(Task.UPDATE, share=self._update_share)
 

@@ -12,7 +12,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_, update_from
+from scalebench.strategies.replica_state import packed, unpack_
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.clock import Task
 
@@ -114,7 +114,8 @@ class AdPsgd(Averaging):
                     # the statistics of the forward pass; weights are as read
                     x.add_(packed(tensors) - state.read)
                     unpack_(x[weights:], tensors[1:])
-                update_from(worker, x[:weights])
+                # The gradient, and with it the weight decay, is of the weights as read.
+                worker.update(onto=x[:weights])
             else:
                 worker.update()
             worker.clock.work(self._write, worker, x)

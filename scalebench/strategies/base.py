@@ -187,8 +187,8 @@ class Worker(Protocol):
     def learning_rate(self) -> float:
         """Current learning rate, by the study's policy."""
 
-    def update(self) -> None:
-        """Take one optimizer step with the current learning rate."""
+    def update(self, onto: Tensor | None = None) -> None:
+        """Take one optimizer step with the current learning rate: from the weights, or of the same move from `onto`."""
 
     def adopt(self, weights: Tensor) -> None:
         """Replace the parameters by `weights`, updated by a server; counts as an optimizer step."""

@@ -13,7 +13,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import packed, unpack_, update_from
+from scalebench.strategies.replica_state import packed, unpack_
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -60,13 +60,9 @@ class Gossip(Averaging):
         for batch in worker.batches(epoch):
             worker.gradient(batch)
             worker.state.taken += 1
-            mixed = (
-                self._mixed(worker) if worker.state.taken % self.every == 0 else None
-            )
-            if mixed is None:
-                worker.update()
-            else:
-                update_from(worker, mixed)
+            mixes = worker.state.taken % self.every == 0
+            # The gradient, and with it the weight decay, is of the weights before.
+            worker.update(onto=self._mixed(worker) if mixes else None)
         if self.ends_training(worker, epoch):
             self.average(worker)
 
@@ -78,26 +74,28 @@ class Gossip(Averaging):
         state = self.averaged(worker)
         mine = self._message(worker, packed(state))
         if self.peers == "ring":
-            mixed, members = mine.clone(), 1
-            # two workers are one another's only neighbour
-            for step in (1, -1)[: worker.size - 1]:
-                to, source = (
-                    (worker.rank + step) % worker.size,
-                    (worker.rank - step) % worker.size,
+            received = [
+                exchanged(
+                    worker,
+                    mine,
+                    to=(worker.rank + step) % worker.size,
+                    source=(worker.rank - step) % worker.size,
+                    # Even ranks send first, so that no ring of waits forms.
+                    first=worker.rank % 2 == 0,
                 )
-                # Even ranks send first, so that no ring of waits forms.
-                mixed.add_(exchanged(worker, mine, to, source, worker.rank % 2 == 0))
-                members += 1
+                # two workers are one another's only neighbour
+                for step in (1, -1)[: worker.size - 1]
+            ]
         else:
             partner = partner_of(worker.rank, worker.size, worker.state.draw)
             if partner == worker.rank:
                 return None
-            mixed, members = (
-                exchanged(worker, mine, partner, partner, worker.rank < partner).add_(
-                    mine
-                ),
-                2,
-            )
+            first = worker.rank < partner
+            received = [exchanged(worker, mine, partner, partner, first)]
+        mixed = mine + received[0]
+        for each in received[1:]:
+            mixed.add_(each)
+        members = 1 + len(received)
         mean = (
             mixed.div_(members)
             if self.weighting == "uniform"

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 LARGE = 1 << 20  # bytes
 
 
-def update_from(worker: Worker, weights: Tensor) -> None:
-    """Set the weights to `weights` and the optimizer's step at the present ones, where the gradient was computed.
-
-    Weight decay, a part of that step, is then of the present weights too, as in the
-    gradient of a loss with a penalty.
-    """
-    present = worker.parameters.clone()
-    worker.update()
-    worker.parameters.sub_(present).add_(weights)
-
-
 def joined(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The same memory in as few tensors as possible: adjacent ones in a storage become one flat view.
 

@@ -68,7 +68,7 @@ from scalebench.training.stage import (
     run_backward,
     sizes_of,
 )
-from scalebench.training.torch_optimizers import FlatSgd
+from scalebench.training.torch_optimizers import FlatSgd, step_onto
 
 if TYPE_CHECKING:
     from scalebench.training.torch_sharded import TorchShards
@@ -529,9 +529,12 @@ class Replica:
                 group["lr"] = rate
         return self._lr
 
-    def update(self) -> None:
+    def update(self, onto: Tensor | None = None) -> None:
         self.settle_rate()
-        self.optimizer.step()
+        if onto is None:
+            self.optimizer.step()
+        else:
+            step_onto(self.optimizer, self.parameters, onto)
         self.steps += 1
         self.clock.did(Task.UPDATE, share=self._update_share)
 

@@ -48,25 +48,36 @@ class FlatSgd(torch.optim.SGD):
         (group,) = self.param_groups
         (parameter,) = group["params"]
         with torch.no_grad():
-            change = parameter.grad
-            if group["weight_decay"]:
-                change = change.add(parameter, alpha=group["weight_decay"])
-            if group["momentum"]:
-                state = self.state[parameter]
-                # The first change is the velocity, without damping, as in torch.
-                velocity = state.get("momentum_buffer")
-                if velocity is None:
-                    state["momentum_buffer"] = velocity = self._room_like(
-                        parameter
-                    ).copy_(change)
-                else:
-                    velocity.mul_(group["momentum"]).add_(change)
-                change = (
-                    change.add(velocity, alpha=group["momentum"])
-                    if group["nesterov"]
-                    else velocity
-                )
-            parameter.add_(change, alpha=-group["lr"])
+            parameter.add_(self._change(group, parameter), alpha=-group["lr"])
+
+    def step_onto(self, weights: Tensor) -> None:
+        """Set the parameter to `weights` and the move of a step from where it is, in three passes over the numbers."""
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        with torch.no_grad():
+            change = self._change(group, parameter)
+            moved = torch.add(parameter, change, alpha=-group["lr"])
+            torch.add(moved.sub_(parameter), weights, out=parameter)
+
+    def _change(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        """Return what is subtracted, times eta, after adding the gradient to the velocity."""
+        change = parameter.grad
+        assert change is not None
+        if group["weight_decay"]:
+            change = change.add(parameter, alpha=group["weight_decay"])
+        if not group["momentum"]:
+            return change
+        state = self.state[parameter]
+        # The first change is the velocity, without damping, as in torch.
+        velocity: Tensor | None = state.get("momentum_buffer")
+        if velocity is None:
+            velocity = self._room_like(parameter).copy_(change)
+            state["momentum_buffer"] = velocity
+        else:
+            velocity.mul_(group["momentum"]).add_(change)
+        if group["nesterov"]:
+            return change.add(velocity, alpha=group["momentum"])
+        return velocity
 
     def begin(self) -> None:
         """Create the state before the first step, v = 0."""
@@ -81,6 +92,18 @@ class FlatSgd(torch.optim.SGD):
         return torch.empty_like(parameter) if self.room is None else self.room
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch wraps it in a profiler's record
+
+
+def step_onto(
+    optimizer: torch.optim.Optimizer, parameters: Tensor, weights: Tensor
+) -> None:
+    """Take the step of `optimizer` from where `parameters` are, but end as far from `weights`."""
+    if isinstance(optimizer, FlatSgd):
+        optimizer.step_onto(weights)
+        return
+    present = parameters.clone()
+    optimizer.step()
+    parameters.sub_(present).add_(weights)
 
 
 class Muon(torch.optim.Optimizer):

@@ -421,10 +421,11 @@ class BatchedReplica(StretchingReplica):
         self.steps += 1
         self._sleep(self.pool.ask(self, [batch.x], [batch.y], rates=[rate]))
 
-    def update(self) -> None:
+    def update(self, onto: Tensor | None = None) -> None:
         optimizer: Any = self.optimizer
-        if not (self.pool.steps_together and isinstance(optimizer, FlatSgd)):
-            super().update()
+        together = self.pool.steps_together and isinstance(optimizer, FlatSgd)
+        if onto is not None or not together:
+            super().update(onto)
             return
         rate = self.settle_rate()
         self.clock.did(Task.UPDATE)

@@ -15,7 +15,7 @@ from scalebench.errors import StudyError
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.training.optimizers import build_optimizer, check_optimizer
-from scalebench.training.torch_optimizers import FlatSgd, Muon
+from scalebench.training.torch_optimizers import FlatSgd, Muon, step_onto
 from tests.conftest import setting
 
 MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
@@ -71,6 +71,25 @@ def test_flat_sgd_equals_torch_sgd_bit_for_bit(
     assert all(
         torch.equal(remembered[0][name], remembered[1][name]) for name in remembered[0]
     )
+
+
+@given(momentum=MOMENTA, decay=DECAYS, seed=st.integers(0, 1000))
+def test_a_step_onto_other_weights_moves_them_as_the_step_would(
+    momentum: float, decay: float, seed: int
+) -> None:
+    options = {"momentum": momentum, "weight_decay": decay}
+    generator = torch.Generator().manual_seed(seed)
+    start, other = torch.randn(2, 257, generator=generator)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    flat = FlatSgd([ours], 0.1, **options)
+    plain = torch.optim.SGD([theirs], lr=0.1, foreach=False, **options)
+    for _ in range(3):
+        gradient = torch.randn(257, generator=generator)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        with torch.no_grad():
+            step_onto(flat, ours, other)
+            step_onto(plain, theirs, other)
+        assert torch.equal(ours, theirs)
 
 
 def test_velocity_is_stored_in_its_room() -> None:
