@@ -151,6 +151,7 @@ class Simulation(Prepared):
         )
         self._pool: Batched | None = None
         self._records = False  # gradients of each replica
+        self._original: Replica | None = None  # records for all
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
@@ -161,10 +162,14 @@ class Simulation(Prepared):
         if traits.takes_signs:  # batched gradients are rounded differently
             choice = replace(choice, batched=False, reason="")
         batched = choice.batched and not drawn
-        self._records = choice.records and not drawn
+        steps = self.plan.steps(0) * self.run.epochs
+        worth_recording = self.run.workers * steps >= _WORTH_RECORDING
+        self._records = choice.records and not drawn and worth_recording
         if batched:
             self._pool = Batched(self.replica(0), self.run.workers, fills=choice.fills)
             self._pool.steps_together = lock_step.is_lock_step(self.run)
+        elif self._records and steps < _WORTH_RECORDING:
+            self._original = self.replica(0)
         why_single = "" if batched or self.run.workers == 1 else choice.reason
         replicas = [self.replica(rank) for rank in range(self.run.workers)]
         self.charge_gradients_of(replicas[0].model)
@@ -366,6 +371,8 @@ class Simulation(Prepared):
             memory,
             mesh=self.mesh,
         )
+        if isinstance(replica, RecordedReplica):
+            replica.original = self._original
         if isinstance(replica, BatchedReplica):
             assert self._pool is not None
             replica.pool, replica.scheduler = self._pool, self.scheduler
@@ -374,7 +381,4 @@ class Simulation(Prepared):
     def _kind_of_replica(self) -> type[Replica]:
         if self._pool is not None:
             return BatchedReplica
-        steps = self.plan.steps(0) * self.run.epochs
-        return (
-            RecordedReplica if self._records and steps >= _WORTH_RECORDING else Replica
-        )
+        return RecordedReplica if self._records else Replica

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalebench.models.flat import views
 from scalebench.strategies.base import Batch
@@ -21,6 +22,15 @@ class RecordedReplica(StretchingReplica):
     The model's operations must not depend on values, nor change anything but what they
     return.
     """
+
+    # The replica that records for others, which have few steps each: its operations are
+    # repeated on copies of their weights.
+    original: Replica | None = None
+
+    @cached_property
+    def targets(self) -> list[Tensor]:
+        """Views of the gradients, one for each trained parameter."""
+        return views(_trained(self), self.gradients)
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         if not self._is_recorded:
@@ -57,13 +67,20 @@ class RecordedReplica(StretchingReplica):
                 group["lr"] = rate
             self.optimizer.step()
 
+    @torch.no_grad()
     def _compute(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> None:
-        by_shape: dict[torch.Size, _Gradient] = vars(self).setdefault(
+        original = self.original or self
+        by_shape: dict[torch.Size, _Gradient] = vars(original).setdefault(
             "_gradients_by_shape", {}
         )
         if x.shape not in by_shape:
-            by_shape[x.shape] = _Gradient(self, x, y)
-        self.computed(by_shape[x.shape].of(x, y, weight, add=add), len(x))
+            by_shape[x.shape] = _Gradient(original, x, y)
+        if original is not self:
+            original.parameters.copy_(self.parameters)
+        loss, *found = by_shape[x.shape].of(x, y, weight)
+        assert loss is not None
+        write(found, self.targets, add=add)
+        self.computed(loss, len(x))
 
 
 class _Gradient:
@@ -75,31 +92,25 @@ class _Gradient:
             torch.empty_like(x), torch.empty_like(y), 1.0, 0, first_of_block=True
         )
         self._weight = replica.parameters.new_ones(())
-        self._parameters = [
-            parameter
-            for parameter in replica.model.parameters()
-            if parameter.requires_grad
-        ]
-        self._targets = views(self._parameters, replica.gradients)
+        self._trained = _trained(replica)
         self._repeat: Callable[[], Results] | None = None
 
-    @torch.no_grad()
-    def of(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> Tensor:
-        """Write (`add`: add) the gradient to that of the replica; return the mean loss ()."""
+    def of(self, x: Tensor, y: Tensor, weight: float) -> Results:
+        """Return the mean loss () and the gradient by each trained parameter, None where one takes no part."""
         self._batch.x.copy_(x)
         self._batch.y.copy_(y)
         self._weight.fill_(weight)
-        if self._repeat is None:
-            places = [self._batch.x, self._batch.y, self._weight, *self._parameters]
-            results, self._repeat = record(self._compute, places)
-        else:
-            results = self._repeat()
-        loss, *found = results
-        assert loss is not None
-        write(found, self._targets, add=add)
-        return loss
+        if self._repeat is not None:
+            return self._repeat()
+        places = [self._batch.x, self._batch.y, self._weight, *self._trained]
+        results, self._repeat = record(self._compute, places)
+        return results
 
     def _compute(self) -> Results:
         with torch.enable_grad():
             loss = self._replica.batch_loss(self._batch)
-        return (loss.detach(), *gradients_of(loss, self._weight, self._parameters))
+        return (loss.detach(), *gradients_of(loss, self._weight, self._trained))
+
+
+def _trained(replica: Replica) -> list[nn.Parameter]:
+    return [each for each in replica.model.parameters() if each.requires_grad]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from scalebench.virtual import engine
+from scalebench.data.batch_plan import BatchPlan
+from scalebench.virtual import engine, recorded
 from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.pool import simulate_alike
 from scalebench.virtual.recorded import RecordedReplica
@@ -63,6 +64,30 @@ def test_recorded_gradients_train_as_computed_ones(
     assert again.facts.arithmetic == anew.facts.arithmetic == "per_replica"
     pairs = zip(again.workers, anew.workers, strict=True)
     assert all(one.epochs == other.epochs for one, other in pairs)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("strategy", ["allreduce", "epoch_average", "demo", "ssp"])
+def test_replicas_of_few_steps_repeat_what_one_has_recorded(
+    strategy, optimizer, make_run, blobs, machine, monkeypatch
+):
+    run = make_run(strategy, 3, optimizer=optimizer, virtual={"jitter": "lognormal"})
+    anew, expected = trained(False, run, blobs, machine, monkeypatch)
+    steps = BatchPlan.of(run, run.workers, run.seed, blobs).steps(0) * run.epochs
+    monkeypatch.setattr(engine, "_WORTH_RECORDING", steps + 1)
+    recordings = []
+    record = recorded.record
+
+    def counted(compute, inputs):
+        recordings.append(inputs)
+        return record(compute, inputs)
+
+    monkeypatch.setattr(recorded, "record", counted)
+    again, found = trained(True, run, blobs, machine, monkeypatch)
+    assert torch.equal(found, expected)
+    assert again.train_s == anew.train_s
+    shapes = {tuple(inputs[0].shape) for inputs in recordings}
+    assert len(recordings) == len(shapes), "one of each shape"
 
 
 class PartlyUnused(nn.Linear):
