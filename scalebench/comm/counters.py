@@ -80,6 +80,7 @@ class Counters:
         if self.slow_links is not None and nbytes and self.clock.running:
             self.linger(self.operation(Kind.ALLREDUCE, nbytes))
             self.clock.did(Task.COMM)
+        # At an unknown moment, so that the waits of all workers are unknown.
         if nbytes and self.clock.running and self.size > 1:
             self.event_log.complete = False
 

@@ -38,7 +38,9 @@ class NativeCommunicator(Counters, ABC):
         mine = color(self.rank)
         ranks = [rank for rank in range(self.size) if color(rank) == mine]
         part = self._split(mine, ranks)
+        # The same name on all members, by which their logs are compared after the run.
         part._join((*self._group, self._splits, mine))
+        # Slow links are those of workers, whatever their ranks in a group.
         part.members = tuple(self.members[rank] for rank in ranks)
         self.clock.did(Task.COMM)
         return part
@@ -79,6 +81,7 @@ class NativeCommunicator(Counters, ABC):
         operation = self.operation(Kind.ALLREDUCE, nbytes)
         self._enter(operation)
         if self.size > 1:
+            # One small tensor takes neither pieces nor a sum of weights.
             if (
                 len(tensors) > 1
                 or nbytes > self.share_bytes * self.size
@@ -236,6 +239,7 @@ class NativeCommunicator(Counters, ABC):
         clock = self.clock
         clock.did(Task.COMM)
         if clock.running:
+            # A message is no synchronisation.
             self._add(0, tensor.numel() * tensor.element_size(), 0)
             mail = (self._group, self.rank, to, tag)
             self.event_log.sent[mail].extend((began, clock.mark))

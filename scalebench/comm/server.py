@@ -87,6 +87,7 @@ class RankServer:
         replies = [
             _receive(self._link, host, _REPLY, self._dtype) for host in self._hosts
         ]
+        # Over by now, as the replies show.
         MPI.Request.Waitall(sending)
         reply: Tensor = self._spread.joined(replies) if self._spread else replies[0]
         clock.did(Task.COMM)
@@ -174,6 +175,7 @@ class ServerLoop:
 
     def _next(self, began: float) -> tuple[int, int, float, Tensor]:
         """Return worker, tag, time and payload of the next request, chosen by the first server."""
+        # In float64, which holds worker and tag exactly.
         order = np.empty(3)
         status = MPI.Status()
         if self._link.rank > self._workers:

@@ -370,6 +370,7 @@ class TaskRuns:
         return self._backends[options]
 
     def _played(self, run: Run, backend: Backend) -> Outcome:
+        # Averages are small, and the cores are for the tasks.
         torch.set_num_threads(1)
         dataset, folder = (
             open_dataset(self._folders[run.workers]),
@@ -409,6 +410,7 @@ class TaskRuns:
             plan,
             parameters=initial.numel(),
             device="cpu",
+            # workers of a scheduler may be on any nodes
             nodes=1 if run.tasks.scheduler is None else None,
             workers_per_node=run.workers if run.tasks.scheduler is None else None,
             launcher=run.tasks.backend,

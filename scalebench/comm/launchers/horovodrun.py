@@ -114,6 +114,7 @@ def _elastic(ranks: int, restarts: int) -> list[str]:
             "--max-np",
             str(ranks),
         ),
+        # how often those that are left may form a smaller Horovod
         *("--reset-limit", str(restarts)),
         *("--host-discovery-script", shlex.join(["printf", hosts])),
     ]

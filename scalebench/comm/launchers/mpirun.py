@@ -22,8 +22,9 @@ from scalebench.system.parent_watch import end_with_parent
 
 ADD_MPI = 'pip install "scalebench[mpi]"'
 REBUILD = "pip install --no-binary mpi4py --force-reinstall mpi4py"
+# Open MPI asks for both before it runs as root, as in a container.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_LIMIT_S = 60.0
+_LIMIT_S = 60.0  # ranks of different MPIs may wait for each other without end
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 _SIZE = "from mpi4py import MPI; print('scalebench-size', MPI.COMM_WORLD.size)"
 _RANKS = 2

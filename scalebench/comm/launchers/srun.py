@@ -12,8 +12,9 @@ from functools import cache
 
 from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, ReportedEnd
 
-_LIMIT_S = 30.0
-_ANSWER_S = 10.0
+# Slurm's clients wait for a controller that does not answer: each call has a limit.
+_LIMIT_S = 30.0  # of srun
+_ANSWER_S = 10.0  # of squeue, which is asked while a study runs
 _PLUGIN = re.compile(r"\bpmix(?:_v\d+)?\b")
 # States of a job whose processes may still write.
 _HAS_PROCESSES = {
