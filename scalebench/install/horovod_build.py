@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.comm.launchers.mpirun import ADD_MPI
+from scalebench.comm.launchers.mpirun import ADD_MPI, AS_ROOT
 from scalebench.comm.launchers.mpirun import find as find_mpirun
 from scalebench.errors import EngineError, ScalebenchError
 from scalebench.records.lock import FILE, folder_lock
@@ -149,12 +149,7 @@ def check_horovod(mpirun: Path) -> str:
         "hvd.shutdown()"
     )
     command = [str(mpirun), "-n", "2", "--oversubscribe", sys.executable, "-c", program]
-    # Open MPI requires both variables to run as root in a container.
-    env = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    env = {**os.environ, **AS_ROOT}
     try:
         # Ranks of different MPIs may wait for each other without end.
         done = subprocess.run(
