@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -112,3 +115,13 @@ class Launcher(ABC):
         Of an elastic launch these are the ranks that died, one for each time that the
         others went on.
         """
+
+
+def find_program(name: str) -> Path | None:
+    """Return the program `name` of this interpreter's environment, else the first on PATH."""
+    # An environment that is called by its path alone is not on PATH.
+    own = Path(sys.executable).parent / name
+    if os.access(own, os.X_OK):
+        return own
+    found = shutil.which(name)
+    return Path(found) if found else None

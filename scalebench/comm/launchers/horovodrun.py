@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.comm.launchers import mpirun
-from scalebench.comm.launchers.base import Launcher, Placement, ReportedEnd
+from scalebench.comm.launchers.base import (
+    Launcher,
+    Placement,
+    ReportedEnd,
+    find_program,
+)
 from scalebench.errors import EngineError
 
 ADD_HOROVOD = "scalebench install horovod"
@@ -27,11 +31,7 @@ _DIED = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILIN
 
 def find() -> Path | None:
     """The `horovodrun` that belongs to this interpreter's environment, else the first on PATH."""
-    own = Path(sys.executable).parent / "horovodrun"
-    if os.access(own, os.X_OK):
-        return own
-    found = shutil.which("horovodrun")
-    return Path(found) if found else None
+    return find_program("horovodrun")
 
 
 class Horovodrun(Launcher):

