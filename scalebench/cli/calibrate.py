@@ -87,13 +87,8 @@ def calibrate(
     # of the command alone: a study's budget is for a measurement in passing
     budget = calibration_budget_s or (_QUICK_S if quick else 120.0)
     if kernels is not None:
-        if (
-            study is not None
-            or batches
-            or sets
-            or device != "cpu"
-            or any(flags[name] for name in _OF_A_STUDY)
-        ):
+        of_a_study = (study, batches, sets, *(flags[name] for name in _OF_A_STUDY))
+        if any(of_a_study) or device != "cpu":
             raise UsageError(
                 "--kernels: measures no study; give the time only, --quick or --calibration-budget-s"
             )

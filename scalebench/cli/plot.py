@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import rich_click as click
 
 from scalebench.cli import options
 from scalebench.figures import FORMATS, PlotRequest, plot_folder
-from scalebench.figures.plotting import drawing_jobs, place_for
+from scalebench.figures.plotting import Drawn, drawing_jobs, place_for
 from scalebench.figures.selection import parse_added
 from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
@@ -129,6 +130,14 @@ def plot(
             jobs=drawing_jobs(),
             place=place_for(folder, output),
         )
+    _say(drawn, request)
+    # a figure that was asked for by name is missing; of all figures some always lack
+    # data
+    return 2 if figures and any(figure.absent for figure in drawn) else 0
+
+
+def _say(drawn: Sequence[Drawn], request: PlotRequest) -> None:
+    """Print the files, and on standard error what was not drawn and what is to be known of the others."""
     for figure in drawn:
         if figure.files:
             endings = ",".join(dict.fromkeys(file.suffix for file in figure.files))
@@ -148,6 +157,3 @@ def plot(
     # many figures make the same remark
     for note in dict.fromkeys(note for figure in drawn for note in figure.notes):
         click.echo(note, err=True)
-    # a figure that was asked for by name is missing; of all figures some always lack
-    # data
-    return 2 if figures and any(figure.absent for figure in drawn) else 0

@@ -56,9 +56,8 @@ def recalibrate(
     start_forkserver()  # imports torch while this process does
     from scalebench.cli.live_progress import watching
     from scalebench.cli.run_common import enter_first_folder
+    from scalebench.launch import recalibration
     from scalebench.launch.planning import plan_study
-    from scalebench.launch.recalibration import plan_charged_by
-    from scalebench.launch.recalibration import recalibrate as charge_anew
     from scalebench.study.load import load_study
     from scalebench.system.hardware import cores
 
@@ -75,15 +74,14 @@ def recalibrate(
     asked = load_study(
         folder / STUDY, {"cluster": cluster, "device_step_time": device_step_time}, sets
     )
-    # another cluster or jitter makes another study; other costs of this machine only
-    # further attempts
+    # another study of the folder; other costs of this machine make further attempts
     other = asked != before
     # the study names a file of its own, whose place this one takes
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
-    plan = plan_charged_by(asked, calibration)
+    plan = recalibration.plan_charged_by(asked, calibration)
     with watching() as watcher:
-        found = charge_anew(
+        found = recalibration.recalibrate(
             plan,
             folder,
             watcher,

@@ -171,12 +171,10 @@ def run(
     cannot be met, 3 if runs are left (the last line says which, and why), and 128 + its
     number if a signal ended the command.
     """
-    # first: while Python imports, a scheduler's warning would end the process without a
-    # word
+    # first: a scheduler's warning would end a process that still imports
     run_common.refuse_early_signal()
     _note_old_flags()
-    # flags at their defaults change nothing, so that a finished study may be named with
-    # --jobs
+    # options of how to run it, such as --jobs, leave the study as it is
     is_another = bool(new or sets or until) or _chosen("output", *flags)
     continued = None if is_another else study
     make = partial(
@@ -192,20 +190,14 @@ def run(
         return make(*_shard(continued, shard))
     if continued is not None:
         study, output, flags["name"] = _where_it_lies(continued, output)
-    settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
-    wanted = _study(study, flags, settings, output if new else None)
-    # before planning, which looks at data and model
+    wanted = _study(study, flags, sets, until, output if new else None)
     if retry and not _has_failures(output / wanted.name):
-        click.echo(f"no failed runs in {output / wanted.name}/")
         return 0
     plan = _plan(wanted, runs=not dry_run)
     if elastic:
-        return run_common.run_elastic_plan(
-            plan, output, restarts=max_restarts, fail_fast=fail_fast, dry_run=dry_run
-        )
+        return run_common.run_elastic(plan, output, max_restarts, fail_fast, dry_run)
     if dry_run:
-        run_common.show_plan(plan, output, jobs)
-        return 0
+        return run_common.show_plan(plan, output, jobs)
     return make(plan, output)
 
 
@@ -233,14 +225,19 @@ def _refuse_others_beside(
 
 
 def _study(
-    file: Path | None, flags: dict[str, Any], sets: list[str], renamed_in: Path | None
+    file: Path | None,
+    flags: dict[str, Any],
+    sets: tuple[str, ...],
+    until: str | None,
+    renamed_in: Path | None,
 ) -> Study:
     """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
     from scalebench.study.load import load_study
 
     file = file / STUDY if file is not None and file.is_dir() else file
+    settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
     study = load_study(
-        file, {**flags, "strategies": list(flags["strategies"]) or None}, sets
+        file, {**flags, "strategies": list(flags["strategies"]) or None}, settings
     )
     if renamed_in is None:
         return study
@@ -271,14 +268,17 @@ def _shard(study: Path, number: int) -> tuple[StudyPlan, Path]:
 
 
 def _has_failures(folder: Path) -> bool:
-    """Return True if runs of the study in `folder` failed; a folder without a study is refused."""
+    """Return True if runs of the study in `folder` failed, else say so; a folder without a study is refused."""
     from scalebench.records.progress import progress_of
 
     if not (folder / STUDY).is_file():
         raise UsageError(
             f"--retry: {folder} holds no study; leave --retry out to run it"
         )
-    return bool(progress_of(folder).failures)
+    if progress_of(folder).failures:
+        return True
+    click.echo(f"no failed runs in {folder}/")
+    return False
 
 
 def _chosen(*names: str) -> bool:
@@ -335,7 +335,6 @@ def retry(
     was begun, wherever RESULTS is named from.
     """
     from scalebench.launch.planning import plan_study
-    from scalebench.records.progress import progress_of
     from scalebench.study.load import load_study
 
     folder = options.study_folder(results)
@@ -355,8 +354,7 @@ def retry(
         raise ResultsError(
             f"{folder} holds no study.yaml; expected the folder of a study, such as results/<study>"
         )
-    if not progress_of(folder).failures:
-        click.echo(f"no failed runs in {folder}/")
+    if not _has_failures(folder):
         return 0
     folder = run_common.enter_first_folder(folder)
     study = load_study(folder / STUDY, {}, [])

@@ -173,20 +173,20 @@ def runs_left(tally: Tally) -> str:
     return f"{left}{f', as {why}' if why else ''}: the same command goes on with them"
 
 
-def run_elastic_plan(
-    plan: StudyPlan, output: Path, *, restarts: int, fail_fast: bool, dry_run: bool
+def run_elastic(
+    plan: StudyPlan, output: Path, restarts: int, fail_fast: bool, dry_run: bool
 ) -> int:
     """Make the elastic runs of `plan`, print their table, and return the exit code, as of `run_plan`."""
-    from scalebench.launch.elastic import elastic_runs, run_elastic
+    from scalebench.launch import elastic
     from scalebench.report.elastic import elastic_table
     from scalebench.tables.screen import print_results
 
     if dry_run:
-        for run in elastic_runs(plan):
+        for run in elastic.elastic_runs(plan):
             click.echo(run.run_id)
         return 0
     with watching() as watcher:
-        tally = run_elastic(
+        tally = elastic.run_elastic(
             plan, output, watcher, restarts=restarts, fail_fast=fail_fast
         )
     if verbosity() >= 0 and (table := elastic_table(tally.folder)).rows:
@@ -202,8 +202,8 @@ def run_elastic_plan(
     return exit_code(tally)
 
 
-def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
-    """Print the plan of a study whose folder is in `output`, what of it is done, and remarks on its model.
+def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> int:
+    """Print the plan of a study whose folder is in `output`, what of it is done, and remarks on its model; return 0.
 
     The estimate, for `jobs` virtual runs at a time, takes about a second.
     """
@@ -213,6 +213,7 @@ def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> None:
     # a dry run promises what a run would do, and that would refuse such a model
     plan.prepared.notes += look_at_model(plan)
     _show_standing(standing(plan, output / plan.study.name), jobs)
+    return 0
 
 
 def _show_standing(standing: Standing, jobs: int | None) -> None:

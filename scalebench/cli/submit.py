@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scalebench.batch.site import Site
     from scalebench.batch.submission import Submission
     from scalebench.launch.hosts import Allocation
+    from scalebench.launch.planning import StudyPlan
     from scalebench.study.spec import Study
 
 _KEYS = [
@@ -135,7 +136,6 @@ def submit(
     """
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
-    from scalebench.batch.standing import jobs_left, submit_again
     from scalebench.batch.submission import read_submission
     from scalebench.study.load import load_study
 
@@ -159,20 +159,12 @@ def submit(
             read_submission(study).scheduler if study is not None and is_known else None
         )
     )
-    # scripts can be looked at on a laptop
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
-        if dry_run:
-            submitter, jobs, _ = jobs_left(study, chosen, site, shards, click.echo)
-            if jobs:
-                _show(submitter, jobs, collects)
-        else:
-            submit_again(
-                study, chosen, site, click.echo, numbers=shards, collects=collects
-            )
+        _submit_left(study, chosen, site, shards, dry_run=dry_run, collects=collects)
         return
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
@@ -203,6 +195,29 @@ def _is_submitted(study: Path | None, shards: tuple[int, ...]) -> bool:
     return is_known
 
 
+def _submit_left(
+    folder: Path,
+    scheduler: Scheduler,
+    site: Site,
+    shards: tuple[int, ...],
+    *,
+    dry_run: bool,
+    collects: bool,
+) -> None:
+    """Submit shards of the study in `folder` again, or show their scripts."""
+    from scalebench.batch import standing
+
+    say = click.echo
+    if dry_run:
+        submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, shards, say)
+        if jobs:
+            _show(submitter, jobs, collects)
+    else:
+        standing.submit_again(
+            folder, scheduler, site, say, numbers=shards, collects=collects
+        )
+
+
 def _submit_study(
     wanted: Study,
     output: Path,
@@ -213,40 +228,13 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch.shards import (
-        allocation_for,
-        choose_launcher,
-        divide,
-        limits_of,
-        only_virtual,
-    )
     from scalebench.batch.standing import submit_again
     from scalebench.batch.submission import Submitter, begin, submitting
-    from scalebench.launch.model_check import fits_unseen, look_at_model
-    from scalebench.launch.planning import plan_study
 
-    # before planning: how many nodes a run takes depends on what starts its ranks
-    choose_launcher(site, wanted)
-    allocation = allocation_for(
-        wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
-    )
-    plan = plan_study(wanted, allocation)
-    # torch takes seconds of a login node
-    if not fits_unseen(plan):
-        plan.prepared.notes += look_at_model(plan)
-    limit_s = limits_of(plan, allocation, site, asked["limit_s"])
-    shards = divide(
-        plan,
-        allocation,
-        asked["grouping"],
-        by_repetition=asked["array"],
-        limit_s=limit_s,
-    )
-    submission = _submission_of(shards, scheduler, allocation)
-    _print_notes([*only_virtual(plan.study, allocation), *plan.notes])
+    plan, submission = _planned(wanted, scheduler, site, asked)
     folder = output / plan.study.name
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
-    numbers = [shard.number for shard in shards]
+    numbers = [shard.number for shard in submission.shards]
     if dry_run:
         submitter = Submitter(folder, scheduler, site, submission)
         _show(submitter, submitter.jobs(numbers, **division), collects)
@@ -267,6 +255,35 @@ def _submit_study(
             )
             return
     submit_again(folder, scheduler, site, click.echo, collects=collects)
+
+
+def _planned(
+    wanted: Study, scheduler: Scheduler, site: Site, asked: dict[str, Any]
+) -> tuple[StudyPlan, Submission]:
+    """Return the plan of the study and its division into jobs, after their notes are printed."""
+    from scalebench.batch import shards
+    from scalebench.launch.model_check import fits_unseen, look_at_model
+    from scalebench.launch.planning import plan_study
+
+    # before planning: how many nodes a run takes depends on what starts its ranks
+    shards.choose_launcher(site, wanted)
+    allocation = shards.allocation_for(
+        wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
+    )
+    plan = plan_study(wanted, allocation)
+    # torch takes seconds of a login node
+    if not fits_unseen(plan):
+        plan.prepared.notes += look_at_model(plan)
+    divided = shards.divide(
+        plan,
+        allocation,
+        asked["grouping"],
+        by_repetition=asked["array"],
+        limit_s=shards.limits_of(plan, allocation, site, asked["limit_s"]),
+    )
+    submission = _submission_of(divided, scheduler, allocation)
+    _print_notes([*shards.only_virtual(plan.study, allocation), *plan.notes])
+    return plan, submission
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -47,7 +47,6 @@ from scalebench.records.study_file import keep_study
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.system.interruption import AbandonedError, Interruption
-from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
 
 _MAY_HOLD_PATHS = ("error", "model", "dataset", "strategy_options")
@@ -308,26 +307,13 @@ class ElasticLaunch:
             )
             | job.settings
         )
-        with (
-            (self._folder / "stdout.txt").open("wb") as out,
-            (self._folder / "stderr.txt").open("wb") as err,
-        ):
+        program = [sys.executable, "-m", "scalebench.native.elastic"]
+        process = processes.start(
+            [*command, *program, str(job.save().absolute())],
             # unbuffered, as a launcher's line about a rank is read while it runs
-            process = subprocess.Popen(
-                [
-                    *command,
-                    sys.executable,
-                    "-m",
-                    "scalebench.native.elastic",
-                    str(job.save().absolute()),
-                ],
-                env=variables | {"PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+            variables | {"PYTHONUNBUFFERED": "1"},
+            self._folder,
+        )
         try:
             death = self._attend(process, events, pulse)
         finally:

@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
 from scalebench.native.job_files import HEARTBEATS
 from scalebench.records.provenance import TIMING, redact
+from scalebench.system.parent_watch import end_with_parent
 
 _GRACE_S = 5.0  # between asking processes to end and ending them
 # a rank that lost a peer waits so long, in which mpirun notices the peer's death and
@@ -128,6 +129,28 @@ def environment(
         # it complains where there is no such network
         additions["OMPI_MCA_osc"] = "^ucx"
     return launcher.environment(additions | kept)
+
+
+def start(
+    command: Sequence[str], variables: Mapping[str, str], logs: Path
+) -> subprocess.Popen[bytes]:
+    """Start a launcher in an environment of these `variables`; all that is printed goes to files in `logs`."""
+    with (
+        (logs / "stdout.txt").open("wb") as out,
+        (logs / "stderr.txt").open("wb") as err,
+    ):
+        return subprocess.Popen(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            # Ctrl-C of the terminal is for this process alone, which lets the run
+            # under way end
+            start_new_session=True,
+            # even SIGKILL of this process leaves no ranks behind
+            preexec_fn=end_with_parent,
+        )
 
 
 def stop(process: subprocess.Popen[bytes], ranks: Sequence[int]) -> None:

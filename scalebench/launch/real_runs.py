@@ -22,13 +22,12 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
-from scalebench.launch.processes import environment, launch_command, stop
+from scalebench.launch.processes import environment, launch_command, start, stop
 from scalebench.native import job_files
 from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
 from scalebench.records.provenance import host_hash
 from scalebench.study.spec import Run
-from scalebench.system.parent_watch import end_with_parent
 from scalebench.training.outcome import Outcome
 
 # between two looks at the ranks, whose cores this process shares
@@ -258,23 +257,11 @@ class _Launch:
         )
         create_heartbeats(job.heartbeats, self._ranks)
         pulse, events = Pulse(job.heartbeats), job_files.JsonLines(job.events)
-        with (
-            (self._folder / "stdout.txt").open("wb") as out,
-            (self._folder / "stderr.txt").open("wb") as err,
-        ):
-            process = subprocess.Popen(
-                [*command, sys.executable, "-m", "scalebench.native", str(job.save())],
-                env=environment(threads, oversubscribed=binding == "none")
-                | self._settings,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                # Ctrl-C of the terminal is for this process alone, which lets the run
-                # under way end
-                start_new_session=True,
-                # even SIGKILL of this process leaves no ranks behind
-                preexec_fn=end_with_parent,
-            )
+        process = start(
+            [*command, sys.executable, "-m", "scalebench.native", str(job.save())],
+            environment(threads, oversubscribed=binding == "none") | self._settings,
+            self._folder,
+        )
         try:
             death = self._attend(
                 process, events, pulse, job_files.JsonLines(job.further)

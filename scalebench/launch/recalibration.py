@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -107,11 +107,7 @@ def recalibrate(
     # tuned values are kept, though another machine might choose others
     plan = with_chosen(plan, results.trials)
     before = before and with_chosen(before, results.trials)
-    pairs = list(_pairs(plan, before or plan, results))
-    if not pairs:
-        raise ResultsError(
-            f"{folder} holds no completed virtual run of this study; `scalebench run` makes them"
-        )
+    pairs = _pairs(plan, before or plan, results)
     runs = [run for run, _ in pairs]
     charged = _charged_by(plan, calibration, require_quiet=require_quiet)
     with (
@@ -137,8 +133,7 @@ def recalibrate(
             machine, plan.prepared.folders, folder / "weights", traces=traces
         )
         outcomes = _outcomes(runs, simulator, jobs, reporter, interruption)
-        # rows of another cluster are no further attempts at these runs, and leave the
-        # tables
+        # rows of another cluster are no further attempts at these runs
         earlier = _keep_earlier(folder) if before is not None else None
         if before is not None:
             drop_simulated(folder)
@@ -206,13 +201,24 @@ def _outcomes(
 
 def _pairs(
     plan: StudyPlan, before: StudyPlan, results: Results
-) -> Iterator[tuple[Run, Any]]:
-    """Yield each simulated run of `plan` with the completed row of its counterpart in the study `before`."""
+) -> list[tuple[Run, Any]]:
+    """Return each simulated run of `plan` with the completed row of its counterpart in the study `before`.
+
+    Raises:
+        ResultsError: there is none.
+    """
     rows = results.completed.set_index("run_id")
     known = {_point(run): run.run_id for run in before.sweep.simulated}
-    for run in plan.sweep.simulated:
-        if (run_id := known.get(_point(run))) in rows.index:
-            yield run, rows.loc[run_id]
+    pairs = [
+        (run, rows.loc[run_id])
+        for run in plan.sweep.simulated
+        if (run_id := known.get(_point(run))) in rows.index
+    ]
+    if not pairs:
+        raise ResultsError(
+            f"{results.folder} holds no completed virtual run of this study; `scalebench run` makes them"
+        )
+    return pairs
 
 
 def _point(run: Run) -> tuple[str, str, int, int]:

@@ -132,11 +132,8 @@ def run_study(
                 fail_fast=fail_fast,
                 only_failed=only_failed,
             )
-            background = (
-                _background_notes(busy)
-                if plan.measures and study_run.queue.left()
-                else []
-            )
+            measures = plan.measures and study_run.queue.left()
+            background = _background_notes(busy) if measures else []
             # the gravest first
             for note in [*_notes_of_a_kill(store), *background, *plan.notes]:
                 reporter.note(note)

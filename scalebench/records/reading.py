@@ -66,35 +66,39 @@ def read_table(path: Path, row_type: type[BaseModel]) -> pd.DataFrame:
     # A table of a million rows is then in memory once.
     del parts
     if row_type is schema.RunRow:
-        append_only.check_version(path, set(map(str, table["schema_version"].unique())))
-        # ratios never mix executions and engines, which a wrong pair would
-        simulated = table["execution"].isin(("virtual", "modelled"))
-        is_virtual = table["engine"] == "virtual"
-        no_objects = {
-            text for text in table["tuned"].dropna().unique() if not _is_object(text)
-        }
-        for name, bad, expected in (
-            ("engine", simulated & ~is_virtual, "virtual for this execution"),
-            ("engine", is_virtual & ~simulated, "a native engine for this execution"),
-            (
-                "started_utc",
-                _are_no_times(table["started_utc"]),
-                "ISO 8601 (2026-11-20T12:00:00+00:00)",
-            ),
-            ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
-            *(
-                (name, _are_no_lists(table, name), _LIST)
-                for name in schema.WORKER_LISTS
-            ),
-        ):
-            _refuse(path, table, name, bad, expected)
-        finished = (table["status"] == "completed").to_numpy(dtype=bool)
-        accuracy = (table["metric_name"] == "accuracy").to_numpy(
-            dtype=bool, na_value=False
-        )
-        check_completed(path, table, row_type, finished, accuracy)
-        _check_parts(path, table)
+        _check_runs(path, table)
     return table
+
+
+def _check_runs(path: Path, table: pd.DataFrame) -> None:
+    """Check cells of runs.csv against one another.
+
+    Raises:
+        ResultsError: names the first damaged cell.
+    """
+    append_only.check_version(path, set(map(str, table["schema_version"].unique())))
+    # ratios never mix executions and engines, which a wrong pair would
+    simulated = table["execution"].isin(("virtual", "modelled"))
+    is_virtual = table["engine"] == "virtual"
+    no_objects = {
+        text for text in table["tuned"].dropna().unique() if not _is_object(text)
+    }
+    for name, bad, expected in (
+        ("engine", simulated & ~is_virtual, "virtual for this execution"),
+        ("engine", is_virtual & ~simulated, "a native engine for this execution"),
+        (
+            "started_utc",
+            _are_no_times(table["started_utc"]),
+            "ISO 8601 (2026-11-20T12:00:00+00:00)",
+        ),
+        ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
+        *((name, _are_no_lists(table, name), _LIST) for name in schema.WORKER_LISTS),
+    ):
+        _refuse(path, table, name, bad, expected)
+    finished = (table["status"] == "completed").to_numpy(dtype=bool)
+    accuracy = (table["metric_name"] == "accuracy").to_numpy(dtype=bool, na_value=False)
+    check_completed(path, table, schema.RunRow, finished, accuracy)
+    _check_parts(path, table)
 
 
 def columns_not_recorded(path: Path, row_type: type[BaseModel]) -> list[str]:

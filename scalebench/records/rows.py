@@ -13,7 +13,6 @@ from scalebench.strategies.base import Strategy
 from scalebench.study.spec import SIMULATED, Component, Run
 from scalebench.training.outcome import (
     EpochReport,
-    Evaluation,
     Outcome,
     RunFacts,
     WorkerReport,
@@ -38,10 +37,6 @@ def rows_of(
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     # A run lasts until its slowest worker has finished.
     train_s = max((worker.train_s for worker in workers), default=None)
-    # Asynchronous workers report in any order.
-    evaluations = sorted(
-        outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s
-    )
     # Ranks that miss their pace are oversubscribed, whatever the number of cores.
     overrun = _mean(worker.paced_overrun for worker in workers)
     measured: dict[str, Any] = {
@@ -69,7 +64,7 @@ def rows_of(
         ),
         "started_utc": started_utc,
     }
-    parts = _parts(workers, train_s) | _metrics(run, evaluations)
+    parts = _parts(workers, train_s) | _metrics(run, outcome)
     parts |= _resources(run, facts, workers, train_s)
     # of virtual workers there is one machine, whose clock rates say nothing of a run
     if run.execution not in SIMULATED:
@@ -259,8 +254,12 @@ def _resources(
     }
 
 
-def _metrics(run: Run, evaluations: list[Evaluation]) -> dict[str, Any]:
+def _metrics(run: Run, outcome: Outcome) -> dict[str, Any]:
     """Return the metrics at the end and the best one, and when the target was reached where the run has one."""
+    # Asynchronous workers report in any order.
+    evaluations = sorted(
+        outcome.evaluations, key=lambda evaluation: evaluation.elapsed_s
+    )
     last = evaluations[-1] if evaluations else None
     metrics = {
         "final_metric": last.metric if last else None,
