@@ -34,15 +34,11 @@ from scalebench.launch.work import Reporter, Tally
 from scalebench.native.heartbeat import create_heartbeats, mark_over, read_heartbeats
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines, settings_of
 from scalebench.native.postmortem import Pulse, cause_of_death
-from scalebench.records.elastic import (
-    ElasticOutcome,
-    ElasticTable,
-    RankDeath,
-    elastic_row,
-)
 from scalebench.records.folder import require_writable
 from scalebench.records.lock import folder_lock
 from scalebench.records.provenance import collect, host_hash, in_job, keep, redact
+from scalebench.records.rows import ElasticOutcome, RankDeath, elastic_row
+from scalebench.records.store import ElasticTable
 from scalebench.records.study_file import keep_study
 from scalebench.strategies import registry
 from scalebench.study.spec import Run

@@ -1,13 +1,14 @@
-"""The rows of a run, from its outcome."""
+"""The rows of a run, from its outcome; of an elastic one, with the deaths after which it went on."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from scalebench.records.schema import EpochRow, RunRow
+from scalebench.records.schema import ElasticRow, EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import SIMULATED, Component, Run
@@ -332,3 +333,61 @@ def _mean(values: Iterable[float | None]) -> float | None:
     if not found or any(value is None for value in found):
         return None
     return fmean(value for value in found if value is not None)
+
+
+@dataclass(frozen=True)
+class RankDeath:
+    """The death of a rank after which a run went on: it lost `lost_s` of training in `epoch`, and `pause_s`."""
+
+    utc: str
+    rank: int | None  # None: the launcher did not name it
+    host: str
+    epoch: int
+    lost_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class ElasticOutcome:
+    """What came of an elastic run; its time and the workers at its end are None where it did not begin."""
+
+    outcome: Outcome
+    deaths: Sequence[RankDeath] = ()
+    workers_at_end: int | None = None
+    total_s: float | None = None
+
+
+def elastic_row(run: Run, ended: ElasticOutcome, **others: Any) -> ElasticRow:
+    """Return the row of `run`; `others` are columns that neither it nor its outcome have."""
+    outcome, deaths = ended.outcome, ended.deaths
+    values = {
+        name: value
+        for name, value in vars(run).items()
+        if name in ElasticRow.model_fields
+    }
+    values |= {
+        name: str(value)
+        for name, value in values.items()
+        if isinstance(value, Component)
+    }
+    values |= {
+        "status": outcome.status,
+        "error": outcome.error or None,
+        "strategy": run.strategy.name,
+        "strategy_options": run.strategy.options,
+        "workers_at_end": ended.workers_at_end,
+        "dealt_anew": ended.workers_at_end is not None
+        and ended.workers_at_end < run.workers,
+        "interruptions": len(deaths),
+        "total_s": ended.total_s,
+        "metric_name": outcome.facts.metric_name,
+        "final_metric": outcome.evaluations[-1].metric if outcome.evaluations else None,
+    }
+    if deaths:
+        # a list in a cell for each: deaths are few, and a row is one run
+        names = ("utc", "rank", "host", "epoch", "lost_s", "pause_s")
+        values |= {
+            f"interrupted_{name}": [vars(death)[name] for death in deaths]
+            for name in names
+        }
+    return ElasticRow(**(values | others))

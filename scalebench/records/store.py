@@ -1,4 +1,4 @@
-"""Writer of a study's folder of records: runs.csv, epochs.csv, provenance/."""
+"""Writer of a study's folder of records: runs.csv, epochs.csv, elastic.csv, provenance/."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from scalebench.errors import ResultsError, reading, writing
 from scalebench.records.append_only import AppendOnlyTable
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import EPOCHS, RUNS
+from scalebench.records.folder import ELASTIC, EPOCHS, RUNS
 from scalebench.records.provenance import keep
-from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.records.schema import ElasticRow, EpochRow, RunRow, columns
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.system.file_access import write_atomic
 
@@ -180,6 +180,54 @@ class Store:
             start = offset
         if start is not None:
             self._epochs.set_aside_tail(start)
+
+
+class ElasticTable:
+    """Append-only table of elastic runs in `folder`; one process writes a folder at a time.
+
+    `completed` are run_id and config_hash of the completed ones.
+
+    Raises:
+        ResultsError: the folder cannot be written, or the table has other columns or a damaged cell.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from scalebench.records.reading import read_table  # pandas
+
+        self._table = AppendOnlyTable(folder / ELASTIC, ElasticRow)
+        try:
+            rows = read_table(folder / ELASTIC, ElasticRow)
+        except ResultsError:
+            self._table.close()
+            raise
+        completed = rows[rows["status"] == "completed"]
+        self.completed = set(
+            zip(completed["run_id"], completed["config_hash"], strict=True)
+        )
+        self._attempts = {
+            str(run_id): int(latest)
+            for run_id, latest in rows.groupby("run_id")["attempt"].max().items()
+        }
+
+    def append(self, row: ElasticRow) -> None:
+        """Write the row of a run that ended."""
+        self._table.append([row])
+        self._attempts[row.run_id] = row.attempt
+
+    def next_attempt(self, run_id: str) -> int:
+        """Return 1 for a new run, else one more than its latest attempt."""
+        return self._attempts.get(run_id, 0) + 1
+
+    def __enter__(self) -> ElasticTable:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._table.close()
 
 
 def drop_simulated(folder: Path) -> None:

@@ -9,16 +9,11 @@ import pytest
 
 from scalebench.analysis import load
 from scalebench.errors import ResultsError
-from scalebench.records.elastic import (
-    ElasticOutcome,
-    ElasticTable,
-    RankDeath,
-    elastic_row,
-)
 from scalebench.records.folder import ELASTIC
 from scalebench.records.reading import read_table
+from scalebench.records.rows import ElasticOutcome, RankDeath, elastic_row
 from scalebench.records.schema import ElasticRow
-from scalebench.records.store import Store
+from scalebench.records.store import ElasticTable, Store
 from scalebench.report.elastic import elastic_table
 from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import Evaluation, Outcome
