@@ -141,6 +141,7 @@ def in_one_line(error: BaseException) -> str:
     one, else the innermost line.
     """
     text = " ".join(str(error).split()) or "no message"
+    # its message says what to do, which a place in our code would bury
     if isinstance(error, ScalebenchError):
         return (
             text + place_in_own_code(error)

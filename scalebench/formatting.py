@@ -239,6 +239,8 @@ def metric_change(value: float, metric: str, until: float | None = None) -> str:
     """
     if not math.isfinite(value):
         return EMPTY
+    # points of a per cent: a change of a percentage in per cent would be read as
+    # relative
     scale, places, unit = (100, 1, " points") if metric == "accuracy" else (1, 3, "")
     if until is None:
         return f"{scale * value:.{places}f}{unit}"

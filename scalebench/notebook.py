@@ -157,6 +157,7 @@ def run(
     file = None if study is None or isinstance(study, Mapping) else Path(study)
     given = (dict(study) if isinstance(study, Mapping) else {}) | keys
     if isinstance(given.get("strategies"), str):
+        # a lone name is the likeliest slip, and a text is a sequence of letters
         given["strategies"] = [given["strategies"]]
     plan = plan_study(load_study(file, given, []))
     with watching() as watcher, _script_left_out():
@@ -250,6 +251,7 @@ def predict(
         return cells
     found = predicted(model, counts, chosen, law, flags)
     for refusal in found.grid.refusals:
+        # a prediction of other points is still an answer
         warnings.warn(f"not predicted: {refusal}", stacklevel=2)
     table = pd.DataFrame(found.rows(price))
     table.attrs["answer"] = found.answer(budget, price) if found.grid.points else []

@@ -45,6 +45,7 @@ class Registry(Generic[C]):
         self._error = error
         self._package = package
         self._group = group
+        # by name and place, as a library's strategy has another class on its own engine
         self._classes: dict[str, dict[str, type[C]]] = {}
         self._loaded = False
 

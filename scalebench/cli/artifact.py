@@ -37,6 +37,7 @@ def artifact(
     """
     from scalebench.figures.plotting import drawing_jobs
 
+    # a pack draws every figure, and so does its check
     jobs = drawing_jobs()
     if verify is not None:
         # an artifact brings its records and its paper along

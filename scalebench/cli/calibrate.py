@@ -54,6 +54,7 @@ _QUICK_S = 20.0
     "--output",
     "-o",
     type=options.NEW_FILE,
+    # a file of its own name, not of a study: many studies are charged by it
     default=Path("calibration.json"),
     show_default=True,
     help="File that is written, or completed.",
@@ -94,6 +95,7 @@ def calibrate(
             )
         click.echo(_measure_kernels(kernels, budget))
         return 0
+    # before anything is measured, and in the engine's own words
     if device == "cuda" and (reason := engines.available(engines.on_gpus())):
         raise UsageError(f"--device cuda: {reason}")
     # virtual runs are what a calibration charges

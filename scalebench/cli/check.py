@@ -42,6 +42,7 @@ def check(
     An error is a number that cannot be supported, a warning what a reviewer will ask, a
     note what the text has to say. Leaves with 1 if there are errors.
     """
+    # before any records are looked for: the rules are those of the tool
     if rules:
         _list_rules(as_json)
         return 0
@@ -49,6 +50,7 @@ def check(
     from scalebench.analysis.methodology import Evidence
     from scalebench.analysis.methodology import check as apply
 
+    # also of a study without a completed run, which a rule says
     folder = study_folder(results)
     evidence = Evidence(load(folder))
     report = apply(evidence, ignore)

@@ -31,6 +31,7 @@ def doctor(as_json: bool, network: bool) -> None:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
         return
     width = max(len(finding.part) for finding in findings)
+    # each with its command: the reader is about to type it
     for finding in findings:
         mark = (
             click.style("ok", fg="green")

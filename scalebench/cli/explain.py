@@ -121,6 +121,7 @@ def _plan(
             # traffic is the same in every repetition, and needs no cores
             update={"execution": "virtual", "repetitions": 1, "until": None}
         ),
+        # without step times: traffic needs no machine
         timed=False,
     )
 
@@ -149,6 +150,7 @@ def _show_traffic(plan: StudyPlan) -> None:
     what = f"{study.model} in {study.dtype} on {study.dataset}, {counted(study.epochs, 'epoch')}"
     _print_table(f"Traffic of {what}, means per epoch", head, cells)
     (component,) = study.strategies
+    # recorded without a clock, a server answers at once
     if not registry.create(component.name, component.options).deterministic:
         click.echo(
             "Its order depends on time: these are the counts of workers that never wait for one another."

@@ -40,6 +40,7 @@ def export(
     from scalebench.export import json_text, write_json, write_mlflow, write_parquet
 
     found = load(study_folder(results))
+    # JSON needs no package that is not installed anyway
     if parquet is None and json_file is None and mlflow_dir is None:
         # in the working folder: a folder of records holds records only
         json_file = Path(f"{found.folder.name}.json")

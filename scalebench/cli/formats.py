@@ -23,6 +23,7 @@ format_option = click.option(
 
 def show_tables(form: str, *parts: Table | str) -> None:
     """Print tables and sentences to a terminal, or the tables alone in another form."""
+    # sentences are for people: a program gets tables alone
     if form == "terminal":
         from scalebench.tables.screen import print_results
 

@@ -64,6 +64,7 @@ def _site_text() -> str:
     from scalebench.install.examine import examine
 
     known: dict[str, object] = {}
+    # facts of this node, which may not be those of the compute nodes: remarks, no keys
     remarks = [
         f"doctor: {found.part}: {found.detail}"
         for found in examine()

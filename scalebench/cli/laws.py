@@ -73,6 +73,7 @@ def laws(
         for note in study.notes:
             click.echo(note, err=True)
     if extrap is not None:
+        # every series: Extra-P fits laws of its own
         for file in write_extrap([one.series for one in found], extrap):
             click.echo(f"for Extra-P: {file}", err=True)
     return 1 if all(one.refusal for one in found) else 0

@@ -11,6 +11,7 @@ import rich_click as click
 
 from scalebench.cli.options import json_option
 
+# as text, as none of them is imported for `--help`
 KINDS = {  # function that describes them, as (name, summary, details ...)
     "strategies": "scalebench.cli.list:strategy_rows",
     "datasets": "scalebench.data.builder:DATASETS.describe",

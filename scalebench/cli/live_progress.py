@@ -74,6 +74,7 @@ class Watcher:
 
     def phase(self, name: str, runs: int) -> None:
         self.show_notes()
+        # a phase with runs: notes are no longer in the way of the first one
         self._before = self._before and not runs
         name = f"{self._study}: {name}" if self._study else name
         if self._task is not None:
@@ -93,6 +94,7 @@ class Watcher:
     def ended(self, run: Run, outcome: Outcome) -> None:
         if self._task is not None:
             self._progress.advance(self._task)
+        # without bars, as in a log, progress is told in lines
         for task in (
             self._progress.tasks if self._progress.disable and self._level >= 0 else []
         ):
@@ -155,6 +157,7 @@ def watching() -> Iterator[Watcher]:
         transient=True,
         # rich's own 30 s may pass without the end of a run
         speed_estimate_period=_PACE_S,
+        # disabled, it counts on: lines are made of the same numbers
         disable=verbosity() < 0 or not console.is_terminal,
     ) as progress:
         watcher = Watcher(progress)

@@ -103,6 +103,7 @@ class LazyGroup(Group):
     """A group that knows its commands by name and help line and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        # in the order of GROUPS, which is that of a user's way
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -164,6 +165,7 @@ class LazyGroup(Group):
             code = super().main(
                 args, prog_name, complete_var, standalone_mode=False, **extra
             )
+            # now, so that a full disk or a closed pipe is an error of the command
             if sys.stdout is not None:  # closed by `>&-`
                 sys.stdout.flush()
         except ScalebenchError as error:

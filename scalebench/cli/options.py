@@ -286,6 +286,8 @@ _EXECUTIONS = (
     "training in virtual time; modelled: virtual time without training; auto: virtual, and native where the cores "
     "allow."
 )
+# No defaults here: what is not given stays as the study has it, and None tells the two
+# apart.
 STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     "workers": {
         "metavar": "COUNTS",
@@ -364,6 +366,8 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     "native_budget_s": {
         "type": float,
         "metavar": "SECONDS",
+        # for machines that are slower than those of the default, as a shared test
+        # machine
         "envvar": "SCALEBENCH_NATIVE_BUDGET_S",
         "help": "Time after which no further real run begins.  [default: 90 beside virtual runs, outside of jobs]",
     },

@@ -127,6 +127,7 @@ def _module(model: str, predictor: Predictor) -> nn.Module | None:
     from scalebench.models.registry import build_model, build_own, is_own
 
     workload = predictor.workload
+    # the calibration names the model that it timed
     if (own := workload.trained) is not None:
         dtype = getattr(torch, workload.dtype)
         return build_model(

@@ -32,6 +32,7 @@ class _Gib(Number):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         if isinstance(value, str):
+            # as devices' data sheets and clouds' price lists write it
             value = value.removesuffix("GiB").strip()
             try:
                 float(value)
@@ -45,6 +46,7 @@ _SAMPLES = 1_281_167  # ImageNet's training images
 _COUNT = click.IntRange(min=1)
 POSITIVE = Number(min=0, min_open=True)
 _DTYPES = click.Choice([*DTYPE.choices, "tf32", "bf16-mixed"])
+# bounds of what is physically possible: beyond them is a slip of a unit
 _SHARE, _SECONDS = Number(min=0, max=10), Number(min=0, max=1e9)
 _GIB = _Gib(min=0, min_open=True)
 
@@ -204,6 +206,7 @@ def _measured(model: str | None, flags: dict[str, Any]) -> Calibration:
 
     path = flags["calibration"]
     found = read_calibration(Path(path))
+    # calibrations of engines alone have no model
     if not found.tables or found.trained is None or found.measured is None:
         raise ClusterError(
             f"calibration: {path} has no step times of a model; write one with: scalebench calibrate"
@@ -298,6 +301,7 @@ def _platform(
     jitter, jitter_range, jitter_source = _jitter(flags["jitter"], cluster, measured)
     if measured is not None:
         require_measured_cluster(Path(flags["calibration"]), cluster)
+    # a cluster of one kind of node knows its device
     if measured is None and flags["step_time"] is None and flags["device"] is None:
         flags = {**flags, "device": cluster.node.device}
     device = _device(workload, flags, measured)
@@ -334,6 +338,7 @@ def _engines(
 
     found = measured.engines if measured else EngineCosts()
     if engine == TASKS:
+        # a backend that is named may be another than the measured one
         is_measured = backend is None and found.has(TASKS)
         return (
             found if is_measured else with_typical_cost(found, backend or BACKENDS[0])

@@ -65,6 +65,7 @@ def recalibrate(
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
+    # a user's own model and cluster file are named from there
     folder = enter_first_folder(options.study_folder(results))
     here = Path.cwd()
     if calibration is not None and calibration.is_relative_to(here):
@@ -86,6 +87,7 @@ def recalibrate(
             folder,
             watcher,
             jobs=jobs or cores(),
+            # its batches tell whether rows can be replayed; its step times are in them
             before=plan_study(before, timed=False) if other else None,
             calibration=calibration,
             require_quiet=bool(require_quiet),
@@ -105,6 +107,7 @@ def _jitter_sets(before: Study, jitter: str | None, sigma: float | None) -> list
     """Return the keys of a study that state this jitter in place of that of `before`."""
     from scalebench.study.spec import Study
 
+    # as --set writes them, so that both are checked alike
     sets = [f"virtual.jitter={jitter}"] if jitter else []
     if sigma is not None:
         sets.append(f"virtual.jitter_sigma={sigma:g}")

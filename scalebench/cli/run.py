@@ -135,7 +135,12 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
     "--dry-run", is_flag=True, help="Show the runs and an estimate, and run nothing."
 )
 @click.option(
-    "--noisy", is_flag=True, hidden=True, expose_value=False, callback=_refuse_noisy
+    # of early versions: scripts that have it get the word that helps
+    "--noisy",
+    is_flag=True,
+    hidden=True,
+    expose_value=False,
+    callback=_refuse_noisy,
 )
 @options.table_options
 @options.verbosity_options
@@ -214,6 +219,7 @@ def _refuse_others_beside(
     elastic: bool, retry: bool, shard: int | None, continued: Path | None
 ) -> None:
     """Refuse options that have no meaning together; `continued` is the study that no other option changes."""
+    # elastic runs have a table of their own, which neither of the two reads
     if elastic and (retry or shard is not None):
         raise UsageError(
             "--elastic: expected neither --retry (the same command makes failed runs again) nor --shard"

@@ -61,6 +61,7 @@ def run_plan(
     from scalebench.system.interruption import AbandonedError
 
     try:
+        # added: a study that went on has taken the time of all its commands
         with timed(output / plan.study.name, "run", added=True), watching() as watcher:
             tally = run_study(
                 plan,
@@ -73,6 +74,7 @@ def run_plan(
     except AbandonedError as error:
         if error.signum != signal.SIGUSR1:
             raise
+        # a scheduler would queue such a job again and again
         raise TooShortError from None
     _summarise(tally, against, full)
     if (
@@ -88,6 +90,7 @@ def exit_code(tally: Tally) -> int:
     """Return the exit code of a command that made the runs of `tally`, as `run_plan` gives it."""
     if tally.interrupted is not None:
         return 128 + tally.interrupted
+    # before what is left: a failure wants to be looked at
     if tally.failed:
         return 1
     return RUNS_LEFT if tally.remaining else 0
@@ -287,6 +290,8 @@ def _matrix(standing: Standing) -> Table:
             Column(
                 str(workers),
                 itemgetter(2 + number),
+                # on a narrow screen every second count goes first, and the largest
+                # stays
                 spare=0 if is_last else 2 + number % 2,
             )
         )

@@ -122,6 +122,7 @@ def _lines(progress: Progress, owner: Owner | None, folder: Path) -> Iterator[st
         yield f"running: {owner}"
     elif left:
         yield "not running; the command that began it goes on with it"
+    # a command that is running may be making them again
     if progress.failures and not owner:
         yield f"to run the failed ones again: scalebench run {folder} --retry"
 
@@ -153,6 +154,7 @@ def _watch_jobs(folder: Path, *, as_json: bool, watch: bool, poll_s: float) -> i
 
     shown: list[ShardStanding] = []
     while True:
+        # read again at each look: another command may submit more
         found = standings(folder, read_submission(folder), poll_s=poll_s)
         # a log of a watched study has a line for each change
         if found != shown:

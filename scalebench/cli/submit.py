@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
     from scalebench.study.spec import Study
 
+# keys that change which jobs there are; others are set by --set
 _KEYS = [
     "workers",
     "dataset",
@@ -56,6 +57,7 @@ _KEYS = [
     "--group",
     "grouping",
     type=click.Choice(["nodes", "count", "all"]),
+    # worker counts that fit equally many nodes wait once in one job
     default="nodes",
     help="One job for all worker counts of equally many nodes, one for each count, or one in all.  [default: nodes]",
 )

@@ -58,6 +58,7 @@ _MOST_ROWS = 50  # of a page
 @click.command()
 @options.results_argument
 @click.option(
+    # --style was its name
     "--format",
     "--style",
     "style",
@@ -106,6 +107,7 @@ def table(
     # columns that were asked for are never left out
     if not names and style in _PRINTED:
         found, longer = _fitted(found)
+    # the first sentence of the caption is the table's title
     title, _, notes = f"{_caption(study, shown, found)}{longer}".partition(". ")
     text = render(
         replace(found, title=title, notes=[notes]), style, label=study.folder.name
@@ -147,6 +149,7 @@ def table_of(
     known = quantities(shown["metric_name"].dropna().unique())
     _require_columns(names, known, set(study.completed["strategy"].unique()))
     rows = with_ratios(study, shown, names or _DEFAULT)
+    # a column that is the same in every row is said by the caption
     several = {
         "execution": rows["execution"].nunique() > 1,
         "engine": rows.duplicated(["execution", "label", "workers"]).any(),
@@ -282,6 +285,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
         column.name for column, cells in by_column if any(cell.low for cell in cells)
     }
     metric = metric_head(shown["metric_name"].dropna().unique())
+    # marks are explained only where one is printed
     signs = " ".join(f"{cell.value}{cell.mark}" for cell in printed)
     sentences = [
         describe_study(study, shown),

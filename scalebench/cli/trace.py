@@ -95,6 +95,7 @@ def trace(
     from scalebench.study.spec import slug
     from scalebench.training.outcome import Lane, Timeline, read_horovod
 
+    # tasks are recorded on meta tensors: nothing is run, and no window is shown
     if graph:
         for file in _draw_graph(study, flags, sets, output, formats):
             click.echo(file)
@@ -115,6 +116,7 @@ def trace(
         stem = output / folder / f"timeline-{slug(timeline.title)}-{timeline.execution}"
     files = draw_timeline(timeline, stem, formats or REPORT.formats, shown)
     path = stem.with_suffix(".trace.json")
+    # all laps, whatever part the figure shows
     write_chrome(timeline, path)
     for file in (*files, path):
         click.echo(file)

@@ -169,6 +169,7 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         )
         note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
         return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
+    # the general form comes last: other files have its columns, too
     rows, left_out = read_published(file)
     predictions, overheads = predict_published(rows)
     return predictions, [*_assumptions(overheads), *left_out]
