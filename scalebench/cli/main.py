@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from scalebench import __version__
+from scalebench import __version__, errors
 from scalebench.cli.options import verbosity_options
-from scalebench.errors import (
-    ScalebenchError,
-    UsageError,
-    in_one_line,
-    nearest,
-    place_in_own_code,
-    used_up,
-)
 
 # heading in `--help` -> name of a command -> its line there; the module of a command
 # has its name
@@ -133,7 +125,7 @@ class LazyGroup(Group):
         if name not in COMMANDS and name not in ALIASES:
             if name.startswith("-"):
                 ctx.fail(f"no such option {name!r}")
-            ctx.fail(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+            ctx.fail(f"unknown command {name!r}; {errors.nearest(name, COMMANDS)}")
         # before the command parses its own options, so by words
         if name in ALIASES and not {"-q", "--quiet"} & set(args):
             instead = " or ".join(f"`scalebench {words}`" for words in ALIASES[name])
@@ -168,7 +160,7 @@ class LazyGroup(Group):
             # now, so that a full disk or a closed pipe is an error of the command
             if sys.stdout is not None:  # closed by `>&-`
                 sys.stdout.flush()
-        except ScalebenchError as error:
+        except errors.ScalebenchError as error:
             _leave(str(error), error.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -188,11 +180,11 @@ class LazyGroup(Group):
             sys.stdout = None  # so that Python does not flush it once more
             sys.exit(1)
         except (Exception, SystemExit) as error:
-            if lacking := used_up(error):
+            if lacking := errors.used_up(error):
                 _leave(lacking, 2)
-            if not place_in_own_code(error):
+            if not errors.place_in_own_code(error):
                 raise
-            _leave(in_one_line(error), 2)  # of a user's own strategy or model
+            _leave(errors.in_one_line(error), 2)  # of a user's own strategy or model
         if not gc.isenabled():
             # a command that makes no cycles needs no search for them at its end either
             gc.freeze()
@@ -204,7 +196,7 @@ def _require_working_folder() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError(
+        raise errors.UsageError(
             "the working folder was deleted; change to another one (cd) and try again"
         ) from None
 

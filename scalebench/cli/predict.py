@@ -15,14 +15,8 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli import options
+from scalebench.cli import options, platform_options
 from scalebench.cli.formats import format_option, show_tables, write_rows
-from scalebench.cli.platform_options import (
-    POSITIVE,
-    platform_options,
-    predictor_of,
-    strategies_on,
-)
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +82,7 @@ vary_option = click.option(
         for heading, flags in _PANELS.items()
     )
 )
-@platform_options
+@platform_options.platform_options
 @click.option(
     "--workers",
     default="1..1024",
@@ -102,12 +96,15 @@ vary_option = click.option(
 )
 @click.option(
     "--budget",
-    type=POSITIVE,
+    type=platform_options.POSITIVE,
     metavar="HOURS",
     help="GPU-hours (core-hours) that the training may take.",
 )
 @click.option(
-    "--price", type=POSITIVE, metavar="RATE", help="Price of one of these hours."
+    "--price",
+    type=platform_options.POSITIVE,
+    metavar="RATE",
+    help="Price of one of these hours.",
 )
 @click.option(
     "--epochs-to-target",
@@ -209,8 +206,8 @@ def predicted(
     from scalebench.predictions.targets import targets_of
     from scalebench.pricing.grid import predict as predict_grid
 
-    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
-    predictor = predictor_of(model, flags)
+    chosen = platform_options.strategies_on(flags["engine"], strategies or STRATEGIES)
+    predictor = platform_options.predictor_of(model, flags)
     grid = predict_grid(predictor, chosen, workers)
     if epochs_to_target is None:
         return Predicted(predictor, grid)
@@ -240,7 +237,7 @@ def _draw(path: Path, found: Predicted) -> None:
 
 
 @click.command("what-if", hidden=True)
-@platform_options
+@platform_options.platform_options
 @options.strategies_option("Strategies; repeatable.  [default: allreduce]")
 @click.option(
     "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
@@ -291,8 +288,8 @@ def varied_training(
     if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    chosen = strategies_on(flags["engine"], strategies)
-    predictor = predictor_of(model, flags)
+    chosen = platform_options.strategies_on(flags["engine"], strategies)
+    predictor = platform_options.predictor_of(model, flags)
     planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
     return Variation(predictor, chosen, planes, workers)
 

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.loading import read_trials
+from scalebench.calibration import cost_sources
 from scalebench.calibration.charging import machine_for
-from scalebench.calibration.cost_sources import (
-    check_given_calibration,
-    check_kept_calibration,
-)
 from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
@@ -57,12 +54,7 @@ from scalebench.records.study_file import keep_study, replace_study, require_sam
 from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
-from scalebench.system import hardware
-from scalebench.system.disturbance import (
-    BackgroundLoad,
-    disturbed,
-    own_and_children_s,
-)
+from scalebench.system import disturbance, hardware
 from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.system.parent_watch import start_forkserver
@@ -115,7 +107,7 @@ def run_study(
         start_forkserver()
     # before the folder is touched: a model that cannot be built leaves nothing there
     plan.prepared.notes += look_at_model(plan)
-    check_given_calibration(request_of(plan, plan.sweep.simulated))
+    cost_sources.check_given_calibration(request_of(plan, plan.sweep.simulated))
     with (
         using(study.launcher),
         folder_lock(folder),
@@ -182,7 +174,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
         ClusterError, ResultsError: `run_study` would refuse it: another study of this name, damaged or incompatible
             records, a calibration that is lost or has changed, a folder that cannot be written or is being written.
     """
-    check_given_calibration(request_of(plan, plan.sweep.simulated))
+    cost_sources.check_given_calibration(request_of(plan, plan.sweep.simulated))
     require_writable(folder)
     if owner := owner_of(folder):
         raise LockedError(folder / FILE, owner)
@@ -207,7 +199,7 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     # second one.
     charged = any(is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in left):
-        check_kept_calibration(
+        cost_sources.check_kept_calibration(
             request_of(queue.plan, queue.plan.sweep.simulated), folder
         )
     ids = {run.run_id for run in left}
@@ -522,7 +514,7 @@ class StudyRun:
 
 def _cores_taken_by_others() -> float:
     """Return how many cores other programs keep busy now."""
-    background = BackgroundLoad(own_and_children_s)
+    background = disturbance.BackgroundLoad(disturbance.own_and_children_s)
     # processor time is counted in ticks of 10 ms
     time.sleep(_SAMPLING_S)
     return background.cores()
@@ -530,7 +522,7 @@ def _cores_taken_by_others() -> float:
 
 def _background_notes(busy: float) -> list[str]:
     """Note other programs that keep `busy` cores."""
-    if not disturbed(busy):
+    if not disturbance.disturbed(busy):
         return []
     return [
         f"other programs keep {busy:.1f} of {hardware.cores()} cores busy: native runs beside them are marked as "
@@ -544,7 +536,7 @@ def _jobs(busy: float) -> int:
     The system gives each process its share of a core, and virtual runs do not depend on
     when they are computed.
     """
-    return hardware.cores() + (round(busy) if disturbed(busy) else 0)
+    return hardware.cores() + (round(busy) if disturbance.disturbed(busy) else 0)
 
 
 def _processes(runs: Sequence[Run]) -> str:

@@ -15,11 +15,7 @@ from scalebench.cluster.cluster_file import Cluster, require_step_times
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
-from scalebench.launch.engine_choice import (
-    charged_engine,
-    check_provided,
-    native_points,
-)
+from scalebench.launch import engine_choice
 from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
@@ -210,8 +206,8 @@ def _cells(
     cells: list[_Cell] = []
     if study.execution in ("auto", "virtual", "modelled"):
         virtual = registry.create(component.name, component.options, VIRTUAL)
-        check_provided(virtual, VIRTUAL)
-        charged = charged_engine(study, component, notes)
+        engine_choice.check_provided(virtual, VIRTUAL)
+        charged = engine_choice.charged_engine(study, component, notes)
         execution: Execution = (
             "modelled" if study.execution == "modelled" else "virtual"
         )
@@ -220,7 +216,7 @@ def _cells(
         ]
     if study.execution in ("virtual", "modelled"):
         return cells
-    engine, held = native_points(
+    engine, held = engine_choice.native_points(
         study, component, counts, allocation or reachable(), notes
     ) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution

@@ -10,13 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scalebench.errors import (
-    OWN_MODULE,
-    StudyError,
-    UsageError,
-    nearest,
-    place_in_own_code,
-)
+from scalebench import errors
 from scalebench.system.random_state import seeded
 
 STRATEGY_FORM = "file.py:Class, for example my_strategy.py:LazyAverage"
@@ -33,10 +27,12 @@ _MOST_BYTES = 10_000_000
 def strategy_file(name: str) -> Path | None:
     """Return the file of a user's strategy, None for any other name. Raises StudyError as `own_file` does."""
     is_own = ".py:" in name or name.endswith(".py")
-    return own_file("strategy", name, STRATEGY_FORM, StudyError) if is_own else None
+    return (
+        own_file("strategy", name, STRATEGY_FORM, errors.StudyError) if is_own else None
+    )
 
 
-def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
+def own_file(kind: str, name: str, form: str, error: type[errors.UsageError]) -> Path:
     """Return the file of `name`, which names a `kind` in the `form` file.py:NAME.
 
     Raises:
@@ -63,7 +59,7 @@ def own_file(kind: str, name: str, form: str, error: type[UsageError]) -> Path:
 
 
 def load_own(
-    kind: str, name: str, form: str, what: str, error: type[UsageError]
+    kind: str, name: str, form: str, what: str, error: type[errors.UsageError]
 ) -> Any:
     """Return the callable `name`; its file is executed again after a change.
 
@@ -100,21 +96,19 @@ def load_own(
             if callable(value) and not key.startswith("_")
         ]
         raise error(
-            f"{kind} {name!r}: {file} has no {what} {attribute!r}; {nearest(attribute, known)}"
+            f"{kind} {name!r}: {file} has no {what} {attribute!r}; {errors.nearest(attribute, known)}"
         )
     return found
 
 
 def raised(error: BaseException) -> str:
     """Return an exception of user code as one line, with its innermost line in that code."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{errors.place_in_own_code(error)}"
 
 
 @lru_cache(maxsize=16)
 def _module(file: Path, *_: int) -> ModuleType:
-    name = (
-        f"{OWN_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    )
+    name = f"{errors.OWN_MODULE}{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file; expected a name that ends in .py")
