@@ -48,7 +48,6 @@ def artifact(
 
     written = load_paper(paper)
     made = write_artifact(options.completed_study(results), output, written, jobs=jobs)
-    # standard output has the paths alone, for scripts
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
     minutes = made.description.minutes

@@ -366,8 +366,7 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
     "native_budget_s": {
         "type": float,
         "metavar": "SECONDS",
-        # for machines that are slower than those of the default, as a shared test
-        # machine
+        # for every study of a script or of a slow machine at once
         "envvar": "SCALEBENCH_NATIVE_BUDGET_S",
         "help": "Time after which no further real run begins.  [default: 90 beside virtual runs, outside of jobs]",
     },

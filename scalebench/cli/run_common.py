@@ -138,7 +138,7 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
     from scalebench.analysis.summary import answer_table, summary
     from scalebench.tables.screen import print_results
 
-    # without a completed run there is nothing to answer with
+    # without rows, now or from before, there is nothing to answer with
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
         from scalebench.analysis import load
         from scalebench.report.answer import spoken
