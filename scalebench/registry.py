@@ -120,6 +120,7 @@ class Registry(Generic[C]):
 
     def _load(self) -> None:
         """Import all modules of the package, and all entry points."""
+        # once: packages behind entry points can take long to import
         if self._loaded:
             return
         for module in self._modules():

@@ -89,5 +89,6 @@ def _site_text() -> str:
                 else {}
             )
             known |= {"max_time": partition.max_time_s} if partition.max_time_s else {}
+        # as `--launcher auto` chooses in a job
         known["launcher"] = "mpirun" if find_mpirun() else "srun"
     return site_template(known, remarks)

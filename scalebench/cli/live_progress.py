@@ -45,6 +45,7 @@ class Watcher:
 
     def note(self, text: str) -> None:
         """Print a note, the same one only once, and details if asked for; before the first run as there is room."""
+        # each study of a paper makes the same remarks
         if self._level < 0 or text in self._noted:
             return
         from scalebench.formatting import Detail

@@ -48,6 +48,7 @@ class NewFile(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         path: Any = super().convert(value, param, ctx)
+        # matplotlib would refuse it after the computation, or draw another format
         if self._endings and path.suffix not in self._endings:
             self.fail(
                 f"{path}: expected a name that ends in {', '.join(self._endings)}",

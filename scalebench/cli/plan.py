@@ -110,6 +110,7 @@ def plan(
     planner = Planner(predictor, devices, _module(model or "", predictor))
     found = Planned(planner, planner.plan())
     show_tables(form, *found.answer(), *found.tables())
+    # after the answer, which a file that cannot be written would hide
     if study is not None:
         _write(
             study,

@@ -450,6 +450,7 @@ def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
         )
         # options are checked now, not in each of many points
         registry.create(component.name, component.options, "virtual")
+        # auto takes an engine that each strategy can run on
         if engine != "auto":
             check_provided(
                 registry.create(component.name, component.options, engine), engine

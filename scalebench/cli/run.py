@@ -310,6 +310,7 @@ def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:
     if study.name != STUDY or not (folder / PLANNED).is_file():
         return study, output, None
     folder = run_common.enter_first_folder(folder)
+    # from the folder in which it was begun, where its relative paths are valid
     return folder / study.name, folder.parent, folder.name
 
 

@@ -154,6 +154,7 @@ def submit(
     site, found = site_for(
         study.parent if study is not None and not is_known else Path(), site_file
     )
+    # a study that was submitted stays with its scheduler, unless another is named
     named = (
         scheduler
         or site.scheduler

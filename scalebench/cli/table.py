@@ -112,6 +112,7 @@ def table(
     text = render(
         replace(found, title=title, notes=[notes]), style, label=study.folder.name
     )
+    # nothing else is on standard output: the table can be piped
     if output is None:
         click.echo(text, nl=False)
     else:

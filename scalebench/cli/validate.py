@@ -199,6 +199,7 @@ def _runs(
         # back, as further RESULTS are named from here
         os.chdir(here)
     found = pd.concat(tables, ignore_index=True)
+    # each note says why one study has none
     if found.empty:
         raise ResultsError(
             f"no run of {', '.join(map(str, folders))} can be predicted: {'; '.join(notes)}"
