@@ -76,7 +76,10 @@ class ParameterServerStrategy(Strategy):
         )
         state.server = worker.server(rule)
         state.begins, state.rounds = ends, 0
-        state.message = pack(worker.gradients, [0.0] * PUSH_NUMBERS)  # of every push
+        # Memory of every push, unless the server takes the gradient where it lies.
+        in_process = getattr(state.server, "in_process", False)
+        numbers = [0.0] * PUSH_NUMBERS
+        state.message = None if in_process else pack(worker.gradients, numbers)
 
     def _application(self, workers: int) -> dict[str, Any]:
         """Arguments of `ParameterServer` that say how a push is applied."""

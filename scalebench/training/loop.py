@@ -146,6 +146,8 @@ def evaluate(
         if not snapshot.agreed:
             assert vector is not None
             replica.parameters.copy_(vector)
+            # Given up here: thousands of virtual workers hold one for each epoch.
+            snapshot.vector = None
             consensus = strategy.consensus(replica)
             vector = consensus if replica.rank == 0 else None
         last = snapshot.epoch == replica.epochs - 1

@@ -107,7 +107,7 @@ class Batched:
         self._copies = _Rows(
             *(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows)
         )
-        self._initial = first.parameters.clone()
+        self.initial = first.parameters.clone()
         self.fills = fills
         self._model = copy.deepcopy(first.model)
         self._task = first.task
@@ -129,7 +129,7 @@ class Batched:
 
     def memory(self, rank: int) -> Memory:
         """The row of a worker, with the initial weights, and that of its gradient."""
-        self._rows.weights[rank].copy_(self._initial)
+        self._rows.weights[rank].copy_(self.initial)
         return Memory(self._whole[rank], self._rows.gradients[rank])
 
     def ask(

@@ -376,6 +376,7 @@ class Simulation(Prepared):
         if isinstance(replica, BatchedReplica):
             assert self._pool is not None
             replica.pool, replica.scheduler = self._pool, self.scheduler
+            replica.initial = self._pool.initial  # equal ones, kept once
         return replica
 
     def _kind_of_replica(self) -> type[Replica]:
