@@ -43,24 +43,14 @@ def heed_permissions():
     LIBC.prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
 
 
-def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(
-    place, undisturbed
-):
-    """A tmpfs of 40 KiB in a mount namespace of its own; it grows before the second command."""
+def on_small_disk(place, size, script):
+    """Run `script` with a tmpfs of `size` on small-disk, in a mount namespace of its own."""
     if os.getuid() != 0:
         pytest.skip("only root may mount a small file system")
     (place.folder / "small-disk").mkdir()
-    command = (
-        f"{sys.executable} -m scalebench run study.yaml --output small-disk --jobs 1"
-    )
-    script = (
-        "mount -t tmpfs -o size=40k tmpfs small-disk || exit 77\n"
-        f"{command} --quiet 2>first.txt; echo $? >first.code; cp -r small-disk first\n"
-        "mount -o remount,size=16m small-disk || exit 77\n"
-        f"{command} >second.txt 2>&1; echo $? >second.code; cp -r small-disk second\n"
-    )
+    mounted = f"mount -t tmpfs -o size={size} tmpfs small-disk || exit 77\n{script}"
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script],
+        ["unshare", "-m", "sh", "-c", mounted],
         cwd=place.folder,
         capture_output=True,
         check=False,
@@ -69,6 +59,21 @@ def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(
         pytest.skip(
             f"no file system can be mounted here: {done.stderr.decode().strip()}"
         )
+
+
+def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(
+    place, undisturbed
+):
+    """A disk of 40 KiB grows before the second command."""
+    command = (
+        f"{sys.executable} -m scalebench run study.yaml --output small-disk --jobs 1"
+    )
+    script = (
+        f"{command} --quiet 2>first.txt; echo $? >first.code; cp -r small-disk first\n"
+        "mount -o remount,size=16m small-disk || exit 77\n"
+        f"{command} >second.txt 2>&1; echo $? >second.code; cp -r small-disk second\n"
+    )
+    on_small_disk(place, "40k", script)
     output = (place.folder / "first.txt").read_text().strip().splitlines()
     assert (place.folder / "first.code").read_text().strip() == "2", output
     assert (
@@ -218,11 +223,8 @@ def build(input_shape, outputs):
 
 def test_disk_that_fills_while_real_ranks_train_ends_the_command_at_once(place):
     """Rank 0 can write neither the outcome nor the reason of its failure, and still ends the others."""
-    if os.getuid() != 0:
-        pytest.skip("only root may mount a small file system")
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    (place.folder / "small-disk").mkdir()
     (place.folder / "filling.py").write_text(FILLING)
     native = "--execution native --engine mpi --workers 2 --strategy allreduce --repetitions 1 --epochs 40 "
     native += "--model filling.py:build"
@@ -230,21 +232,11 @@ def test_disk_that_fills_while_real_ranks_train_ends_the_command_at_once(place):
         f"{sys.executable} -m scalebench run study.yaml --output small-disk {native}"
     )
     script = (
-        "mount -t tmpfs -o size=300k tmpfs small-disk || exit 77\n"
         f"FILL=small-disk/fill {command} >first.txt 2>&1; echo $? >first.code\n"
         "rm small-disk/fill\n"
         f"FILL=/dev/null/none {command} >second.txt 2>&1; echo $? >second.code\n"
     )
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script],
-        cwd=place.folder,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode in (1, 77):
-        pytest.skip(
-            f"no file system can be mounted here: {done.stderr.decode().strip()}"
-        )
+    on_small_disk(place, "300k", script)
     first = (place.folder / "first.txt").read_text()
     assert (place.folder / "first.code").read_text().strip() in ("1", "2"), first
     assert "No space left on device" in first

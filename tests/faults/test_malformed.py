@@ -23,6 +23,8 @@ SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
     database=None,
 )
+# of tests that run with each change: three readers read a whole study for an example
+FEWER = settings(SETTINGS, max_examples=80)
 TOKENS = [
     b",",
     b'"',
@@ -76,7 +78,7 @@ def hurt(whole, name, data):
     return folder
 
 
-@SETTINGS
+@FEWER
 @given(
     name=st.sampled_from(["runs.csv", "epochs.csv"]),
     edits=st.lists(
