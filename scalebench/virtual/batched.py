@@ -79,6 +79,9 @@ class _Rows(NamedTuple):
     def first(self, count: int) -> _Rows:
         return _Rows(*(matrix[:count] for matrix in self))
 
+    def between(self, first: int, end: int) -> _Rows:
+        return _Rows(*(matrix[first:end] for matrix in self))
+
 
 class Batched:
     """Weights, gradients and momenta of K replicas as rows of matrices, and the gradients that are asked for.
@@ -180,8 +183,7 @@ class Batched:
             places = [each.rank for each in asked[begin : begin + at_once]]
             of_these = rates[begin : begin + at_once]
             if _are_adjacent(places):  # where they lie
-                first, end = places[0], places[-1] + 1
-                rows = _Rows(*(matrix[first:end] for matrix in self._rows))
+                rows = self._rows.between(places[0], places[-1] + 1)
                 _step_rows(optimizer, of_these, rows)
                 continue
             self._fetch(places, gradients=True, momenta=True)
@@ -196,26 +198,31 @@ class Batched:
         if steps and isinstance(optimizer, FlatSgd):
             for each in asked:
                 _begin(each.replica.optimizer)
-        # Gradients of neighbours are written to where they are read.
-        directly = not steps and _are_adjacent(places)
-        gradients = self._copies.gradients
+        # What gradients are not computed from stays in the rows of neighbours.
+        directly = _are_adjacent(places)
         if directly:
-            gradients = self._rows.gradients[places[0] : places[-1] + 1]
-        self._fetch(places, gradients=asked[0].add and not directly, momenta=steps)
+            first, end = places[0], places[-1] + 1
+            rows = self._rows.between(first, end)._replace(weights=self._copies.weights)
+            _fetch_rows(self._rows.weights, places, self._copies.weights)
+        else:
+            rows = self._copies
+            self._fetch(places, gradients=asked[0].add, momenta=steps)
         losses = self._copies.weights.new_empty(len(asked[0].x), len(asked))
         for step in range(len(asked[0].x)):
             going_on = [each for each in asked if step < len(each.x)]
-            rows = self._copies.first(len(going_on))
-            losses[step, : len(going_on)] = self._gradients(going_on, step, gradients)
+            count = len(going_on)
+            losses[step, :count] = self._gradients(going_on, step, rows.gradients)
             if not steps:
                 continue
             rates = [each.rates[step] for each in going_on if each.rates is not None]
             if isinstance(optimizer, FlatSgd):
-                _step_rows(optimizer, rates, rows)
+                _step_rows(optimizer, rates, rows.first(count))
             else:
-                self._step_one_by_one(going_on, rates)
+                self._step_one_by_one(going_on, rates, directly=directly)
         if not directly:
             self._put_back(places, momenta=steps)
+        elif steps:
+            _put_rows(self._copies.weights, self._rows.weights, places)
         for each, of_each in zip(asked, losses.unbind(1), strict=True):
             each.replica.computed_several(of_each[: len(each.x)], each.sizes)
 
@@ -233,15 +240,20 @@ class Batched:
             _put_rows(self._copies.weights, self._rows.weights, places)
             _put_rows(self._copies.momenta, self._rows.momenta, places)
 
-    def _step_one_by_one(self, asked: Sequence[_Asked], rates: Sequence[float]) -> None:
+    def _step_one_by_one(
+        self, asked: Sequence[_Asked], rates: Sequence[float], *, directly: bool
+    ) -> None:
         """Take the steps of optimizers that have no form by rows."""
         places = [each.replica.rank for each in asked]
-        self._put_back(places, momenta=True)
+        if not directly:
+            self._put_back(places, momenta=True)
+        else:
+            _put_rows(self._copies.weights, self._rows.weights, places)
         for each, rate in zip(asked, rates, strict=True):
             for group in each.replica.optimizer.param_groups:
                 group["lr"] = rate
             each.replica.optimizer.step()
-        self._fetch(places, gradients=False, momenta=True)
+        self._fetch(places, gradients=False, momenta=not directly)
 
     def _gradients(self, asked: Sequence[_Asked], step: int, to: Tensor) -> Tensor:
         """Compute the gradients of the workers' batches of `step` into rows of `to`; return their mean losses, (k,)."""
