@@ -208,9 +208,9 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         self, tensor: Tensor, root: int = 0, *, linear: bool = False
     ) -> None:
         def effect(payloads: list[Any]) -> None:
-            for rank, each in enumerate(payloads):
-                if rank != root:
-                    each.copy_(payloads[root])
+            others = [each for rank, each in enumerate(payloads) if rank != root]
+            if others:  # one call, as above
+                torch._foreach_copy_(others, [payloads[root]] * len(others))
 
         self._carry_out(
             self.operation(Kind.BROADCAST, tensor.nbytes, root, linear),

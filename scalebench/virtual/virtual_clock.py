@@ -59,11 +59,14 @@ class VirtualClock:
     def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
         if not self.running:
             return
-        if task == Task.DATA:  # a step begins
+        if task is Task.DATA:  # a step begins
             self._step += 1
             self._factor = self._speed * self._jitter(self._step)
-        seconds = self._slowed(self._seconds(task, samples) * share)
-        if task == Task.BACKWARD:
+        # Five times in each step: what is not called here is not paid for.
+        seconds = self._seconds(task, samples) * share * self._factor
+        if self._slowness is not None:
+            seconds *= self._slowness(self.now)
+        if task is Task.BACKWARD:
             self.backward_s = seconds
         self.now += seconds
         self.ledger.seconds[task] += seconds
