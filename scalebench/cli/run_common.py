@@ -181,7 +181,7 @@ def run_elastic(
 ) -> int:
     """Make the elastic runs of `plan`, print their table, and return the exit code, as of `run_plan`."""
     from scalebench.launch import elastic
-    from scalebench.report.elastic import elastic_table
+    from scalebench.report.tables import elastic_table
     from scalebench.tables.screen import print_results
 
     if dry_run:

@@ -14,7 +14,7 @@ from scalebench.records.reading import read_table
 from scalebench.records.rows import ElasticOutcome, RankDeath, elastic_row
 from scalebench.records.schema import ElasticRow
 from scalebench.records.store import ElasticTable, Store
-from scalebench.report.elastic import elastic_table
+from scalebench.report.tables import elastic_table
 from scalebench.study.spec import Component, Run
 from scalebench.training.outcome import Evaluation, Outcome
 from tests.records_factory import study_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import re
+from multiprocessing import get_context
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -13,13 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, LayoutEngine
 
 from scalebench.figures.drawing.series_style import _PLACED, TASKS, looks
-from scalebench.report.drawings import (
-    SingleAxesLayout,
-    StyleSheet,
-    in_the_dark,
-    inline,
-    write,
-)
+from scalebench.report.drawings import SingleAxesLayout, write
+from scalebench.report.page import Queue
+from scalebench.report.pictures import StyleSheet, in_the_dark, inline
 
 DARK_CARD = "#17191c"
 COLORS = st.tuples(*(st.integers(0, 255),) * 3).map(
@@ -161,3 +158,11 @@ def test_layout_is_that_of_constrained_layout(scale):
     assert places(SingleAxesLayout()) == pytest.approx(
         places(ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)), abs=0.01 / 2
     )
+
+
+def test_each_figure_is_drawn_by_one_process():
+    queue = Queue("abcde", get_context("fork").Array("i", 2))
+    front, back = queue.forwards(), queue.backwards()
+    assert [next(front), next(back), next(back), next(front)] == ["a", "e", "d", "b"]
+    assert list(back) == ["c"]
+    assert not list(front)

@@ -10,7 +10,7 @@ from scalebench.analysis import agreement, cells, ratios
 from scalebench.analysis.laws import scaling_laws
 from scalebench.formatting import seconds_with_interval
 from scalebench.report.comparison import comparisons
-from scalebench.report.page import tables
+from scalebench.report.tables import tables
 from tests.records_factory import run_row, study_rows
 
 
