@@ -21,6 +21,7 @@ from scalebench.errors import ModelError
 from scalebench.models.parts import Layer, bounds_of
 
 Product = nn.Linear | nn.Conv2d
+# These work on each number alone, on a share as on the whole.
 _BY_ELEMENT = (
     nn.ReLU,
     nn.GELU,
@@ -32,6 +33,7 @@ _BY_ELEMENT = (
     nn.Identity,
     nn.Dropout,
 )
+# These keep channels apart; Flatten leaves those of a share side by side.
 _BY_CHANNEL = (
     nn.MaxPool2d,
     nn.AvgPool2d,
@@ -89,6 +91,7 @@ class Shards:
             self._refuse_drawing(module)
             if isinstance(module, nn.TransformerEncoderLayer):
                 self._encoder(module)
+            # Not isinstance: a derived class may compute something else.
             elif type(module) in (nn.Linear, nn.Conv2d):
                 partner = self._partner(modules, place)
                 self._pair(modules[place : partner + 1])
@@ -120,6 +123,7 @@ class Shards:
                 return place
             if not isinstance(module, (*_BY_ELEMENT, *_BY_CHANNEL, *_NORMS)):
                 break
+            # The partner counts on features that lie channel after channel.
             if isinstance(module, nn.Flatten) and module.start_dim != 1:
                 break
         return first
@@ -202,6 +206,7 @@ class Shards:
         made = type(module)(
             length, module.eps, module.momentum, False, module.track_running_stats
         )
+        # Made without parameters, which are shares of the whole ones.
         made.affine = module.affine
         for name in ("weight", "bias"):
             whole = getattr(module, name)
@@ -223,6 +228,8 @@ class Shards:
     def _encoder(self, module: nn.TransformerEncoderLayer) -> None:
         """Divide attention by heads and the feed-forward part by its inner width; what is between is held whole."""
         attention = module.self_attn
+        # With keys or values of other widths torch has no joint matrix
+        # (`in_proj_weight`).
         heads, width = attention.num_heads, attention.embed_dim
         if (
             heads % self.degree
@@ -249,6 +256,7 @@ class Shards:
             if attention.in_proj_bias is None
             else thirds_of(attention.in_proj_bias)
         )
+        # By rows: the heads of each worker give a summand of the output.
         out = self._parameter(Share(attention.out_proj.weight, 1, start, length))
         feed = nn.Sequential(
             self._columns(module.linear1),
@@ -305,6 +313,7 @@ class _Conv(nn.Module):
         self, weight: nn.Parameter, bias: nn.Parameter | None, like: nn.Conv2d
     ) -> None:
         super().__init__()
+        # `functional.conv2d` pads with zeros only.
         if like.padding_mode != "zeros":
             raise ModelError(
                 f"{like} cannot be divided among workers: its padding is no zeros"
