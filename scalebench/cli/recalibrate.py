@@ -65,7 +65,6 @@ def recalibrate(
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
-    # a user's own model and cluster file are named from there
     folder = enter_first_folder(options.study_folder(results))
     here = Path.cwd()
     if calibration is not None and calibration.is_relative_to(here):

@@ -155,13 +155,9 @@ def submit(
         study.parent if study is not None and not is_known else Path(), site_file
     )
     # a study that was submitted stays with its scheduler, unless another is named
-    named = (
-        scheduler
-        or site.scheduler
-        or (
-            read_submission(study).scheduler if study is not None and is_known else None
-        )
-    )
+    named = scheduler or site.scheduler
+    if named is None and study is not None and is_known:
+        named = read_submission(study).scheduler
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
