@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
 
 Balance = Literal["even", "times"] | list[PositiveInt]
-BALANCE = "layers on each stage: equally many (even), for the fastest slowest stage (times), or a list of their numbers"
+# A run counts operations in place of measuring, so that all ranks, and all machines, cut alike.
+BALANCE = (
+    "layers on each stage: equally many (even), as equal in counted operations as can be (times), or a list of their "
+    "numbers, as `plan` finds them from seconds"
+)
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULE = "order of the micro-batches on a stage"
 CHUNKS = "v: with schedule interleaved, groups of consecutive layers on each stage; `balance` is of all of them"
