@@ -44,7 +44,8 @@ def artifact(
         if results is not None or paper is not None:
             raise click.UsageError("--verify FOLDER takes neither RESULTS nor --paper")
         return _verify(verify, jobs)
-    from scalebench.artifact import load_paper, write_artifact
+    from scalebench.artifact import write_artifact
+    from scalebench.artifact.artifact_description import load_paper
 
     written = load_paper(paper)
     made = write_artifact(options.completed_study(results), output, written, jobs=jobs)
@@ -62,7 +63,7 @@ def artifact(
 
 
 def _verify(folder: Path, jobs: int) -> int:
-    from scalebench.artifact import verify_artifact
+    from scalebench.artifact.verification import verify_artifact
 
     verdicts = verify_artifact(folder, jobs=jobs)
     for verdict in verdicts:

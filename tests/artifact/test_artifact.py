@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scalebench.artifact import PaperFile, load_paper, verify_artifact, write_artifact
-from scalebench.artifact.packing import write_wheel
+from scalebench.artifact import write_artifact, write_wheel
+from scalebench.artifact.artifact_description import PaperFile, load_paper
+from scalebench.artifact.verification import verify_artifact
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ResultsError, StudyError
@@ -56,9 +57,7 @@ STUDY = {
 def no_figures(monkeypatch):
     """Draw nothing, to save time, except in tests with `one_figure`."""
     left_out = [Drawn("time-reduction", [], "left out")]
-    monkeypatch.setattr(
-        "scalebench.artifact.packing.plot_folder", lambda *_, **__: left_out
-    )
+    monkeypatch.setattr("scalebench.artifact.plot_folder", lambda *_, **__: left_out)
 
 
 @pytest.fixture
@@ -67,9 +66,9 @@ def one_figure(monkeypatch, no_figures):
     monkeypatch.setattr(
         "scalebench.figures.plotting.default_figures", lambda: ["time-reduction"]
     )
-    for room in ("packing", "verification"):
+    for room in ("artifact", "artifact.verification"):
         monkeypatch.setattr(
-            f"scalebench.artifact.{room}.plot_folder",
+            f"scalebench.{room}.plot_folder",
             partial(plot_folder, request=PlotRequest(formats=("svg",))),
         )
 
@@ -223,7 +222,7 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
 def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
     # the real ones may be edited while this runs
     files = [("scalebench/__init__.py", b"")]
-    monkeypatch.setattr("scalebench.artifact.packing._package_files", lambda: files)
+    monkeypatch.setattr("scalebench.artifact._package_files", lambda: files)
     folder = study()
     first, second = (
         write_artifact(folder, tmp_path / name, PaperFile()).archive.read_bytes()

@@ -17,10 +17,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scalebench.analysis import load
-from scalebench.artifact import PaperFile
 from scalebench.artifact.anonymising import Shipment
 from scalebench.artifact.artifact_description import (
     Description,
+    PaperFile,
     describe,
     escape_markdown,
     latex_link,

@@ -19,10 +19,10 @@ def scalebench(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "scalebench.figures.plotting.default_figures", lambda: ["time-reduction"]
     )
-    for room in ("packing", "verification"):
+    for room in ("artifact", "artifact.verification"):
         own = partial(plot_folder, request=PlotRequest(formats=("svg",)))
         monkeypatch.setattr(
-            f"scalebench.artifact.{room}.plot_folder", lambda *a, jobs, own=own: own(*a)
+            f"scalebench.{room}.plot_folder", lambda *a, jobs, own=own: own(*a)
         )
     with Store(tmp_path / "results" / "synthetic", fsync=False) as store:
         for run, epochs in study_rows(workers=(1, 2), native_workers=(), repetitions=2):

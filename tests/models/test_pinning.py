@@ -12,7 +12,8 @@ import pytest
 
 from scalebench.analysis import compare_studies, load
 from scalebench.analysis.methodology import check
-from scalebench.artifact import PaperFile, write_artifact
+from scalebench.artifact import write_artifact
+from scalebench.artifact.artifact_description import PaperFile
 from scalebench.cli.main import main
 from scalebench.errors import ModelError, ResultsError, RunError
 from scalebench.launch.planning import plan_study

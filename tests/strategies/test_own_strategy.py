@@ -14,7 +14,8 @@ import pytest
 
 from scalebench.analysis import compare_strategies, load
 from scalebench.analysis.verdicts import changed
-from scalebench.artifact import PaperFile, write_artifact
+from scalebench.artifact import write_artifact
+from scalebench.artifact.artifact_description import PaperFile
 from scalebench.comm import engines
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
