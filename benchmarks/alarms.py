@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from benchmarks.coverage import Claim, table
 from benchmarks.noise import Array, Noise, Random
-from scalebench.analysis.rounds import CellRuns
-from scalebench.analysis.significance import (
+from scalebench.analysis.pairing import (
     holm,
     rank_sum_test,
     signed_rank_test,
     time_trend,
     two_groups_p,
 )
+from scalebench.analysis.rounds import CellRuns
 from scalebench.study.cell import Cell
 
 

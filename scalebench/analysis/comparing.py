@@ -25,6 +25,7 @@ import pandas as pd
 from scalebench.analysis.intervals import time_interval
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import (
+    ALPHA,
     NO_BASELINE,
     NO_RATIO,
     CellComparison,
@@ -32,7 +33,6 @@ from scalebench.analysis.pairing import (
     Ratio,
 )
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
-from scalebench.analysis.significance import ALPHA
 from scalebench.errors import UsageError, nearest
 from scalebench.measured import UNKNOWN, Measured
 from scalebench.study.cell import CELL

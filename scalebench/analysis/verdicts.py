@@ -41,9 +41,14 @@ from scalebench.analysis.environment import (
 from scalebench.analysis.intervals import median_time
 from scalebench.analysis.loading import CONDITION, Results, cells_in, clusters_of
 from scalebench.analysis.native_check import VirtualError
-from scalebench.analysis.pairing import CellComparison, Comparer
+from scalebench.analysis.pairing import (
+    ALPHA,
+    CellComparison,
+    Comparer,
+    enough_runs,
+    repeat_option,
+)
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread, timed
-from scalebench.analysis.significance import ALPHA, enough_runs, repeat_option
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
 from scalebench.measured import Measured

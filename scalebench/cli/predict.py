@@ -20,7 +20,7 @@ from scalebench.cli.formats import format_option, show_tables, write_rows
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
-    from scalebench.analysis.critical_batch import SeriesLaw
+    from scalebench.analysis.target import SeriesLaw
     from scalebench.predictions.points import Predicted
     from scalebench.predictions.variation import Variation
     from scalebench.tables import Table

@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from scalebench.analysis import Results
-from scalebench.analysis.critical_batch import SeriesLaw, critical_batches
-from scalebench.analysis.target import times_to_target
+from scalebench.analysis.target import SeriesLaw, critical_batches, times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.marks import (

@@ -19,14 +19,13 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.analysis import Results, ratios
-from scalebench.analysis.critical_batch import EpochsLaw, fit_epochs
 from scalebench.analysis.intervals import (
     median_interval,
     metric_difference,
     metric_interval,
     time_interval,
 )
-from scalebench.analysis.target import target_ratios
+from scalebench.analysis.target import EpochsLaw, fit_epochs, target_ratios
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest

@@ -11,7 +11,7 @@ from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
 
 if TYPE_CHECKING:
-    from scalebench.analysis.critical_batch import SeriesLaw
+    from scalebench.analysis.target import SeriesLaw
     from scalebench.measured import Measured
     from scalebench.pricing.grid import Grid
 
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 def stated_law(said: str) -> dict[str, SeriesLaw]:
     """Return the law `E0,B_CRIT` of any strategy."""
-    from scalebench.analysis.critical_batch import EpochsLaw, SeriesLaw
+    from scalebench.analysis.target import EpochsLaw, SeriesLaw
 
     try:
         at_zero, critical = map(float, said.split(","))
@@ -43,7 +43,7 @@ def stated_law(said: str) -> dict[str, SeriesLaw]:
 
 def law_of_file(path: Path) -> dict[str, SeriesLaw]:
     """Return the law of any strategy that is fitted to a file of batches and epochs."""
-    from scalebench.analysis.critical_batch import read_law
+    from scalebench.analysis.target import read_law
 
     return {"": read_law(path)}
 
@@ -51,7 +51,7 @@ def law_of_file(path: Path) -> dict[str, SeriesLaw]:
 def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
     """Return the laws fitted to the runs of a study, by the strategy's label, and what was trained there."""
     from scalebench.analysis import load
-    from scalebench.analysis.critical_batch import critical_batches
+    from scalebench.analysis.target import critical_batches
 
     results = load(folder)
     fitted = critical_batches(results)

@@ -24,9 +24,8 @@ from scalebench.analysis.intervals import (
 )
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.analysis.pairing import CellComparison
+from scalebench.analysis.pairing import CellComparison, enough_runs, repeat_option
 from scalebench.analysis.rounds import MEASURED
-from scalebench.analysis.significance import enough_runs, repeat_option
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 from scalebench.formatting import counted, listed, seconds
 from scalebench.measured import Measured

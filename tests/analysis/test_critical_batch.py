@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scalebench.analysis.critical_batch import (
+from scalebench.analysis.target import (
     EpochsLaw,
     critical_batches,
     fit_epochs,
@@ -181,7 +181,7 @@ def test_equal_epochs_have_no_critical_batch_within_reach(study):
 
 def test_laws_of_a_study_are_fitted_once(study, monkeypatch):
     made = study(rows=[aimed("allreduce", workers, law(workers)) for workers in COUNTS])
-    monkeypatch.setattr("scalebench.analysis.critical_batch.DRAWS", 2)
+    monkeypatch.setattr("scalebench.analysis.target.DRAWS", 2)
     found = critical_batches(made)
-    monkeypatch.delattr("scalebench.analysis.critical_batch.fit_epochs")
+    monkeypatch.delattr("scalebench.analysis.target.fit_epochs")
     assert critical_batches(made) == found

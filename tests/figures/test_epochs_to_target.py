@@ -15,7 +15,7 @@ from tests.figures.test_time_to_target import drawn
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     # each takes milliseconds
-    monkeypatch.setattr("scalebench.analysis.critical_batch.DRAWS", 3)
+    monkeypatch.setattr("scalebench.analysis.target.DRAWS", 3)
 
 
 def test_points_law_and_unreached_batches_are_drawn(study):  # noqa: F811

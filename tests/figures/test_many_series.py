@@ -99,7 +99,7 @@ def drawn(eight):
     """A figure of the study in a style: drawn once, as tests only look at it."""
     with pytest.MonkeyPatch.context() as patch:
         # an interval as wide as any in print
-        patch.setattr("scalebench.analysis.critical_batch.DRAWS", 20)
+        patch.setattr("scalebench.analysis.target.DRAWS", 20)
         yield cache(lambda name, style: draw(eight, name, choose_style(style)))
 
 

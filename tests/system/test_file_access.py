@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import load
-from scalebench.analysis.critical_batch import read_law
+from scalebench.analysis.target import read_law
 from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCosts

@@ -27,8 +27,7 @@ from scalebench.analysis.methodology import (
 from scalebench.analysis.methodology.claims import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
-from scalebench.analysis.rounds import MEASURED, runs_by_cell
-from scalebench.analysis.significance import (
+from scalebench.analysis.pairing import (
     ALPHA,
     ENOUGH_RUNS,
     enough_runs,
@@ -37,6 +36,7 @@ from scalebench.analysis.significance import (
     time_trend,
     two_groups_p,
 )
+from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, percent, seconds, share
 from scalebench.study.cell import CELL, in_words

@@ -13,8 +13,7 @@ from scipy import stats
 
 from scalebench.analysis import against, differences
 from scalebench.analysis.intervals import unpaired_ratio
-from scalebench.analysis.rounds import runs_by_cell
-from scalebench.analysis.significance import (
+from scalebench.analysis.pairing import (
     explained_by_a_cut,
     holm,
     rank_sum_test,
@@ -25,6 +24,7 @@ from scalebench.analysis.significance import (
     time_trend,
     two_groups_p,
 )
+from scalebench.analysis.rounds import runs_by_cell
 from scalebench.errors import UsageError
 from tests.analysis.test_comparing import only, run
 
