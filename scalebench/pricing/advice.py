@@ -250,6 +250,7 @@ def _other_links(predictor: Predictor, choice: Choice, scale: float) -> list[str
         ]
         change = times[0] / point.train_s - 1
         text = f"on links of {digits(factor * own)} Gbit/s {seconds(scale * times[0])}"
+        # Less would be printed as 0.0 %.
         text += f" ({100 * change:+.1f} %)" if abs(change) >= 5e-4 else " (no change)"
         if len(times) > 1:
             saved = 1 - times[1] / times[0]
@@ -336,6 +337,7 @@ def _first_where(
     predictor: Predictor, faster: Component, slower: Component, low: int, high: int
 ) -> int:
     """Return the least count, up to a node's workers, at which `faster` is the faster one; it is at `high`."""
+    # Whole nodes, where a single worker more or less is no question.
     step = predictor.platform.cluster.node.workers_per_node if high > 64 else 1
     case = [Case(predictor.platform, predictor.workload.batch)]
     while high - low > step:
@@ -429,6 +431,7 @@ def batch_for(
             continue
         if alone.time[0] / many.time[0] / point.workers >= efficiency:
             return batch
+        # Larger batches find no more samples.
         if batch * (1 if workload.in_all else point.workers) > workload.samples:
             break
     return None

@@ -76,11 +76,14 @@ class Charges:
         return cls(
             Costs(network, machine.engines, carrier(run)),
             [
+                # The draw belongs to the repetition, not to the seed of its data: all
+                # strategies of a repetition get the same one.
                 StepTimes(
                     table, seed=each.seed - each.repetition, repetition=each.repetition
                 )
                 for each in runs
             ],
+            # Stated for the workers that differ; others are as measured.
             np.array([options.slowdown.get(rank, 1.0) for rank in workers]),
             [
                 [jitter_of(each, table, rank) for rank in workers]
@@ -107,6 +110,8 @@ class Charges:
             (len(compute.amounts), len(self.times), compute.amounts.shape[1])
         )
         for task, places in compute.places.items():
+            # Operations of a strategy have a time each, tasks of a step one function of
+            # the samples.
             if task != Task.OTHER:
                 for repetition, times in enumerate(self.times):
                     base[places, repetition] = times.seconds(
@@ -117,12 +122,16 @@ class Charges:
                 base[place] = self.operation_s(
                     compute.names[place], int(compute.amounts[place, 0])
                 )[:, None]
+        # Tasks of a stage or a layer are parts of the model's work, at the time of a
+        # whole step.
         base *= compute.shares[:, None, None]
         factors: Floats = np.broadcast_to(
             self.speed[workers], (len(base), len(self.times), len(workers))
         )
         if any(self.jitter) and len(base):
+            # Jitter belongs to a step: all of its tasks are as late.
             low, high = int(compute.steps[0]), int(compute.steps[-1]) + 1
+            # broadcast_to gives a view that cannot be written to.
             factors = factors.copy()
             for repetition, jitter in enumerate(self.jitter):
                 if jitter:
@@ -135,6 +144,8 @@ class Charges:
     def operation_s(self, name: str, messages: int) -> Floats:
         """Return the seconds of a strategy's operation on so many messages, (M,); zero if it was not measured."""
         found = self.operations.get(name)
+        # What a strategy computes besides steps is measured on the machine, and unknown
+        # on a stated cluster.
         return np.full(len(self.times), 0.0 if found is None else found.among(messages))
 
 
@@ -162,12 +173,16 @@ class EqualWorkers:
             + self.tasks[Task.BACKWARD]
             + self.tasks[Task.UPDATE]
         )
+        # None: without jitter there are no variances to sum.
         return self.jitter * step if self.jitter.any() else None
 
     def with_joined(self, steps: Floats) -> EqualWorkers:
         """Return the machines on which a step takes the time of `steps` (M,)."""
         tasks = self.tasks * steps
+        # An epoch is laid out once, however many steps it has.
         tasks[Task.SHUFFLE] = self.tasks[Task.SHUFFLE]
+        # Jitters of steps are independent: their sum grows with the root of the steps,
+        # the task with all of them.
         return replace(
             self, tasks=tasks, jitter=self.jitter / np.sqrt(steps), joined=steps
         )
@@ -229,6 +244,8 @@ def gradients(model: torch.nn.Module, release: Sequence[float]) -> list[Gradient
     trainable = [
         parameter for parameter in model.parameters() if parameter.requires_grad
     ]
+    # Shares of another model, or none: stated times have none. Paced runs release by
+    # elements, and virtual ones have to agree with them.
     if len(release) != len(trainable):
         release = release_shares([parameter.numel() for parameter in trainable])
     return [

@@ -65,6 +65,8 @@ class Costs:
         measured_on: Cluster | None = None,
         cycle: float = 1.0,
     ) -> None:
+        # Links that a cluster file states are not those that were measured: latency,
+        # bandwidth and congestion are fitted, if the engine was measured between nodes.
         fit = fit_engine(engines, engine)
         self._measured_on = network.cluster
         if fit is not None:
@@ -72,6 +74,8 @@ class Costs:
             collective = (
                 fit.algorithm if network.collective == "auto" else network.collective
             )
+            # The changes of a what-if apply to the fitted links: `measured_on` has them
+            # unchanged.
             network = Network(
                 fit.on(network.cluster, measured_on), network.ranks_per_node, collective
             )
@@ -89,13 +93,16 @@ class Costs:
         return lru_cache(_TIMES_KEPT)(self._time)
 
     def _time(self, operation: Operation) -> float:
+        # Before the table by kind: without ranks there are no collectives.
         if self._through_command is not None:
             return self._round_of_blocks(operation, *self._through_command)
+        # Behind this line the first member is the root.
         return _SECONDS[operation.kind](self, operation.root_first())
 
     @cached_property
     def _within(self) -> Network:
         """All ranks on one node, as engines are measured there."""
+        # No node is so large that a rank lies on a second one.
         return Network(self.network.cluster, sys.maxsize, self.network.collective)
 
     @cached_property
@@ -109,6 +116,7 @@ class Costs:
         """Costs of one and of two workers if all that workers exchange passes through one command."""
         if (
             self.engine not in NAMES
+            # Engines with ranks exchange among these, whatever their backend.
             or named(self.engine).has_ranks
             or not self.engines.has(self.engine)
         ):
@@ -127,6 +135,8 @@ class Costs:
             if operation.kind == Kind.ACCESS
             else operation.members
         )
+        # One command handles all blocks, one after the other: each further worker adds
+        # what the second one did.
         by_engine = first + (len(workers) - 1) * max(
             0.0, two.seconds(operation.nbytes) - first
         )
@@ -134,6 +144,7 @@ class Costs:
             self._way(operation.nbytes, worker, charges_near=alone.stated)
             for worker in workers
         ]
+        # There and back.
         return by_engine + 2 * sum(ways)
 
     def _way(self, nbytes: float, worker: int, *, charges_near: bool) -> float:
@@ -161,6 +172,8 @@ class Costs:
         return self._corrected(operation, operation.engine or self.engine)
 
     def _barrier(self, operation: Operation) -> float:
+        # No engine was measured at barriers; an allreduce of nothing waits for
+        # everyone, too.
         return self.time(operation._replace(kind=Kind.ALLREDUCE, nbytes=0))
 
     def _own_or_alike(self, operation: Operation) -> float:
@@ -171,6 +184,8 @@ class Costs:
         ):
             return self._corrected(operation, entry)
         allreduce = Operation(Kind.ALLREDUCE, operation.nbytes, operation.members)
+        # An engine's software has its share in every collective: the ratio of the
+        # model's times says what kind and algorithm change.
         whole = self.network.time(allreduce)
         return (
             self.time(allreduce) * (self.network.time(operation) / whole)
@@ -181,6 +196,8 @@ class Costs:
     def _exchange(self, operation: Operation) -> float:
         """Return the cost of a full exchange, by the busiest member."""
         measured = self.cost_of(self.engine)
+        # Its messages differ in size, so that no measured entry fits: the model has the
+        # links, the engine its software.
         small = measured.small_s(_levels(len(operation.members))) if measured else 0.0
         return self.network.time(operation) + small
 
@@ -188,7 +205,9 @@ class Costs:
         """Return seconds in which a request or reply occupies a server: link and software."""
         busy = self.cost_of(SERVER_BUSY)
         if busy is not None and self.network.same_node(*operation.members):
+            # Measured was a request with its reply, of which this is one.
             return busy.seconds(operation.nbytes) / 2
+        # Bytes occupy the link of the server; latency passes beside other requests.
         link = self._link(operation, int(operation.nbytes)) - self._link(operation, 0)
         return link + (busy.alpha_s / 2 if busy else 0.0)
 
@@ -213,6 +232,7 @@ class Costs:
         measured = self.cost_of(ONE_SIDED)
         if measured is not None and self.network.same_node(*operation.members):
             return measured.seconds(operation.nbytes)
+        # Fetch and store carry the vector, lock and unlock nothing.
         crossing = 2 * self._link(operation, operation.nbytes) + 2 * self._link(
             operation, 0
         )
@@ -242,20 +262,26 @@ class Costs:
             len(members),
             self.network.nodes_of(members),
         )
+        # A lone worker sends nothing, so that no measured entry counts.
         if ranks < 2:
             return modelled
         measured = self.cost_of(entry, ranks, nodes)
         if measured is not None:
             alike = self._as_measured(operation, measured)
+            # The model says how the cost grows from the measured ranks to these; the
+            # measurement says how large it is.
             return measured.seconds(operation.nbytes) * (
                 modelled / alike if alike > 0 else 1.0
             )
+        # Not measured between nodes: only the software, as found inside a node, is
+        # added to the links.
         inside = self.cost_of(entry, ranks)
         return modelled + (self._software(inside, operation) if inside else 0.0)
 
     def _as_measured(self, operation: Operation, measured: EngineCost) -> float:
         """Return model seconds at the ranks and nodes of `measured`."""
         if measured.nodes == 1:
+            # This operation is inside a node, too, where any members cost the same.
             return self.network.time(
                 operation._replace(members=operation.members[: measured.ranks])
             )
@@ -270,9 +296,13 @@ class Costs:
             len(operation.members),
             operation._replace(members=range(measured.ranks)),
         )
+        # The links inside a node are in the measured time; those between nodes replace
+        # them.
         links = self._within.time(inside) - self._within.time(inside._replace(nbytes=0))
         per_byte = measured.seconds(operation.nbytes) - measured.alpha_s - links
         messages, sendings = _levels(ranks), 1.0
+        # In a ring as in halving and doubling a rank sends 2 (p - 1) / p of the bytes:
+        # the ratio of both counts of ranks.
         if measured.ranks > 1:
             sendings = ((ranks - 1) / ranks) / ((measured.ranks - 1) / measured.ranks)
         if operation.linear:  # the root takes part in every message
@@ -305,6 +335,7 @@ class Prices:
     def __init__(self, costs: Sequence[Costs]) -> None:
         places = {each: place for place, each in enumerate(dict.fromkeys(costs))}
         self.costs, self.distinct = list(costs), list(places)
+        # Machines of one what-if share their network in thousands of cells.
         self._which = np.array([places[each] for each in costs])
         self._kept: dict[object, Floats] = {}
 
@@ -313,6 +344,7 @@ class Prices:
 
     def each(self, seconds: Callable[[Costs], float], *key: object) -> Floats:
         """Return `seconds` of the costs of each machine, (M,), which `key` identifies."""
+        # A program asks for the same operation in every step.
         if key not in self._kept:
             self._kept[key] = np.array([seconds(costs) for costs in self.distinct])[
                 self._which
@@ -325,6 +357,7 @@ class Prices:
 
     def of_engine(self, engine: str, name: str) -> Floats:
         """Return a measured time of an engine, zero where it was not measured, (M,)."""
+        # cost_of is None for what was not measured, which has no such name either.
         return self.each(
             lambda costs: getattr(costs.cost_of(engine), name, 0.0), engine, name
         )

@@ -262,6 +262,7 @@ class MeasuredSteps(TimeModel):
 
     def under(self, workers: int) -> MeasuredSteps:
         table = table_under(self.tables, workers)
+        # One object for a load: step times are kept by the device itself.
         return self._alone.setdefault(
             table.busy_workers, replace(self, tables=(table,))
         )
@@ -321,6 +322,7 @@ class Roofline(TimeModel):
     components = ("compute", "memory bandwidth", "launch overhead")
 
     def __post_init__(self) -> None:
+        # It refuses a dtype that the device has no peak of, before anything is priced.
         self.device.peak(self.dtype)
 
     @property
@@ -373,6 +375,7 @@ class Roofline(TimeModel):
             * layers.column("parameters")
             / self.device.memory_bandwidth_bytes_per_s
         )
+        # Parameters are read and written, gradients read, each state read and written.
         numbers = (3 + 2 * self.optimizer_states) * layers.parameters
         update = self.kernels(np.zeros(1), np.array([stored * numbers]))
         return LayerTimes(forward, products * forward + written, float(update[0]))
@@ -503,6 +506,7 @@ def _measured_shares(
         number
         for number, _ in groupby(number for number in named if number is not None)
     ]
+    # Names of another model, or in another order: its shares say nothing of these rows.
     if not measured or met != list(range(len(measured))):
         return None
     owners = np.array(

@@ -39,10 +39,13 @@ class Groups:
         self.sizes = np.bincount(self.labels)
         self.order = np.argsort(self.labels, kind="stable")
         self.starts = np.cumsum(self.sizes) - self.sizes
+        # A program joins the collectives of a partition in every step.
         self._of_programs: dict[Program, tuple[Ints, Ints]] = {}
         self.members = [partition.members(label) for label in first.tolist()]
         kinds: dict[object, list[int]] = defaultdict(list)
         for label, members in enumerate(self.members):
+            # Groups of one shape cost the same, unless single links are slow: then each
+            # group is a case of its own.
             kinds[
                 members
                 if costs.network.cluster.links.slow
@@ -82,6 +85,7 @@ class Rendezvous:
         # variance of the slowest member, (groups, M)
         self.late = np.zeros((len(self.missing), shape[0]))
         self.passes: Floats | None = None  # seconds of the last backward passes
+        # The same array stands for not settled yet: `settle` replaces it.
         self.latest = self.ends = self.costs = self.arrivals
 
     def kinds(self, labels: Ints) -> list[tuple[Event, Ints]]:
@@ -136,11 +140,14 @@ class Collectives:
             rendezvous = self._pending[key] = Rendezvous(event, key, groups, self.shape)
         at = program.places
         labels, counts = rendezvous.groups.of(program)
+        # Groups of a split may differ in their n-th collective, as the devices of DASO,
+        # which take turns.
         if event is not rendezvous.event and _cost_key(event) != _cost_key(
             rendezvous.event
         ):
             rendezvous.others |= dict.fromkeys(labels.tolist(), event)
         rendezvous.arrivals[:, at] = now[:, at]
+        # Members of one group may come with different programs.
         rendezvous.missing -= counts
         rendezvous.awaited -= len(program.ranks)
         if passes is not None:
@@ -153,6 +160,7 @@ class Collectives:
 
     def settle(self, rendezvous: Rendezvous) -> Ints | slice | None:
         """Set the ends of groups that are complete, and return their members that wait in it."""
+        # Another program has settled it for all.
         if rendezvous.key not in self._pending:
             return None
         ready = (rendezvous.missing == 0) & ~rendezvous.settled
@@ -162,9 +170,12 @@ class Collectives:
         if rendezvous.settled.all():  # all members have joined and hold it
             self._pending.pop(rendezvous.key, None)
         groups, event = rendezvous.groups, rendezvous.event
+        # Merging goes on in pairs, whose arrivals differ: where all workers are in the
+        # arrays, each is followed.
         if event.kind == Kind.MERGE and self.shape[1] == len(groups.partition.labels):
             self._merge(rendezvous)
             return slice(None)
+        # One group of all, the usual case: a maximum without sorting by group.
         if len(ready) == 1:
             latest = rendezvous.arrivals.max(axis=1, keepdims=True)
         else:
@@ -178,6 +189,8 @@ class Collectives:
                 latest[:, labels] += np.sqrt(
                     rendezvous.late[labels].T
                 ) * expected_largest(len(members))
+            # Averages begin during the backward pass, so that the latest arrival does
+            # not say when.
             if event.overlap is not None and len(members) > 1:
                 for label in labels[ready[labels]].tolist():
                     ends[:, label], cost[:, label] = self._overlapped(
@@ -197,6 +210,7 @@ class Collectives:
             rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty(
                 (3, *self.shape)
             )
+        # Only what has settled now: others of the same number are still awaited.
         here = ready[groups.labels]
         for kept, found in (
             (rendezvous.latest, latest),
@@ -225,6 +239,7 @@ class Collectives:
         for place, (event, *_) in enumerate(steps):
             assert event is not None
             kinds[_cost_key(event)].append(place)
+        # Equal collectives are priced in one call.
         for places in kinds.values():
             event = steps[places[0]].event
             assert event is not None
@@ -234,6 +249,7 @@ class Collectives:
                 backward = seconds[[steps[place].backward for place in places]]
                 begins = (
                     taken[places]
+                    # The expected jitter of the slowest shifts the passes of all.
                     + (latest[places] - taken[places].max(axis=2))[:, :, None]
                     - backward
                 )
@@ -267,10 +283,13 @@ class Collectives:
         arrivals, seconds = rendezvous.arrivals[:, own], rendezvous.passes[:, own]
         late = latest - arrivals.max(axis=1)  # by the expected jitter
         begins = arrivals - seconds + late[:, None]
+        # DDP's stream begins anew with each pass; Horovod's loop goes on and remembers its
+        # turns.
         if overlap.cycle_s == 0:
             end, cost = buckets_end((begins, seconds), overlap, self.prices, members)
             return np.maximum(latest, end), cost
         key = (rendezvous.groups, label)
+        # A loop for each machine, as cycles of different networks drift apart.
         streams = self._streams.setdefault(key, [Stream() for _ in self.prices.costs])
         before = np.array([stream.transferred_s for stream in streams])
         passes = zip(begins, seconds, streams, self.prices.costs, strict=True)
@@ -289,6 +308,7 @@ class Collectives:
         merging = self._machines.operation_s(rendezvous.event.name, 2)[:, None]
         now, waits = rendezvous.arrivals.copy(), np.zeros(self.shape)
         costs, ranks, stride = np.zeros(self.shape), np.arange(self.shape[1]), 1
+        # At distances 1, 2, 4, ...: pairs of a hypercube.
         while stride < len(ranks):
             low = ranks[(ranks & stride) == 0]
             high = low | stride
@@ -307,6 +327,7 @@ class Collectives:
     def _doubling(self, event: Event) -> Floats:
         """Return the seconds of these exchanges between equal workers, of which a few stand for all, (M,)."""
         assert event.partition is not None
+        # A pair at distance 2^k of equal workers costs what any such pair costs.
         levels = range((len(event.partition.labels) - 1).bit_length())
         messages = [
             self._message(event.operation.nbytes, 0, 1 << power) for power in levels
@@ -323,6 +344,7 @@ class Collectives:
         if network.cluster.links.slow:
             pairs = zip(sources.tolist(), ranks.tolist(), strict=True)
             return np.stack([self._message(nbytes, *pair) for pair in pairs], axis=1)
+        # Ranks fill one node after the other.
         inside = sources // network.ranks_per_node == ranks // network.ranks_per_node
         seconds = np.empty((self.shape[0], len(sources)))
         for same in np.unique(inside):
@@ -396,6 +418,7 @@ class Queue:
         self, access: Operation, now: Floats, before: Floats | None
     ) -> tuple[Floats, Floats]:
         """Exclusive access to a shared model; where one host serves all, between two of a worker lie those of all."""
+        # The last worker is on another node than the host, if any is.
         access = access._replace(members=(self._workers - 1, access.members[1]))
         alone = everyone = self._prices.time(access)[:, None]
         if self._one_host:
@@ -407,14 +430,18 @@ class Queue:
     ) -> tuple[Floats, Floats]:
         """Push to a server and its reply."""
         shards, ends = self._serving.shards, (self._workers - 1, request.members[1])
+        # Each shard steps its part of the parameters, beside the others.
         served = self._update / shards
         serve = request._replace(nbytes=request.nbytes / shards, members=ends)
         travel = 2 * self._prices.time(serve._replace(kind=Kind.TRAVEL))[:, None]
         busy, all_busy = self._prices.time(serve)[:, None], self._of_all(serve)
         alone = travel + 2 * busy
         if not self._serving.in_rounds:
+            # Every push is answered alone: all of them pass the server between two of
+            # one worker.
             everyone = 2 * all_busy + self._workers * served
             return self._queued(now, before, alone + served, everyone), alone + served
+        # The first round: all pushes come at once.
         if before is None:
             return now + travel + 2 * all_busy + served, alone
         # One reply after another: so come the next pushes, each served while others
@@ -429,9 +456,11 @@ class Queue:
         self, now: Floats, before: Floats | None, alone: Floats, everyone: Floats
     ) -> Floats:
         """Return the end of an exchange of `alone` seconds, at least `everyone` after the worker's one before."""
+        # The first exchange: all workers come at once.
         if before is None:
             return now + everyone
         after = np.maximum(now + alone, before + everyone)
+        # Beyond rounding, a worker waits for others.
         self.bound |= (after > (now + alone) * (1 + 1e-12)).any(axis=1)
         return after
 
@@ -440,6 +469,8 @@ class Queue:
         host = farthest.members[1]
 
         def total(costs: Costs) -> float:
+            # Workers on the host's node, as ranks fill nodes in order and the host is
+            # on the first.
             inside = min(costs.network.ranks_per_node, self._workers)
             near = sum(
                 costs.time(farthest._replace(members=(rank, host)))

@@ -170,12 +170,16 @@ def predict(
         refused: dict[str, dict[int, str]] = {}  # by the reason without its numbers
         for workers in counts:
             try:
+                # Replicas of several workers take larger batches: speedup compares at
+                # equal global batches.
                 base = alone
                 if predictor.mesh(strategy, workers).parts > 1:
                     base = _alone_at(predictor, strategy, workers)
                 grid.points.append(_point(predictor, strategy, workers, base))
             except UsageError as error:
                 reason = str(error).partition(": ")[2] or str(error)
+                # Counts that are refused for one reason share a line; the numbers in it
+                # differ.
                 refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = (
                     reason
                 )
@@ -207,6 +211,7 @@ def _point(
     steps, batch = predictor.batches(strategy, workers)
     cases = [Case(platform, workload.batch)]
     components = predictor.components(strategy, platform)
+    # Everything that a point is asked is priced in one call: its cases share a walk.
     cases += [Case(platform.improved(name), workload.batch) for name in components]
     cases += [
         Case(platform.improved(*names), workload.batch) for names in parts(components)

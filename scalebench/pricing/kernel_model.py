@@ -65,6 +65,7 @@ class KernelNet:
 
     def covers(self, sizes: Array) -> NDArray[np.bool_]:
         """Return True for each kernel in the convex hull of the measured ones."""
+        # Sizes of 0 are those of layers that were not measured: not covered, below.
         places = np.log2(np.maximum(sizes, 1))
         inside = places @ self.hull[:, :-1].T + self.hull[:, -1] <= 1e-9
         return np.asarray((sizes >= 1).all(axis=1) & inside.all(axis=1))
@@ -116,6 +117,7 @@ def fit_net(sizes: Array, seconds: Array, seed: int = 0) -> KernelNet:
 
 
 def _hull(places: Array) -> Array:
+    # Qhull wants two dimensions: the hull of numbers is their range.
     if places.shape[1] == 1:
         return np.array([[-1.0, places.min()], [1.0, -places.max()]])
     try:
@@ -138,6 +140,7 @@ class KernelModel:
     def save(self, path: Path) -> None:
         """Write the model as JSON. Raises ResultsError."""
         nets = {
+            # JSON has no tuples as keys.
             "/".join(key): {name: _listed(value) for name, value in vars(net).items()}
             for key, net in self.nets.items()
         }
@@ -175,6 +178,8 @@ def load_kernel_model(path: Path) -> KernelModel:
             )
             net = KernelNet(weights, biases, **arrays, error=float(own["error"]))
             kind, _, part = name.partition("/")
+            # A file may have been edited: whether its matrices fit is tried once, at
+            # the centre.
             centre = 2 ** net.mean[None]
             if (
                 part not in PASSES

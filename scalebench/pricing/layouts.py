@@ -149,6 +149,7 @@ class Planner:
         workload = replace(
             predictor.workload, samples=predictor.workload.batch, epochs=1, in_all=True
         )
+        # A step is an epoch of one global batch.
         self.predictor = Predictor(workload, predictor.platform)
         self.devices, self.batch = devices, workload.batch
         self._priced: dict[str, Step] = {}
@@ -183,6 +184,7 @@ class Planner:
     def layouts(self) -> list[Layout]:
         """All layouts of the devices: of those in parts each with the first of _RECOMPUTE that fits."""
         found = []
+        # A replica needs a sample.
         if self.batch >= self.devices:
             found = [Layout("data", DATA, Mesh(self.devices))]
             # the whole model, or layers
@@ -233,6 +235,7 @@ class Planner:
             capped = Component(
                 name="adaptive", options={**options, "parameters_mib": most}
             )
+            # Below what the layout of least memory needs there is none to choose.
             if most > 0 and self._chosen(solver, most) is not None:
                 layout = layout._replace(strategy=capped)
         return layout
@@ -314,6 +317,7 @@ class Planner:
         tried: list[Layout] = []
         for recompute in _RECOMPUTE:
             layout = _in_parts(mesh, pieces, chunks, recompute)
+            # What is computed again does not change what can be shared.
             if not tried and not self._can_be_held(layout):
                 return None
             if self.fits(layout):
@@ -326,6 +330,8 @@ class Planner:
         if degree not in self._shareable:
             cut = self._cut(1)
             try:
+                # All layers as one stage: what cannot be shared there cannot be in a
+                # part of it.
                 cut.held([len(cut.layers)], [0], degree)
                 self._shareable[degree] = True
             except ModelError:
@@ -607,6 +613,8 @@ class Planner:
         if not fitting:
             self._refuse()
         best: dict[str, Step] = {}
+        # By ascending bounds: the first one of a kind is likely the best, which spares
+        # the others.
         for layout, least in sorted(
             ((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]
         ):
@@ -697,8 +705,12 @@ def _divisions(
                 yield mesh, 1, 1
                 continue
             for pieces in _divisors(batch // replicas):
+                # With fewer micro-batches than stages these idle for half of the step
+                # or longer.
                 if stages <= pieces <= _MOST_PIECES * stages:
                     yield mesh, pieces, 1
+                    # Interleaved micro-batches move in rounds of as many as there are
+                    # stages.
                     if pieces % stages == 0 and _CHUNKS * stages <= layers:
                         yield mesh, pieces, _CHUNKS
 

@@ -19,6 +19,7 @@ from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE, Task
 
 _TRIMMED = 0.2  # share of the blocks at either end
 
+# In the order of STEP_TASKS: `BatchTimes.blocks` stacks them so.
 _TASK_COLUMNS = ("data_s", "forward_s", "backward_s", "update_s")
 STEP_TASKS = (Task.DATA, Task.FORWARD, Task.BACKWARD, Task.UPDATE)
 STATED_STEPS = (  # what a user is told of them
@@ -128,6 +129,7 @@ def table_under(tables: Sequence[StepTable], workers: int) -> StepTable:
     """Return the table measured under the load nearest to so many busy workers of a node."""
     return min(
         tables,
+        # Of two as near the busier one, so that no slowdown by neighbours is missed.
         key=lambda table: (abs(table.busy_workers - workers), -table.busy_workers),
     )
 
@@ -139,6 +141,7 @@ def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepT
     proportional to the samples of a batch. Stated times have no spread, hence no jitter
     unless the study states one.
     """
+    # A stated time is that of a worker on a full node.
     busy = cluster.node.workers_per_node
     seconds = training.device_step_time
     if seconds is not None:
@@ -149,6 +152,8 @@ def stated_table(training: Training, cluster: Cluster, batch_size: int) -> StepT
                 seconds * n / batch_size * BACKWARD_SHARE,
                 0.0,
             )
+            # Two sizes are enough for a time in proportion: between them it is
+            # interpolated.
             for n in sorted({1, batch_size})
         ]
         source = f"stated: {seconds:g} s a step of {batch_size} samples"
@@ -192,6 +197,8 @@ class StepTimes:
         self, table: StepTable, *, seed: int = 0, repetition: int | None = 0
     ) -> None:
         draw = (
+            # A constant of its own beside seed and repetition: other draws of the same
+            # run (data, jitter) are independent of this one.
             np.random.default_rng([seed, repetition, 0xCA11])
             if repetition is not None
             else None
@@ -199,12 +206,15 @@ class StepTimes:
         self.table = table
         self._sizes = np.array(sorted(batch.samples for batch in table.batches))
         rows = []
+        # Ascending, as np.interp takes them.
         for batch in sorted(table.batches, key=lambda batch: batch.samples):
             blocks = batch.blocks()
             if draw is not None:
+                # Whole steps are drawn, so that tasks of one step stay together.
                 blocks = blocks[:, draw.integers(blocks.shape[1], size=blocks.shape[1])]
             rows.append(middle(blocks).mean(axis=1))
         self._seconds = np.array(rows)  # (sizes, tasks)
+        # On the instance: the cache ends with the table, and needs no key for it.
         self.task_seconds = lru_cache(maxsize=None)(self._task_seconds)
 
     def _task_seconds(self, task: Task, samples: int) -> float:
@@ -225,7 +235,9 @@ class StepTimes:
             return np.zeros(samples.shape)
         column = self._seconds[:, STEP_TASKS.index(Task(task))]
         if task == Task.UPDATE:
+            # It reads parameters and no samples: differences between sizes are noise.
             return np.full(samples.shape, column[0])
+        # np.interp ends at the last value; below the first size that is kept, too.
         beyond = np.maximum(1.0, samples / float(self._sizes[-1]))
         return np.asarray(np.interp(samples, self._sizes, column) * beyond)
 
@@ -233,6 +245,7 @@ class StepTimes:
 def middle(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the middle three fifths of `blocks` (..., tasks, blocks) by whole steps; all of fewer than five."""
     order = np.argsort(blocks.sum(axis=-2, keepdims=True), axis=-1, kind="stable")
+    # 0 below five blocks, of which none is left out then.
     cut = int(_TRIMMED * blocks.shape[-1])
     return np.take_along_axis(blocks, order, axis=-1)[..., cut : blocks.shape[-1] - cut]
 
@@ -253,6 +266,7 @@ class OperationTime(BaseModel):
 
     def among(self, members: int) -> float:
         """Return seconds of one call on the messages of `members` workers."""
+        # Measured on two messages; one alone costs no less.
         return self.seconds + self.per_member_s * max(0, members - 2)
 
 
@@ -279,8 +293,10 @@ class Machine:
     # the machine speed of both, as the time of the reference step
     reference_s: float | None = None
 
+    # Of more workers than a node holds, each node is full.
     def table_for(self, workers: int) -> StepTable:
         """The step times measured under the load that `workers` put on a node."""
+        # A node is as busy as it can be from its number of workers on.
         return table_under(
             self.tables, min(workers, self.cluster.node.workers_per_node)
         )

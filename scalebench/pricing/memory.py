@@ -41,6 +41,7 @@ class WorkerMemory:
             0,
             (int(memory_gib * _GIB) - self.fixed)
             * self.batch
+            # A model that keeps nothing for the backward pass would divide by zero.
             // max(1, self.activations),
         )
 
@@ -49,6 +50,7 @@ class WorkerMemory:
 
         The largest part is named, and the largest batch that fits.
         """
+        # In bytes, as tables count them; GiB are for people.
         over = self.total - memory_gib * _GIB
         if over <= 0:
             return ""
@@ -94,6 +96,8 @@ def worker_memory(
             layers, batch, dtype, optimizer_states, schedule.part, kept_in
         )
     vector = layers.parameters * ELEMENT_BYTES[dtype]
+    # Recorded are all vectors of a worker: parameters, gradients and the optimizer's
+    # among them.
     held = schedule.memory_bytes - (2 + optimizer_states) * vector if schedule else 0
     return WorkerMemory(
         model=layers.name,
@@ -101,6 +105,7 @@ def worker_memory(
         parameters=vector,
         gradients=vector,
         optimizer=optimizer_states * vector,
+        # Below zero where the recorded optimizer has fewer vectors than were stated.
         strategy=max(0, held),
         activations=layers.activation_bytes(batch, kept_in or dtype),
     )
@@ -124,6 +129,8 @@ def part_memory(
         activations = layers.activation_bytes(batch, kept_in or dtype)
     else:
         activations = round(part.activations * ELEMENT_BYTES[kept_in or dtype])
+        # A stage of an interleaved pipeline holds several chunks, each counted as a
+        # stage.
         stages = part.stage.stages // len(part.kept or (0,))
         place = f", stage {part.stage.stage} of {stages}" if stages > 1 else ""
     return WorkerMemory(
@@ -144,6 +151,7 @@ def memory_of(
     workload = predictor.workload
     _, samples = predictor.batches(strategy, workers, batch)
     states = optimizer_states(workload.optimizer)
+    # A batch has whole samples; the mean one may lie between two.
     size = max(1, round(samples))
     of_parts = [
         worker_memory(
@@ -151,6 +159,7 @@ def memory_of(
         )
         for schedule in predictor.schedules(strategy, workers, batch)
     ]
+    # A training fits if its fullest worker does.
     return max(of_parts, key=lambda memory: memory.total)
 
 

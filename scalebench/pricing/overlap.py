@@ -43,6 +43,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def hidden_s(transfer_s: float, exposed_s: float, train_s: float) -> float:
     """Return what compute hides of communication that costs `transfer_s`, of which `exposed_s` is not hidden."""
     hidden = transfer_s - exposed_s
+    # A difference of two sums: what is left by rounding hides nothing.
     return hidden if hidden > _ROUNDING * train_s else 0.0
 
 
@@ -62,6 +63,7 @@ class _Loop(NamedTuple):
     def of(cls, overlap: Overlap, costs: Costs, ranks: Members) -> _Loop:
         measured = costs.cost_of(overlap.engine)
         overshoot = (
+            # Timers overshoot by a time of their own, whatever cycle is asked for.
             max(0.0, measured.cycle_s - NOMINAL_CYCLE_S)
             if measured and measured.cycle_s
             else 0.0
@@ -74,6 +76,7 @@ class _Loop(NamedTuple):
         sizes = [nbytes for _, nbytes in tensors]
         return cls(
             costs.cycle * (overlap.cycle_s + overshoot),
+            # A uniform distribution of width w has the standard deviation w / sqrt(12).
             math.sqrt(12) * measured.cycle_spread_s if measured else 0.0,
             software
             + costs.time(
@@ -119,16 +122,21 @@ class Stream:
         self, passes: Passes, overlap: Overlap, costs: Costs, ranks: Members
     ) -> float:
         """Horovod: at each cycle, tensors that are ready on every worker are fused up to the threshold and reduced."""
+        # Parameters and their order are the same in every step.
         loop = self._loop = self._loop or _Loop.of(overlap, costs, ranks)
         share = self._next_share(len(ranks))
         ready, first, moment = _all_ready(passes, loop.releases), 0, self.next_cycle
         while first < len(ready):
+            # A long turn leaves less of the cycle in which timers can drift apart.
             ahead = share * max(loop.period - self.turn_s, loop.spread)
+            # No tensor is ready yet: empty turns pass until one is.
             if (late := ready[first] + ahead - moment) > 0:
                 moment += loop.period * math.ceil(late / loop.period)
             taken = bisect_right(ready, moment, first, key=ahead.__add__)
             finished = moment + loop.negotiation
             together = loop.before[taken] - loop.before[first]
+            # Most turns fuse all that is ready into one buffer: a difference of running
+            # sums says so without a loop.
             fits = together <= overlap.bucket_bytes
             for nbytes in (
                 (together,)
@@ -142,13 +150,16 @@ class Stream:
                 finished += loop.seconds[nbytes]
                 self.transferred_s += loop.seconds[nbytes]
             self.turn_s = finished - moment
+            # A turn that took longer than a cycle is followed by the next one at once.
             first, moment = taken, max(moment + loop.period, finished)
         self.next_cycle = moment
+        # What the library does once for each step, as hooks and copies.
         return finished + loop.per_step
 
     def _next_share(self, workers: int) -> float:
         """Return by what share of the window the first worker's turns are ahead of the last one's in this step."""
         self.steps += 1
+        # The largest of p - 1 uniform numbers, by its distribution.
         return float((self.steps * _GOLDEN % 1.0) ** (1 / max(1, workers - 1)))
 
 
@@ -162,6 +173,7 @@ def buckets_end(
     """
     begins, seconds = passes
     free, cost = np.full(len(prices), -np.inf), np.zeros(len(prices))
+    # Machines of one call train one model: buckets are the same.
     for nbytes, release in bucket_plan(tuple(prices.distinct[0].gradients), overlap):
         each = prices.time(
             Operation(Kind.ALLREDUCE, nbytes, ranks, engine=overlap.engine)
@@ -183,6 +195,7 @@ def bucket_plan(
     for tensor in sorted(gradients, key=lambda tensor: tensor.release):
         size += _travelling(tensor.nbytes, overlap)
         release = tensor.release
+        # DDP makes the first bucket small, so that communication begins early.
         if size >= (overlap.bucket_bytes if plan else overlap.first_bucket_bytes):
             plan.append((size, release))
             size = 0
@@ -208,4 +221,5 @@ def _all_ready(passes: Passes, shares: Floats) -> list[float]:
 
 
 def _travelling(nbytes: int, overlap: Overlap) -> int:
+    # A wire format is a half-precision one, for gradients in float32.
     return nbytes // 2 if overlap.wire else nbytes

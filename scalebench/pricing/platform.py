@@ -65,6 +65,7 @@ class Platform:
         node = self.cluster.node
         if node.gpus or self.device.gpu:
             return "GPU-hours", 1.0
+        # A worker has an equal part of the node's cores.
         return "core-hours", node.cores / node.workers_per_node
 
     @property
@@ -76,6 +77,7 @@ class Platform:
             "network latency",
             *self.device.components[1:],
         ]
+        # Without measured costs there is nothing that half of them would change.
         found += ["engine"] if self.engines.entries else []
         extra = {
             "input": self.input_s,
@@ -186,6 +188,7 @@ def _with_links(cluster: Cluster, name: str, factor: float) -> Cluster:
 
 def scaled_engines(engines: EngineCosts, factor: float) -> EngineCosts:
     """Return engines whose operations take `factor` times as long."""
+    # Bytes, ranks and nodes of an entry stay: it was measured there.
     times = (
         "alpha_s",
         "message_s",

@@ -108,6 +108,8 @@ class Workload:
                 f"{workers:,}, or --batch for each worker"
             )
         steps = (
+            # Workers take equally many steps, and so as many as the largest shard
+            # needs.
             math.ceil(self.samples / asked)
             if self.in_all
             else math.ceil(math.ceil(self.samples / workers) / asked)
@@ -182,6 +184,7 @@ class Predictor:
     def _model(self) -> torch.nn.Module:
         """Parameters of the layers, without memory."""
         trained, dtype = self.workload.trained, getattr(torch, self.workload.dtype)
+        # Strategies see single parameters, of which a layer table has sums.
         if trained is not None:
             return build_model(
                 trained.model,
@@ -228,6 +231,7 @@ class Predictor:
             np.empty((_COLUMNS, len(cases))),
             np.zeros(len(cases), dtype=bool),
         )
+        # Cases of one recording are walked through together.
         groups: dict[Recorded, list[int]] = {}
         of_shapes = {
             shape: self._recorded(strategy, workers, *shape) for shape in set(shapes)
@@ -250,6 +254,7 @@ class Predictor:
                 [marks for marks, _ in walks], steps_of
             )
             queued[places] = np.any([bound for _, bound in walks], axis=0)
+            # Fixed seconds of an epoch are no part of what workers do.
             columns[0, places] += self.workload.epochs * np.array(
                 [case.platform.epoch_s for case in chosen]
             )
@@ -359,6 +364,8 @@ class Predictor:
         batch = max(pieces, round(samples)) if mesh.parts > 1 or traits.mixed else 1
         by_layer = traits.cuts_model(workers)
         cut = self.cut(samples / pieces) if by_layer else None
+        # By the excerpt: cells of a what-if that differ in their steps have the same
+        # one.
         key = (str(component), workers, excerpt, batch)
         if key not in self._programs:
             per_node = self.platform.cluster.node.workers_per_node
@@ -378,6 +385,7 @@ class Predictor:
                 self._shapes,
                 layer_work=work,
             )
+            # As before a run: what no run accepts has no time.
             strategy.check(setting)
             if workers > 1 and not strategy.requires:
                 raise StudyError(
@@ -385,6 +393,8 @@ class Predictor:
                 )
             run = self._run(component, workers, excerpt.epochs)
             serving = _serving(component, traits, workers)
+            # One object for all recordings of this strategy: they share the groups that
+            # are split from it.
             everyone = RankGroups.of_all(workers)
             *shorter, longest = excerpt.plans(mesh.data, batch)
             last = self._schedules(
@@ -447,6 +457,7 @@ class Predictor:
             )
         elif strategy.traits.fraction < 1:
             count = min(run.workers, max(_SAMPLED_RANKS, per_node))
+        # Where groups are smaller than all, workers of a node may have different roles.
         elif any(
             event.partition is not None and len(event.partition.sizes) > 1
             for event in first.events
@@ -486,6 +497,8 @@ class Predictor:
     ) -> EqualWorkers:
         """Return the prices of `cases` at batches of `sizes` samples a worker."""
         engine, workers = self.engine(component), recorded.workers
+        # Single gradients matter where their averages overlap the backward pass, and
+        # differ by the batch then.
         overlapping = workers if recorded.schedule.overlaps else 0
         costs = [self._costs_on(case.platform, engine, overlapping) for case in cases]
         devices = [self._device(case.platform, workers) for case in cases]
@@ -510,6 +523,8 @@ class Predictor:
                 ]
             )
         )
+        # The input pipeline works beside the step: what is missing at its end is waited
+        # for.
         reading = np.array(sizes) * np.array([case.platform.input_s for case in cases])
         tasks[Task.DATA] += np.maximum(0.0, reading - steps.sum(axis=0))
         jitter = np.array([case.platform.jitter for case in cases])
@@ -536,6 +551,7 @@ class Predictor:
                 (link.latency_s, link.bandwidth_bytes_per_s)
                 for link in (links.intra, links.inter)
             ),
+            # It has lists, and so no hash.
             Identity(platform.engines),
             platform.collective,
             platform.cycle,
@@ -550,6 +566,8 @@ class Predictor:
                 platform.collective,
             )
             tensors = self._gradients(overlapping) if overlapping else []
+            # The predictor's own platform was measured; those of cases may have other
+            # links.
             measured_on = self.platform.cluster
             self._costs[key] = Costs(
                 network, platform.engines, engine, tensors, measured_on, platform.cycle
@@ -577,6 +595,7 @@ class Predictor:
         """Return seconds of the forward pass, the backward pass, the update and the data, between batches linear."""
         key = (device, samples)
         if key not in self._steps:
+            # A device has times of whole batches; the mean one may lie between two.
             low = max(1, math.floor(samples))
             times = [
                 device.times(self.workload.layers, size)

@@ -113,6 +113,8 @@ def price(schedules: Sequence[Schedule], charges: Charges) -> list[Priced]:
     """
     if not schedules[0].is_lock_step:
         raise NotLockStepError("the order of its operations depends on time")
+    # All repetitions at once: they differ in their draws alone, which are axes of the
+    # arrays.
     *epochs, end = walk(programs_of(schedules), charges, len(schedules))
     return [
         Priced(end.on(repetition), [epoch.on(repetition) for epoch in epochs])
@@ -134,7 +136,9 @@ def walk(
     waiting = [walking.follow(program) for program in programs]
     while waiting:
         before = walking.progress
+        # Programs go on in turns, each as far as it can without the others.
         waiting = [each for each in waiting if next(each, "ended") != "ended"]
+        # A whole turn in which no program went on: the next one would be the same.
         if waiting and walking.progress == before:
             raise RunError(
                 f"{len(waiting)} programs wait for operations that others do not call"
@@ -181,6 +185,8 @@ class _Walk:
                 else seconds
             )
             varied = _steps_before(compute) if spread is not None else compute.shares
+            # An epoch of collectives of all workers is one sum over arrays, without a
+            # walk from event to event.
             if together and len(ranks) == self.workers and not self.machines.slowness:
                 self._all_together(steps, seconds, stretches, varied)
                 steps = []
@@ -199,6 +205,8 @@ class _Walk:
                     continue
                 if event.partition is not None:
                     call = calls[event.partition]
+                    # The n-th collective of each member is the n-th of the group, as in
+                    # MPI: no tag says it.
                     calls[event.partition] += 1
                     passes = seconds[backward] if event.overlap is not None else None
                     rendezvous = self.collectives.join(
@@ -206,10 +214,13 @@ class _Walk:
                     )
                     self.variance[:, at] = 0.0
                     if not event.blocking:
+                        # Its end is looked at where the program waits for it.
                         started[place] = rendezvous
                         continue
                     yield from self._until_met(rendezvous, program)
                 elif event.kind == "wait":
+                    # A lone worker's collective is not in the program, but the wait for
+                    # it is.
                     if (found := started.pop(event.amount, None)) is not None:
                         yield from self._until_met(found, program)
                         self._communicated(at, found)
@@ -251,6 +262,8 @@ class _Walk:
             taken = np.zeros((len(own), *ledger.now.shape))
             taken[own >= 0] = stretches[own[own >= 0]]
             began = ledger.now.max(axis=1, keepdims=True)
+            # Workers may end the epoch before apart: the first collective waits for
+            # that, too.
             behind = ledger.now - began
             ledger.now += taken.sum(axis=0)
             taken[0] += behind
@@ -303,6 +316,8 @@ class _Walk:
         if epoch not in self.epochs:
             self.epochs[epoch] = self.ledger.copy()
             return
+        # Programs reach the end of an epoch at different moments of the walk: each
+        # writes its own workers.
         for kept, running in zip(
             vars(self.epochs[epoch]).values(), vars(self.ledger).values(), strict=True
         ):
@@ -354,6 +369,8 @@ class _Walk:
         source, to, seconds = self._messages_of(event, program)
         at, nbytes = program.places, event.operation.nbytes
         now = self.ledger.now[:, at]
+        # Of equal workers a few are in the arrays: the others do the same at the same
+        # time.
         if source >= self.workers:
             sent, arrival = now, now + seconds
         elif mail := self._mail[source, to, event.tag]:
@@ -385,5 +402,7 @@ class _Messages(NamedTuple):
 
 def _steps_before(compute: Compute) -> Floats:
     """Return the steps whose variance precedes each event: a forward pass stands for one, a part of it for less."""
+    # The jitter of a step counts once, with its forward pass; the variance of a part
+    # goes with the square of its share.
     varied = np.where(compute.tasks == Task.FORWARD, compute.shares**2, 0.0)
     return np.concatenate(([0.0], np.cumsum(varied)))

@@ -46,6 +46,7 @@ class Identity:
         return id(self.of)
 
 
+# Communication is an event of its own, with bytes in place of samples.
 COMPUTE = {task.name.lower(): task for task in Task if task != Task.COMM}
 
 
@@ -99,6 +100,7 @@ class Epoch(NamedTuple):
     together: bool
 
 
+# By identity, as it is a key of caches and holds arrays.
 @dataclass(frozen=True, eq=False)
 class Program:
     """Operations of the workers `ranks`, in order.
@@ -130,6 +132,8 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
     Worker i has the i-th schedule. Workers that send messages have a program together
     where they share their events.
     """
+    # By identity: workers that share a list do the same, and comparing long lists event
+    # by event takes long.
     keys: dict[Identity, object] = {}  # by list of events, which workers share
     alike: dict[object, list[int]] = defaultdict(list)
     # to those with whom a worker exchanges messages
@@ -141,12 +145,16 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
             to_partners = _distances(schedule)
             keys[own] = (
                 own
+                # A message names its partner by the numbers of the recorded worker:
+                # only workers of the very same list can have it together.
                 if to_partners or len(schedules) == 1
                 else tuple(map(_without_amounts, events))
             )
             if to_partners:
                 distances[own] = to_partners
         alike[keys[own]].append(rank)
+    # A message of a program is priced for all of its workers at once: their partners
+    # have to be in one program, too.
     if not _partners_are_alike(alike, distances):
         for key in distances:
             alike |= {(key, rank): [rank] for rank in alike.pop(key)}
@@ -160,6 +168,7 @@ def _distances(schedule: Schedule) -> set[int]:
         for event in schedule.events
         if event.operation.kind == Kind.SEND
     }
+    # Messages in the list are those of the worker that was recorded.
     recorded = schedule.rank - schedule.moved
     return {each - recorded for members in of_messages for each in members} - {0}
 
@@ -215,6 +224,7 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
     amounts = _amounts(schedules)
     tasks = np.array([COMPUTE.get(event.kind, -1) for event in events], dtype=np.int64)
     shares = np.array([event.share for event in events])
+    # Every local step begins with fetching its batch.
     numbers = np.maximum(np.cumsum(tasks == Task.DATA) - 1, 0)  # of the local step
     begin = 0
     for end in [
@@ -231,6 +241,7 @@ def _epochs(schedules: Sequence[Schedule]) -> Iterator[Epoch]:
 
 def _amounts(schedules: Sequence[Schedule]) -> Ints:
     """Return the amounts of the events of each worker, (events, workers); (events, 1) if all have the same events."""
+    # Shared lists are turned into arrays once.
     lists = {Identity(schedule.events): schedule.events for schedule in schedules}
     amounts = {
         key: np.array([event.amount for event in events])
@@ -258,12 +269,15 @@ def _epoch(
         for at in np.flatnonzero(tasks < 0).tolist()
         if _exchanges(events[begin + at])
     )
+    # Epochs repeat: the indices depend on the order of tasks alone, whose bytes are a
+    # key.
     form = _form(tasks.tobytes(), exchanges)
     steps = [
         Step(events[begin + at], begin + at, *cut)
         for at, cut in zip(exchanges, form.cuts, strict=False)
     ]
     if len(form.cuts) > len(exchanges):
+        # Compute behind the last exchange of an epoch.
         steps.append(Step(None, begin + len(tasks), *form.cuts[-1]))
     own = form.own
     names = (
@@ -306,8 +320,11 @@ class _Form(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
+    # As `_epochs` made them; another dtype would read other numbers.
     tasks = np.frombuffer(tasks_bytes, dtype=np.int64)
     own = np.flatnonzero(tasks >= 0)
+    # By task, in the order of the program within each: prices are computed task by
+    # task.
     order = np.argsort(tasks[own], kind="stable")
     bounds = np.searchsorted(tasks[own][order], np.arange(len(Task) + 1)).tolist()
     places = {
@@ -318,6 +335,8 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
     # of the compute before each
     ends = np.append(np.searchsorted(own, exchanges), len(own)).astype(np.int64)
     backwards = places.get(Task.BACKWARD, own[:0])
+    # Without a backward pass before the exchange, place -1 of the appended array gives
+    # -1.
     latest = np.append(backwards, -1)[np.searchsorted(backwards, ends) - 1]
     cuts: list[tuple[int, int, int, int]] = []
     starts: list[int] = []
@@ -336,10 +355,13 @@ def _form(tasks_bytes: bytes, exchanges: tuple[int, ...]) -> _Form:
 
 def _exchanges(event: Event) -> bool:
     """Return False for a collective of a lone worker, which exchanges nothing."""
+    # Overlapped averages cost a lone worker the hooks of the library all the same.
     return event.partition is None or event.exchanges or event.overlap is not None
 
 
 def _together(event: Event) -> bool:
+    # Then all leave at one time, whatever was before, and an epoch is a sum over its
+    # exchanges.
     everyone = event.partition is not None and len(event.partition.sizes) == 1
     in_cycles = (
         event.overlap is not None and event.overlap.cycle_s > 0 and event.exchanges
@@ -424,6 +446,8 @@ class Excerpt:
             recorded = np.full((len(parts), 1, 1), float(self.steps[0]))
             recorded[0] += self.lead
             recorded[self.epochs - 1] += self.tail
+            # The slope between two lengths, a period apart, times the steps that were
+            # not recorded.
             parts = parts + (durations[1] - parts) / (self.steps[1] - self.steps[0]) * (
                 steps - recorded
             )
@@ -435,21 +459,28 @@ def excerpt_of(
     stretches: tuple[Stretch, ...] | None, epochs: int, steps: int
 ) -> Excerpt:
     """Return the excerpt of a training of `epochs` of `steps` whose program consists of `stretches`."""
+    # A strategy that says nothing may do another thing in every step.
     if stretches is None:
         return Excerpt((steps,), (1,) * (epochs + 1), whole=True)
+    # After so many epochs all rhythms stand where they began.
     every = math.lcm(*(each.period for each in stretches if each.unit == "epoch"))
     if all(each.unit == "epoch" for each in stretches):
+        # Workers meet between epochs only: one step can stand for all of an epoch.
         return Excerpt((1,), _counts(stretches, 0, epochs, every), joined=True)
     first = sum(each.steps or 0 for each in stretches)
     by_batches = [
         each for each in stretches if each.unit == "batch" and each.steps is None
     ]
     period = math.lcm(*(each.period for each in by_batches))
+    # First steps of another kind are recorded once; the lengths have one period each
+    # already.
     lead = period * max(0, math.ceil(first / period) - 1)
+    # Then an epoch begins where the last one left the period, and epochs differ.
     counts_on = any(each.period > 1 and not each.restarts for each in by_batches)
     # with the beginning of an epoch
     until_aligned = every * period // math.gcd(period, steps) if counts_on else every
     rest, tail = steps % period, 0
+    # One endless rhythm: where epochs end in it does not change the sum.
     if counts_on and all(each.epochs is None for each in stretches):
         rest, tail = (
             0,
@@ -458,6 +489,7 @@ def excerpt_of(
     else:
         every = until_aligned
     lengths = (period + rest, 2 * period + rest)
+    # A shorter training is recorded as it is.
     if steps > lengths[-1] + lead + tail:
         return Excerpt(
             lengths, _counts(stretches, 0, epochs, every), lead=lead, tail=tail
@@ -483,6 +515,8 @@ def _counts(
     if endless is None or between <= 3 * every:
         return (1,) * (epochs + 1)
     repeats, rest = divmod(between - 3 * every, every)
+    # The ends stand for themselves, as they may differ from what lies between; the
+    # middle period repeats.
     middle = (1,) * every + (1 + repeats,) * every + (1,) * (every + rest)
     return ((1,) * first) + middle + (1,) * (last + 1)
 

@@ -78,6 +78,7 @@ class RecordingClock:
         """Nothing is measured."""
 
     def wrote(self, event: Event) -> None:
+        # Before the start, in pauses and behind the end no clock counts.
         if self.running:
             self.schedule.events.append(event)
 
@@ -150,6 +151,8 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
         super().__init__(clock, members, members.index(worker), parent)
         self._partition, self._worker, self._parts = partition, worker, parts
         self._within_replica = parts > 1 and members[0] // parts == members[-1] // parts
+        # Members split in the same order: by the number recordings find the groups of
+        # each other.
         self._splits = count()
 
     @property

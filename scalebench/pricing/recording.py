@@ -164,6 +164,7 @@ def record_each(
         with seeded(worker_seed(run.seed, rank)):
             before = random_state()
             schedule.report = train(worker, strategy)
+            # It drew by the seed of its rank: others draw other numbers.
             if drawn_since(before):
                 schedule.reads_seed = schedule.reads_rank = True
         schedule.memory_bytes, schedule.part = worker.memory_bytes, worker.part
@@ -214,6 +215,7 @@ class RecordingWorker:
         self.replica, self.comm = by_mesh(comm, self.mesh)
         self._rank, self.size = self.comm.rank, self.comm.size
         self.epochs, self.first_epoch = run.epochs, 0
+        # Strategies count replicas, and several workers may hold one.
         self._workers_per_node = max(
             1, min(workers_per_node, comm.size) // self.mesh.parts
         )
@@ -269,6 +271,8 @@ class RecordingWorker:
         """A loss that halves with each epoch; the schedule then depends on it."""
         self._reads("loss")
         self.has_read_loss = True
+        # The last stage has it: real workers get it by a broadcast, which the schedule
+        # has, too.
         if self._loss_is_elsewhere:
             self.replica.broadcast_(
                 self.parameters.new_empty(()), root=self.mesh.last_part
@@ -310,6 +314,7 @@ class RecordingWorker:
         ]
         if self.sharded is not None:
             own += self.sharded.gathered()
+        # Views of one storage count once.
         storages = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
             for tensor in set(own)
@@ -420,6 +425,7 @@ class RecordingWorker:
             for stage, segments in facts
         ]
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
+        # An update takes time in proportion to the numbers that it steps.
         self._update_share = numbers / whole
 
     @cached_property
@@ -564,6 +570,7 @@ class RecordingWorker:
         """
         trained = [each for each in self.model.parameters() if each.requires_grad]
         is_whole = sum(each.numel() for each in trained) == self.parameters.numel()
+        # Muon steps matrices one by one, and has other states for what is no matrix.
         if self.run.optimizer.name == "muon" and is_whole:
             return [
                 torch.nn.Parameter(self.parameters.new_empty(each.shape))
@@ -701,6 +708,8 @@ def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
 def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Tensor]:
     """Return the tensors that an optimizer has after a step on a parameter of one number; equal ones step once."""
     if (key := (str(optimizer), is_matrix)) not in _STATES:
+        # One number tells which tensors there are; their sizes are those of the
+        # parameter.
         one = torch.nn.Parameter(torch.zeros(1, 1) if is_matrix else torch.zeros(1))
         one.grad = torch.ones_like(one)
         stepped: Any = build_optimizer(optimizer, [one], 0.1, flat=True)

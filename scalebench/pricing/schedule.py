@@ -20,6 +20,7 @@ from scalebench.training.stage import StageFacts
 Ints = NDArray[np.int64]
 # their order, or their size, depends on time
 _TIMED = frozenset({Kind.ACCESS, Kind.SERVE, Kind.ALLTOALL})
+# Every event has an operation, so that nothing has to ask for None.
 NO_EXCHANGE = Operation(Kind.BARRIER, 0, ())  # of no workers
 
 
@@ -29,8 +30,11 @@ class RankGroups:
     def __init__(self, labels: Ints) -> None:
         self.labels = labels
         self.sizes = np.bincount(labels)
+        # Stable: ranks ascend within a group, as after a split of MPI with equal keys.
         self._order = np.argsort(labels, kind="stable")
         self._ends = np.cumsum(self.sizes)
+        # Recordings of all workers ask for the same splits, and collectives meet by the
+        # identity of their partition.
         self._parts: dict[int, RankGroups] = {}
 
     @classmethod
@@ -41,10 +45,12 @@ class RankGroups:
     def members(self, label: int) -> Members:
         """Return the workers of a group in ascending order, as a range where they are evenly spaced."""
         ranks = self._order[self._ends[label] - self.sizes[label] : self._ends[label]]
+        # Without a difference to its neighbour there is no step.
         if len(ranks) == 1:
             return (int(ranks[0]),)
         steps = np.diff(ranks)
         if (steps == steps[0]).all():
+            # Of 65,536 ranks a range takes no memory, and hashes at once.
             return range(int(ranks[0]), int(ranks[-1]) + 1, int(steps[0]))
         return tuple(ranks.tolist())
 
@@ -54,7 +60,10 @@ class RankGroups:
             places = np.empty_like(self.labels)
             starts = np.repeat(self._ends - self.sizes, self.sizes)
             places[self._order] = np.arange(len(self.labels)) - starts
+            # The color depends on the rank in the group: one array serves all groups.
             colors = _numbered(_colors(color, int(self.sizes.max())))
+            # One number for a group and a color, so that equal pairs are the new
+            # groups.
             pairs = self.labels * (int(colors.max()) + 1) + colors[places]
             self._parts[split] = RankGroups(_numbered(pairs))
         return self._parts[split]
@@ -62,6 +71,7 @@ class RankGroups:
 
 def _numbered(values: Ints) -> Ints:
     """Return the place of each value among the distinct ones, ascending; without sorting where they are small."""
+    # An array of flags as long as the largest value would cost more than a sort.
     if values.min() < 0 or values.max() > 4 * len(values):
         return np.asarray(np.unique(values, return_inverse=True)[1])
     occurs = np.zeros(int(values.max()) + 1, dtype=bool)
@@ -71,6 +81,8 @@ def _numbered(values: Ints) -> Ints:
 
 def _colors(color: Callable[[int], int], ranks: int) -> Ints:
     """Return the color of each rank, at once if it is computed by operators that arrays have too."""
+    # Most colors are a quotient or a remainder of the rank: one call for an array in
+    # place of one for each of 65,536 ranks.
     every: Any = np.arange(ranks)
     with suppress(Exception):  # of whatever arrays do not have
         if isinstance(colors := color(every), np.ndarray):
@@ -158,6 +170,7 @@ class Schedule:
 
     rank: int
     events: list[Event] = field(default_factory=list)
+    # The same events at another rank: only messages name ranks.
     moved: int = 0
     # counts of synchronisations, bytes and steps, without times
     report: WorkerReport | None = None
@@ -218,6 +231,7 @@ def task_graph(schedules: Sequence[Schedule]) -> list[TaskNode]:
     for schedule in schedules:
         _follow(schedule, nodes)
     for node in nodes.values():
+        # Unknown yet: 0 is the depth of a task that waits for none.
         node.depth = -1
     for node in nodes.values():
         _place(node, nodes)
@@ -230,9 +244,11 @@ def _follow(schedule: Schedule, nodes: dict[str, TaskNode]) -> None:
     trains = exchanges = False
     averages: dict[int, int] = {}  # of each epoch so far
     for event in schedule.events:
+        # Whatever the number of steps, they are one task until the next exchange.
         if event.kind == "forward":
             trains, exchanges = True, False
             continue
+        # A collective of a lone worker is no task.
         is_exchange = event.kind == Kind.ACCESS or event.exchanges
         if trains and (is_exchange or event.kind == "epoch"):
             last = _add(
@@ -243,6 +259,7 @@ def _follow(schedule: Schedule, nodes: dict[str, TaskNode]) -> None:
             last = _add(
                 nodes, TaskNode(f"merge-e{epoch}-w{rank}", "merge", epoch, [rank]), last
             )
+        # Buckets, buffers and weights that follow one another are one average.
         elif is_exchange and not exchanges:
             number = averages[epoch] = averages.get(epoch, 0) + 1
             first = min(event.operation.members)
@@ -263,6 +280,7 @@ def _add(nodes: dict[str, TaskNode], node: TaskNode, last: str) -> str:
     known = nodes.setdefault(node.name, node)
     if known is not node:
         known.workers += node.workers
+    # Workers of an average name the same task before it when they had met there.
     if last and last not in known.after:
         known.after.append(last)
     return known.name
@@ -270,6 +288,7 @@ def _add(nodes: dict[str, TaskNode], node: TaskNode, last: str) -> str:
 
 def _place(node: TaskNode, nodes: dict[str, TaskNode]) -> int:
     """Return the depth of a task, after those before it; each chain is as long as a training has epochs."""
+    # A stack of its own: Python's recursion ends before a training of many epochs does.
     waiting = [node]
     while waiting:
         each = waiting[-1]

@@ -80,6 +80,8 @@ class TableCut:
                 named.append(Rows(name, place, place + 1))
         found: list[Rows] = []
         for rows in named:
+            # Rows without parameters go with those before, and so do rows that read
+            # more than one result, as of a residual.
             if found and not (
                 self._owns(rows)
                 and self._owns(found[-1])
@@ -173,6 +175,7 @@ class TableCut:
         rows = self.table.layers
         stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, group)
         first, last = bounds_of(sizes)[group]
+        # Nothing needs the gradient of the samples themselves.
         needed, parameters = not stage.is_first, 0
         segments: list[SegmentFacts] = []
         kept: list[float] = []  # by segment
@@ -181,6 +184,8 @@ class TableCut:
         ):
             shares = degree if divided else 1
             parameters += int(np.ceil(self._parameters[begin:end] / shares).sum())
+            # Between two products workers hold their share; what the last row gives is
+            # summed, and whole on each.
             kept.append(
                 float(self._kept[begin : end - 1].sum()) / shares + rows[end - 1].kept
             )
@@ -284,6 +289,7 @@ class TableCut:
 
 @lru_cache
 def _cut_by_operations(table: LayerTable) -> TableCut:
+    # Any step time would do: the shares are asked for.
     times = Stated(1.0, 1).times(table, 1)
     return TableCut(table, times.forward, times.backward)
 

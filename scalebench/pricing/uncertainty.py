@@ -37,6 +37,7 @@ PER_DOUBLING = 0.056  # half of the 95 % interval of ln T
 # (experiments/this-machine, shaped-links).
 MEASURED_PER_DOUBLING = 0.10
 
+# With fewer steps between synchronisations a study is warned, too.
 _FEW_STEPS = 8
 
 ENDS = (
@@ -57,12 +58,14 @@ class Uncertainty(NamedTuple):
 
     step: StepError
     least_share: float  # of the speed of links
+    # 0 where what was measured reaches as far.
     doublings: float
     per_doubling: float
 
     @property
     def margin(self) -> float:
         """Factor for the distance."""
+        # Errors of doublings are taken as independent, so that their variances add.
         return math.exp(self.per_doubling * math.sqrt(self.doublings))
 
     def __str__(self) -> str:
@@ -97,16 +100,19 @@ def uncertainty_of(
     """Return how uncertain a training by `strategy` among `workers` is, on the platform or on a changed one."""
     platform = changed or predictor.platform
     _, samples = predictor.batches(strategy, workers, batch)
+    # A stage computes a micro-batch at a time.
     samples /= predictor.micro_batches(strategy, workers)
     step = platform.device.under(
         min(workers, platform.cluster.node.workers_per_node)
     ).error(samples)
     entries = platform.engines.measured(predictor.engine(strategy))
+    # A lone worker uses no links.
     if workers == 1:
         return Uncertainty(step, 1.0, 0.0, 0.0)
     if not entries:
         return Uncertainty(step, LEAST_SHARE, math.log2(workers), PER_DOUBLING)
     nodes = -(-workers // platform.cluster.node.workers_per_node)
+    # Ranks and nodes: more nodes at equal ranks are unmeasured, too.
     beyond = [
         workers / max(entry.ranks for entry in entries),
         nodes / max(entry.nodes for entry in entries),
@@ -118,12 +124,14 @@ def uncertainty_of(
 
 def platforms_at_ends(platform: Platform, known: Uncertainty) -> list[Platform]:
     """Return the platform at each of ENDS."""
+    # A stated jitter is not varied.
     calm, uneven = platform.jitter_range or (platform.jitter, platform.jitter)
     fast, slow = (
         replace(platform, device=platform.device.slower(ratio))
         for ratio in known.step[:2]
     )
     found = []
+    # In the order of ENDS.
     for linked, jitter in ((1.0, calm), (known.least_share, uneven)):
         for each in (fast, slow):
             changed = each if linked == 1 else each.changed("network bandwidth", linked)
@@ -135,6 +143,7 @@ def seconds_at_ends(times: Times, first: int) -> tuple[float, ...]:
     """Return the seconds of whole trainings at ENDS, which are the cases from `first` on."""
     own = slice(first, first + len(ENDS))
     exposed = times.comm[own] - times.wait[own]
+    # At the slow end, what overlaps slows compute down by as much as it takes.
     hidden = np.maximum(0.0, times.transfer[own] - exposed)
     hidden[: len(ENDS) // 2] = 0.0  # all of it is hidden, as predicted
     seconds: list[float] = (times.time[own] + hidden).tolist()
@@ -145,6 +154,7 @@ def interval(
     centre: float, ends: Sequence[float], margin: float
 ) -> tuple[float, float]:
     """Return the bounds of a time by its ends."""
+    # The centre has a jitter of its own, by which it may lie outside the ends.
     return min(*ends, centre) / margin, max(*ends, centre) * margin
 
 
@@ -169,6 +179,8 @@ def outside(
     measured = any(
         not entry.stated for entry in platform.engines.entries
     ) or isinstance(platform.device, MeasuredSteps)
+    # A named arithmetic is that of steps and means of gradients: there is nothing else
+    # to measure.
     besides = program.arithmetic(workers) is None
     if (
         workers > 1
@@ -190,6 +202,7 @@ def outside(
 
 def _of_engine(predictor: Predictor, engine: str, workers: int) -> list[str]:
     """Return what of the collectives among `workers` was not measured, if any was."""
+    # Rounded up, without floating-point numbers.
     nodes = -(-workers // predictor.platform.cluster.node.workers_per_node)
     own = predictor.platform.engines.measured(engine)
     if not own:
@@ -199,5 +212,6 @@ def _of_engine(predictor: Predictor, engine: str, workers: int) -> list[str]:
         return [
             f"{engine} measured on {most_nodes} node{'s' * (most_nodes > 1)}, its links are modelled beyond"
         ]
+    # Ranks on one node do not say how an engine does between nodes.
     most = max(entry.ranks for entry in own if (entry.nodes > 1) == (nodes > 1))
     return [f"{engine} measured among {most} ranks"] if workers > most else []

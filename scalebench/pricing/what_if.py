@@ -88,6 +88,7 @@ class Axis:
     relative: bool = False
 
     def __post_init__(self) -> None:
+        # A frozen value is set here once: an old name of an axis means its new one.
         object.__setattr__(self, "name", _OLD_NAMES.get(self.name, self.name))
         if self.name not in AXES:
             raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
@@ -159,6 +160,7 @@ class Axis:
                     *ends, count
                 ).tolist()
             if name in COUNTS:
+                # Counts of a logarithmic range coincide when rounded.
                 values = sorted({float(round(value)) for value in values})
         except (ValueError, OverflowError):
             raise UsageError(f"axis {text!r}: {_FORM}") from None
@@ -320,6 +322,7 @@ def what_if(
         )
         own.append((place, Case(platform, cell.batch)))
     plane = _priced(predictor, groups, tuple(axes), shape, kept)
+    # Intervals take four prices more for each cell: those that are printed have them.
     if plane.train_s.size <= MOST_ROWS:
         plane = _with_intervals(predictor, groups, plane)
     if without := plane.without_effect():
@@ -418,6 +421,7 @@ def _priced(
     bound = np.empty(cells, dtype=np.int64)
     outside_of = np.empty(cells, dtype=object)
     lacking_of = np.empty(cells, dtype=object)
+    # Singly, for what saves most, and by parts, for which part binds.
     halved = [(name,) for name in names] + [tuple(part) for part in parts(names)]
     improved: dict[tuple[Platform, tuple[str, ...]], Platform] = {}
     for (workers, _), (strategy, own) in groups.items():
@@ -439,6 +443,7 @@ def _priced(
         times_s[places] = times[0]
         exposed = (priced.comm - priced.wait)[: len(own)] / priced.time[: len(own)]
         bound[places] = _bound(names, exposed, times)
+        # Efficiency is against one worker on the same, changed platform.
         alone[places] = (
             predictor.times(SERIAL, 1, [case for _, case in own]).time / workers
         )
@@ -537,6 +542,7 @@ class _PricedCell:
                 )
                 self.platform = self.platform.inside_nodes(value / own)
             elif name == "jitter":
+                # A stated jitter has no range.
                 self.platform = replace(self.platform, jitter=value, jitter_range=None)
             elif name == "batch":
                 self.batch = round(value)
