@@ -151,6 +151,8 @@ def ratios(results: Results) -> pd.DataFrame:
             if base.name == "serial":
                 row |= _scaling(cell, ratio)
             if base.name in LIBRARY_BASELINES:
+                # allreduce on the cell's engine lies between: it synchronises as often
+                # as the library does, and by the same engine as the cell.
                 row |= _parts(cell, baselines.find("allreduce", cell), base)
             rows.append(row)
     return table_by_cell(rows, COLUMNS)
@@ -192,6 +194,7 @@ def compared_with(
 ) -> list[CellComparison]:
     """Comparisons of every other strategy with `baseline`; none if that did not run."""
     labels = dict.fromkeys(cell.label for cell in runs_by_cell(results))
+    # Studies without it have other tables all the same.
     if baseline not in labels:
         return []
     found = []
@@ -223,8 +226,10 @@ def compared_strategies(
             if key[0] == execution
         }
         same_engine = others.get((execution, engine))
+        # A library that has its own engine meets no other strategy there.
         for cells_b in others.values() if same_engine is None else [same_engine]:
             pairs = [(x, y) for x in cells_a for y in cells_b if _same_problem(x, y)]
+            # The order of a family is that of its rows.
             pairs.sort(key=lambda pair: pair[0].workers)
             found += comparer.family(pairs, alpha)
     return [_without_unfit_baseline(one) for one in found]
@@ -238,6 +243,7 @@ def _same_problem(a: CellRuns, b: CellRuns) -> bool:
 def _without_unfit_baseline(one: CellComparison) -> CellComparison:
     if not one.bottom.unfit:
         return one
+    # The times stay in the row; what they would be divided by is no baseline.
     return replace(one, ratio=replace(one.ratio, mean=UNKNOWN))
 
 
@@ -300,12 +306,15 @@ class Baselines:
             return Baseline(name, None, engine, workers, reason)
 
         found = self._cells.get((cell.execution, name, workers), [])
+        # What synchronising less often saves is asked on one engine; libraries have
+        # their own.
         found = [base for base in found if engine in ("", base.at.engine)]
         # at another global batch: another problem
         if name != "serial" or (cell.parts > 1 and not cell.weak):
             of_batch = [
                 base for base in found if base.at.batch_global == cell.at.batch_global
             ]
+            # A message of its own: the usual one would say that serial did not run.
             if name == "serial" and found and not of_batch:
                 return fault(_of_another_batch(found, cell))
             found = of_batch
@@ -359,6 +368,7 @@ def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
 
 def reduction(ratio: Ratio) -> Measured:
     """Return the share of the baseline's time that is saved, of T(baseline) / T."""
+    # Monotone, so that the bounds are mapped as the value is.
     return ratio.mean.map(lambda times: 1 - 1 / times)
 
 
@@ -379,6 +389,7 @@ def _parts(cell: CellRuns, allreduce: Baseline, base: Baseline) -> dict[str, obj
         other.seconds if other else {} for other in (cell, allreduce.cell, base.cell)
     ]
     common = sorted(times[0].keys() & times[1].keys() & times[2].keys())
+    # Of no common repetition all three are NaN, and so are the parts.
     means = [time_interval([own[r] for r in common]).value for own in times]
     strategy, between, baseline = means
     return {

@@ -81,6 +81,8 @@ def _workers_of(runs: pd.DataFrame) -> pd.DataFrame:
         lists = []
         for column in _LISTS.values():
             measured = not pd.isna(run[column])
+            # A row has one list for all its workers, as it has the same columns at any
+            # number of them.
             lists.append(json.loads(run[column]) if measured else unknown)
         rows += [
             (run["run_id"], worker, *own)
@@ -102,6 +104,7 @@ def _run_ids(found: pd.DataFrame) -> tuple[str, ...]:
 def slow_workers(results: Results) -> Iterator[Symptom]:
     """Workers that take longer for a step than the others on their node, by place: worker, node and cores."""
     table = _steps(results.completed)
+    # Within a node: nodes may differ, which is a symptom of its own.
     beside = table.groupby(["run_id", "node"])["step_s"]
     table = table.assign(ratio=beside.transform(_over_others))
     busy = results.completed.set_index("run_id")["others_load"]
@@ -133,6 +136,7 @@ def slow_nodes(results: Results) -> Iterator[Symptom]:
     steps = (
         _steps(results.completed)
         .groupby(["run_id", "node"], as_index=False)["step_s"]
+        # The fastest worker: a single slow one is no fault of the node.
         .min()
     )
     steps = steps.assign(
@@ -154,6 +158,7 @@ def slow_nodes(results: Results) -> Iterator[Symptom]:
 
 def _steps(runs: pd.DataFrame) -> pd.DataFrame:
     """Workers with a measured step in native runs in which all have equal work, and cores of their own."""
+    # Stages and shares of a model differ in their work.
     whole_models = runs["data_parallel"].fillna(runs["workers"]) == runs["workers"]
     fair = (
         (runs["execution"] == _NATIVE)
@@ -169,9 +174,11 @@ def _steps(runs: pd.DataFrame) -> pd.DataFrame:
 def _over_others(steps: pd.Series[float]) -> NDArray[np.float64]:
     """Return each step time over the median of the others; NaN where there are none."""
     values = steps.to_numpy(dtype=np.float64)
+    # Alone on its node there is nobody to compare with.
     if len(values) < 2:
         return np.full(len(values), np.nan)
     return np.array(
+        # Without its own: of two workers the slow one would hide in the median.
         [own / np.median(np.delete(values, place)) for place, own in enumerate(values)]
     )
 
@@ -261,6 +268,7 @@ def clocks_apart(results: Results) -> Iterator[Symptom]:
     )
     known = table.dropna(subset=["offset_s", "error_s"])
     for node, own in known.groupby("node"):
+        # Certainly apart, by the least that the measurement allows.
         found = own[own["offset_s"].abs() - own["error_s"] > _APART_S]
         if found.empty:
             continue
@@ -318,6 +326,7 @@ def unbound_workers(results: Results) -> Iterator[Symptom]:
     runs = results.completed
     native = (
         (runs["execution"] == _NATIVE)
+        # Tasks have no ranks that a launcher could bind.
         & (runs["engine"] != "tasks")
         & ~runs["oversubscribed"].astype(bool)
     )
@@ -367,6 +376,8 @@ def slow_network(results: Results) -> Iterator[Symptom]:
     cells["apart"] = apart = (
         cells["transfer_s"].notna() & cells["transfer_s_priced"].notna()
     )
+    # Waiting is a matter of the workers, not of the network; engines that do not
+    # measure it have only the sum.
     cells["took_s"] = cells["transfer_s"].where(apart, cells["comm_s"])
     cells["priced_s"] = cells["transfer_s_priced"].where(apart, cells["comm_s_priced"])
     cells["more"] = (cells["took_s"] - cells["priced_s"]) / cells["train_s"]

@@ -45,6 +45,8 @@ def provenance_in(folder: Path) -> list[dict[str, Any]]:
         facts = _mapping(path)
         if facts is not None:
             found.append(facts | {"provenance": path.stem})
+    # Files may be edited or written by others: what has another form is as good as
+    # missing.
     return [facts for facts in found if _has_shape(facts)]
 
 
@@ -58,6 +60,7 @@ def _has_shape(facts: dict[str, Any]) -> bool:
 
 def nodes_in(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Map host_hash to facts, for each node that the native runs of one provenance file used."""
+    # Runs of several nodes describe each of them; others the one that wrote the file.
     return facts.get("nodes") or {str(facts.get("host_hash")): facts}
 
 
@@ -99,10 +102,12 @@ def changed_packages(
     described = [
         packages for name in hashes if (packages := sets.get(name)) is not None
     ]
+    # Comparing the described sets alone would call the rest equal.
     if len(described) < len(hashes):
         return {}
     names = sorted(
         {name for packages in described for name in packages},
+        # False sorts before True.
         key=lambda name: (name not in DECISIVE, name),
     )
     versions = {
@@ -146,6 +151,7 @@ def states_steps(results: Results) -> bool:
         return True
     virtual = results.runs[results.runs["execution"].isin(SIMULATED)]
     return (
+        # A study without virtual runs states nothing about them.
         len(virtual) > 0
         and not (virtual["cluster"] == THIS_MACHINE).any()
         and not calibration_of(results)

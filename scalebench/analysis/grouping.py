@@ -121,6 +121,7 @@ def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
     seconds = list(cell.seconds.values())
     time = comparer.time(cell, 0)
     median = median_time(seconds)
+    # Order statistics of draws say nothing about the error of their calibration.
     if cell.execution not in MEASURED:
         median = Measured(median.value)
     low, high = np.quantile(seconds, [0.25, 0.75])
@@ -145,6 +146,7 @@ def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
 def chosen_strategies(results: Results) -> set[str]:
     """Return the names of the strategies that the study asks for; those that ran and the baselines if it is unknown."""
     named = results.study.get("strategies")
+    # No study.yaml, or a damaged one: then what ran was asked for.
     if not isinstance(named, list):
         return set(PER_BATCH) | set(results.runs["strategy"].unique())
     return {
@@ -216,6 +218,8 @@ def non_dominated(cost: ArrayLike, metric: ArrayLike) -> NDArray[np.bool_]:
     """
     x = np.asarray(cost, dtype=np.float64)
     y = np.asarray(metric, dtype=np.float64)
+    # [i, j]: point i costs no more than j and reaches at least its metric. NaN compares
+    # false, and is no rival.
     as_good = (x[:, None] <= x) & (y[:, None] >= y)
     better = as_good & ((x[:, None] < x) | (y[:, None] > y))
     return np.asarray(np.isfinite(x) & np.isfinite(y) & ~better.any(axis=0))
@@ -235,6 +239,7 @@ def metric_by_cost(results: Results) -> pd.DataFrame:
     table = cells(results)
     runs = results.completed
     peaks = (
+        # The device is what a model has to fit into; on a CPU it is the process.
         runs["peak_device_mib"]
         .fillna(runs["peak_rss_mib"])
         .where(~runs["execution"].isin(SIMULATED))
@@ -250,6 +255,7 @@ def metric_by_cost(results: Results) -> pd.DataFrame:
     table = _with_cost(
         table, "core_hours", "cost_core_hours", ("train_s", "low_s", "high_s")
     )
+    # A crowded point is no better choice, however it looks.
     compared = table[is_representative(table)]
     for cost in COSTS.values():
         marked = pd.Series(False, table.index)
@@ -278,6 +284,7 @@ def _with_cost(
     table: pd.DataFrame, name: str, column: str, times: tuple[str, str, str]
 ) -> pd.DataFrame:
     """Add `name`, `name`_low and `name`_high: `times` at the rate of `column`, which is that of whole trainings."""
+    # Mean cost over mean time is the rate of all runs together.
     rate = table[column] / table["mean_s"]
     ends = zip((name, f"{name}_low", f"{name}_high"), times, strict=True)
     return table.assign(**{end: table[seconds] * rate for end, seconds in ends})

@@ -101,6 +101,7 @@ def metric_interval(values: ArrayLike, metric: str = "") -> Measured:
     seeds lie, and two values that differ by a step or more have an interval that covers
     99 %. The interval ends where no value of the `metric` exists.
     """
+    # Its bounds are dropped below where they say less than they seem to.
     found = mean_interval(values)
     x = np.asarray(values, dtype=float)
     if found.n < METRIC_FROM:
@@ -205,6 +206,8 @@ def median_time(seconds: ArrayLike, level: float = LEVEL) -> Measured:
     """Median of positive times with its interval."""
     x = np.asarray(seconds, dtype=float)
     found = median_interval(np.log(x), level).map(math.exp)
+    # Of an even number the middle of two logs is their geometric mean: the usual median
+    # is given.
     return found._replace(value=float(np.median(x))) if found.n else found
 
 
@@ -259,9 +262,11 @@ def half_width(parts: Sequence[Part], level: ArrayLike = LEVEL) -> Array:
     total = np.asarray(sum(variances))
     least = np.minimum.reduce(freedoms)
     most = np.maximum.reduce(freedoms)
+    # Elementwise: tables of samples have different degrees of freedom.
     surplus = np.where(
         least < most, 0.0, np.where(most == 1, _SURPLUS_OF_PAIRS, _SURPLUS)
     )
+    # 0 / 0 of samples without variance, which the last line replaces.
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = [
             (v / total) ** 2 / (f + surplus)
@@ -312,6 +317,8 @@ def variance_between(groups: Sequence[tuple[ArrayLike, ArrayLike]]) -> Part | No
         )
         low = np.where(more, middle, low)
         high = np.where(more, high, middle)
+    # Estimates of few values are zero in part of the samples, and intervals would be
+    # too narrow there.
     return Part(np.maximum(high, _KEPT * with_noise), freedom)
 
 
@@ -337,6 +344,7 @@ def median_ranks(n: int, level: float = LEVEL) -> tuple[int, float]:
     )
     below = np.cumsum([number / 2**n for number in ways])  # P(B <= k)
     enclosed = 1 - 2 * below  # [d - 1]
+    # The largest d whose interval still has the level.
     d = int((enclosed >= level).sum())
     surplus = (enclosed[d - 1] - level) / (enclosed[d - 1] - enclosed[d])
     return d - 1, float((n - d) * surplus / (d + (n - 2 * d) * surplus))
@@ -364,6 +372,7 @@ def level_of(study: Mapping[str, Any], n: ArrayLike) -> Any:
 
 def level_when_stopped(n: ArrayLike, at_least: int, at_most: int) -> Any:
     """Nominal level after `n` runs where `until` looked at each number from `at_least` to `at_most`; elementwise."""
+    # The number of runs was fixed: nothing looked at the data.
     if at_least == at_most:
         return np.full(np.shape(n), LEVEL)[()]
     runs = np.asarray(n)
@@ -447,12 +456,15 @@ def bootstrap_interval(
     Raises:
         UsageError: fewer than BOOTSTRAP_FROM values.
     """
+    # Percentiles of resamples of few values lie too close together, whatever their
+    # number.
     if len(seconds) < BOOTSTRAP_FROM:
         raise UsageError(
             f"no bootstrap of {counted(len(seconds), 'repetition')}: it is offered from {BOOTSTRAP_FROM}, as with "
             "fewer its interval is too narrow (3 to 5 cover 75 to 83 % instead of 95); use the t interval, or "
             f"--repetitions {BOOTSTRAP_FROM}"
         )
+    # The same times give the same interval, in every table and figure.
     random = np.random.default_rng([seed, len(seconds)])
     found = bootstrap_intervals(
         np.log([list(seconds)]), level, resamples=resamples, random=random
@@ -507,6 +519,7 @@ def bootstrap_intervals(
 ) -> Measured:
     """Trimmed mean of every row of `logs` (samples, n) with the quantiles of its resampled trimmed means."""
     n = logs.shape[1]
+    # All at once would need n times the resamples of every cell in memory.
     at_once = max(1, _AT_ONCE // (n * resamples))
     found = []
     for first in range(0, len(logs), at_once):
@@ -521,6 +534,7 @@ def bootstrap_intervals(
 
 def _trimmed_mean(values: Array) -> Array:
     n = values.shape[-1]
+    # Rounded down: at least four fifths of the values count.
     cut = int(_TRIMMED * n)
     mean: Array = np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1)
     return mean

@@ -29,6 +29,7 @@ from scalebench.study.spec import SIMULATED
 from scalebench.study.validation import read_mapping
 from scalebench.system.disturbance import SHARE
 
+# Share of steps that took longer than the stated pace.
 PACE_OVERRUN_LIMIT = 0.01
 _OF_A_CHECKSUM = 12  # digits
 _SHOWN = 5  # names of runs in a note
@@ -66,6 +67,7 @@ class Results:
 
     folder: Path
     runs: pd.DataFrame
+    # epochs.csv can have a million rows, and most tables need none of them.
     given_epochs: pd.DataFrame | None  # None: read when `epochs` is asked for
     study: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -100,6 +102,7 @@ class Results:
     @cached_property
     def completed(self) -> pd.DataFrame:
         """Completed runs without those for warm-up: the input of statistics."""
+        # Rows of other writers may leave the column empty.
         counted = (self.runs["status"] == "completed") & ~self.runs["warmup"].fillna(
             False
         ).astype(bool)
@@ -126,6 +129,8 @@ def table_by_cell(
 ) -> pd.DataFrame:
     """Return a table with a row for each cell; batches are of one type, also where none is known, to join tables by."""
     table = pd.DataFrame(rows, columns=list(columns))
+    # pandas would make a column of missing values one of objects or floats, by which no
+    # other table joins.
     return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
 
 
@@ -144,6 +149,7 @@ def cached(function: Callable[[Results], T]) -> Callable[[Results], T]:
         if results not in kept:
             kept[results] = function(results)
         found = kept[results]
+        # What a caller adds to a table must not be in that of the next one.
         return found.copy() if isinstance(found, pd.DataFrame) else found
 
     return answer
@@ -163,8 +169,10 @@ def load(folder: Path | str) -> Results:
     folder = Path(folder)
     rows = _read_rows(folder)
     runs = every = _runs_in(rows, folder)
+    # Counted before the choice of attempts, which leaves them out.
     doubled = int(runs.duplicated(["run_id", "attempt"]).sum())
     places = latest_places(runs["run_id"].tolist(), runs["attempt"].tolist())
+    # In the order of the file: what is latest is decided by it below.
     if len(places) < len(runs):
         runs = runs.iloc[sorted(places.values())]
     runs, notes = _one_configuration(runs)
@@ -179,6 +187,7 @@ def load(folder: Path | str) -> Results:
             f"rows that give a run once more, of which only the last counts: {repeated} left out"
         )
     notes += _of_earlier_versions(folder)
+    # The index of a row is its place, as where nothing was left out.
     if len(runs) < len(rows):
         runs = runs.reset_index(drop=True)
     return Results(
@@ -213,6 +222,7 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     # in `runs`; -1: of none
     place = object_index(runs["run_id"]).get_indexer(object_index(epochs["run_id"]))
     attempts = runs["attempt"].to_numpy(dtype=np.int64)
+    # Epochs of an earlier attempt belong to no run here.
     place[epochs["attempt"].to_numpy(dtype=np.int64) != attempts[place]] = -1
     completed = (runs["status"] == "completed").to_numpy(dtype=bool)
     is_accuracy = (runs["metric_name"] == "accuracy").to_numpy(
@@ -229,9 +239,11 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     numbers = epochs["epoch"].to_numpy(dtype=np.int64)
     # one number for each epoch of each run
     row = pd.Series(place * (numbers.max(initial=0) + 1) + numbers)
+    # An epoch may be written again behind one that was cut off: the last one counts.
     kept = ~of_none & ~row.duplicated(keep="last").to_numpy()
     found = np.bincount(place[kept], minlength=len(runs))
     lacking = completed & (found < runs["epochs"].to_numpy(dtype=np.int64))
+    # Part of a curve would look like a whole one.
     kept &= ~lacking[place]
     if not kept.all():
         epochs = epochs[kept].reset_index(drop=True)
@@ -258,6 +270,7 @@ def read_trials(folder: Path) -> pd.DataFrame:
 
 
 def _runs_in(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    # Trials of tuning saw a part of the samples, and are no runs of the study.
     is_run = rows["trial"].isna()
     runs = rows if is_run.all() else rows[is_run]
     if runs.empty:
@@ -286,6 +299,7 @@ def _read_rows(folder: Path) -> pd.DataFrame:
     rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (
         rows["paced_overrun"] > PACE_OVERRUN_LIMIT
     )
+    # Computed from the load and not kept: the limit may change, and old rows with it.
     rows["disturbed"] = is_disturbed(rows)
     texts = (rows[name].tolist() for name in ("strategy", "strategy_options", "tuned"))
     rows["label"] = list(map(label_of, *texts))
@@ -298,6 +312,7 @@ def is_disturbed(runs: pd.DataFrame) -> pd.Series[bool]:
     What needs all cores takes a third longer from there on, and there is no bound
     above.
     """
+    # Virtual times do not depend on the load, except through their calibration.
     measured = ~runs["execution"].isin(SIMULATED)
     return measured & (runs["others_load"] > SHARE).fillna(False).astype(bool)
 
@@ -338,7 +353,9 @@ def _one_configuration(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         # as in almost every study, found faster than below
         if group is one and values.nunique(dropna=False) < 2:
             continue
+        # Only rows that were not left out for an earlier key.
         texts = values[values.index.isin(runs.index)].map(str)
+        # The last row is what the user ran last, and so means.
         latest = texts.groupby(group.loc[texts.index]).transform("last")
         other = texts != latest
         if other.any():
@@ -356,6 +373,7 @@ def conditions(runs: pd.DataFrame) -> list[str]:
     """Return the columns that all of `runs` have to share: CONDITION without what was tuned for each point."""
     tuned = set()
     for text in runs["tuned"].dropna().unique():
+        # `optimizer.momentum` is a part of the column `optimizer`.
         tuned |= {key.partition(".")[0] for key in json.loads(text)}
     return [column for column in CONDITION if column not in tuned]
 
@@ -382,6 +400,7 @@ def label_of(strategy: str, options: object, tuned: object = None) -> str:
         return strategy
     left = {
         key: value
+        # Sorted: a label is an identity, whatever order the options were written in.
         for key, value in sorted(chosen.items())
         if f"{strategy}.{key}" not in given
     }

@@ -101,6 +101,7 @@ class VirtualError:
 
         def rank(engine: str) -> tuple[int, int]:
             errors_of_it, _ = checks[engine]
+            # Of equally many checks the engine that the list names first.
             return np.shape(errors_of_it)[-1], -PREFERRED_ENGINES.index(engine)
 
         main = max(checks, key=rank)
@@ -137,6 +138,7 @@ class VirtualError:
         so no interval, where the common factor is not known apart: an interval without
         this error would be narrow because less is known.
         """
+        # An unknown part makes the whole unknown: NaN goes through every sum.
         if self.between is None or not self.known:
             return Part(math.nan, math.nan)
         offset = dict(self.offsets).get(label, 0.0)
@@ -183,6 +185,7 @@ def agreement(results: Results) -> pd.DataFrame:
     runs = timed(results)
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
     if supposed(results):
+        # Workers that are slow by statement have no counterpart on this machine.
         both["virtual"] = both["virtual"][both["virtual"]["cluster"] != THIS_MACHINE]
     charged = charged_engine(results)
     rows = []
@@ -206,6 +209,8 @@ def agreement(results: Results) -> pd.DataFrame:
 
 def _compared(native: pd.DataFrame, virtual: pd.DataFrame) -> dict[str, object]:
     """Return the comparison of the virtual with the native runs of one strategy and worker count."""
+    # Two ratios: of the times that are shown, and of what calibration is responsible
+    # for.
     steady, simulated = _steady(native, virtual)
     apart = difference_interval(
         np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)
@@ -244,6 +249,7 @@ def _steady(
     sides = [runs["train_s"].astype(float) for runs in (native, virtual)]
     waits = [runs["wait_s"].astype(float) for runs in (native, virtual)]
     if all(wait.notna().all() for wait in waits):
+        # Before the division by the speed, which is that of computing.
         sides = [seconds - wait for seconds, wait in zip(sides, waits, strict=True)]
     if slowness.notna().all():
         sides[0] = sides[0] / slowness
@@ -260,9 +266,11 @@ def _slowness(native: pd.DataFrame, virtual: pd.DataFrame) -> pd.Series[float]:
 @cached
 def virtual_error(results: Results) -> VirtualError | None:
     """Errors of the study's virtual times, from `agreement`; None if unchecked."""
+    # Crowded and disturbed native runs are slow for reasons that no simulation has.
     fair = checked(agreement(results))
     if fair.empty:
         return None
+    # On logs: half as long and twice as long are equally far off.
     errors = np.log(
         fair["virtual_s"].astype(float) / fair["native_median_s"].astype(float)
     )
@@ -335,6 +343,8 @@ def error_of_times(results: Results) -> VirtualError | None:
 
     None for a quiet calibration without native runs that check it.
     """
+    # Native runs of the study know its error better than other studies beside busy
+    # programs.
     disturbed = (results.completed["calibration"] == "disturbed").any()
     return virtual_error(results) or (_beside_programs(results) if disturbed else None)
 
@@ -393,6 +403,8 @@ def _checks(fair: pd.DataFrame) -> dict[str, tuple[list[float], list[float]]]:
         own_errors = errors[others].tolist()
         own_variances = variance[others].tolist()
         if len(alone):
+            # One worker does not communicate: all its points say the same of the step
+            # time.
             own_errors.append(float(errors[alone].mean()))
             own_variances.append(float(variance[alone].mean() / len(alone)))
         found[str(engine)] = own_errors, own_variances

@@ -79,9 +79,11 @@ def signed_rank_test(top: Sequence[float], bottom: Sequence[float]) -> RankTest:
     logs = np.log(np.asarray(top, dtype=float)) - np.log(
         np.asarray(bottom, dtype=float)
     )
+    # Wilcoxon's own rule: an equal pair says nothing of a sign.
     logs = logs[logs != 0]
     if not len(logs):
         return RankTest(SIGNED_RANK, 1.0, 1.0)
+    # Mean ranks of ties are halves; doubled they are places of an array.
     doubled = _doubled_ranks(np.abs(logs))
     ways = np.ones(1)
     for rank in doubled:  # each rank is positive or not, with equal chances
@@ -126,6 +128,7 @@ def smallest_rank_sum_p(n: int, m: int) -> float:
 
 def repetitions_needed(family: int, *, paired: bool, alpha: float = ALPHA) -> int:
     """Smallest number of repetitions at which a test of `family` worker counts can reach its level."""
+    # A loop over few numbers: p falls by half with each pair.
     n = 1
     while (
         smallest_signed_rank_p(n) if paired else smallest_rank_sum_p(n, n)
@@ -146,6 +149,7 @@ def enough_runs(results: Results) -> int:
     for execution in MEASURED:
         counts = {cell.workers for cell in fit if cell.execution == execution}
         families.append(len(counts))
+    # Cells of one study run in rounds, and so are paired.
     needed = [repetitions_needed(family, paired=True) for family in families if family]
     return max([ENOUGH_RUNS, *needed])
 
@@ -163,6 +167,7 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     values = np.asarray(p, dtype=float)
     order = np.argsort(values, kind="stable")  # NaN last
+    # The smallest p is multiplied by m, the next by m - 1, and so on.
     steps = np.minimum(1.0, values[order] * (len(values) - np.arange(len(values))))
     adjusted = np.full(len(values), math.nan)
     adjusted[order] = np.maximum.accumulate(steps)
@@ -224,8 +229,10 @@ def time_trend(cells: Sequence[CellRuns]) -> Trend | None:
     ]
     logs = [np.log(list(cell.seconds.values())) for cell in several]
     freedom = sum(len(own) - 1 for own in logs) - 1
+    # With fewer, single odd runs make a slope.
     if freedom < 10:
         return None
+    # Centred within each cell, whose intercept is gone so.
     at = np.concatenate([own - own.mean() for own in order])
     y = np.concatenate([own - own.mean() for own in logs])
     squares = float(at @ at)
@@ -385,6 +392,7 @@ class Comparer:
         else:
             above = list(top.seconds.values())
             below = list(bottom.seconds.values())
+        # Cells without a common repetition have no ratio, and no error in place of one.
         mean = (
             self._mean(top, bottom, above, below, paired)
             if above and below
@@ -425,11 +433,14 @@ class Comparer:
         draws of a calibration any difference would be significant.
         """
         ratios = [self.ratio(*pair) for pair in pairs]
+        # An unfit cell is not in the family: it would raise the p of the others.
         asked = [
             n
             for n, (top, bottom) in enumerate(pairs)
             if not (top.unfit or bottom.unfit)
         ]
+        # Holm's first step divides by the whole family: a test that cannot pass it is
+        # not offered.
         tests = {n: _test(pairs[n][0], ratios[n], alpha / len(asked)) for n in asked}
         p = [test.p if test else math.nan for test in tests.values()]
         adjusted = dict(zip(asked, holm(p), strict=True))
@@ -478,6 +489,7 @@ class Comparer:
             of = paired_ratio if paired else unpaired_ratio
             return of(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
+        # Virtual times of one study are draws of one calibration, paired or not.
         if paired or self.one_study:
             if (
                 above == below
@@ -489,6 +501,7 @@ class Comparer:
                 np.log(above) - np.log(below), error, LEVEL
             ).map(math.exp)
         fewest = min(len(above), len(below))
+        # The wider one: either study may have stopped at a favourable sample.
         level = float(max(level_of(study, fewest) for study in self.studies))
         logs = difference_interval(
             np.log(above), np.log(below), level, draws=(True, True), error=error
@@ -512,6 +525,7 @@ class Comparer:
 
     def _metric(self, top: CellRuns, bottom: CellRuns) -> Measured:
         """metric(top) - metric(bottom), paired by common seeds; Welch's for two studies without any."""
+        # Equal seeds mean equal batches and initial weights.
         seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
         if seeds or self.one_study or not (top.metrics and bottom.metrics):
             return metric_difference(

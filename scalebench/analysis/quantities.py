@@ -52,6 +52,7 @@ def _where(row: Row) -> str:
 def _time(row: Row) -> Measured:
     """Return the time of a cell with its interval; without it where the cell is marked and it leaves no digit."""
     time = fields("train_s low_s high_s")(row)
+    # A marked time is a measurement, and stays; its interval would take its last digit.
     return Measured(time.value) if marks(row) and not is_supported(*time[:3]) else time
 
 
@@ -191,12 +192,14 @@ def with_ratios(
     """
     scaling = [f"{what}{end}" for what in ("speedup", "efficiency") for end in _EVERY]
     for of, compare in (("", ratios), ("target-", target_ratios)):
+        # Both are columns of the ratio over serial.
         of_time = not of and {"speedup", "efficiency"} & set(names)
         wanted = [
             name
             for name in PER_BATCH
             if f"{of}vs-{name}" in names or (of_time and name == "serial")
         ]
+        # Ratios of all cells take a while: a table that shows none computes none.
         compared = compare(results) if wanted else pd.DataFrame()
         for name in wanted:
             own = compared[compared["baseline"] == name]
@@ -224,4 +227,6 @@ def _verdicts(results: Results) -> pd.DataFrame:
         for one in compared_with(results, "allreduce")
         if one.metric.n and one.top.label not in PER_BATCH
     ]
+    # Where the baseline ran on other engines only, a cell meets each of them: the first
+    # counts.
     return table_by_cell(rows, [*CELL, "metric_verdict"]).drop_duplicates(CELL)

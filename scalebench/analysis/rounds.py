@@ -129,6 +129,7 @@ class CellRuns:
 def trained(results: Results) -> pd.DataFrame:
     """Completed runs with a positive training time."""
     runs = results.completed
+    # Logarithms of times are taken everywhere behind this line.
     return rows_where(runs, runs["train_s"] > 0)
 
 
@@ -145,6 +146,7 @@ def timed(results: Results) -> pd.DataFrame:
 
 def _counts(runs: pd.DataFrame) -> pd.Series[bool]:
     quiet = ~runs["disturbed"].astype(bool)
+    # A cell without a quiet run would vanish: it is shown, and marked.
     beside = quiet.groupby([runs[name] for name in CELL], dropna=False).transform("any")
     return quiet | ~beside
 
@@ -152,9 +154,11 @@ def _counts(runs: pd.DataFrame) -> pd.Series[bool]:
 @cached
 def runs_by_cell(results: Results) -> list[CellRuns]:
     """Runs of every cell of the completed runs."""
+    # Of all columns those that a cell needs: a frame is cut for each of them.
     runs = trained(results)[_NEEDED]
     if runs.empty:
         return []
+    # Executions run one after the other, each with an order of its own.
     parts = [_with_times(own) for _, own in runs.groupby("execution", sort=False)]
     until = runs["epochs_to_target"].astype(float)  # NaN where unknown
     found = pd.Series(cells_in(runs), runs.index, dtype=object)
@@ -170,9 +174,11 @@ def _cell_runs(runs: pd.DataFrame) -> CellRuns:
     metrics = zip(
         runs["seed"].astype(int).tolist(), runs["final_metric"].tolist(), strict=True
     )
+    # Metrics of disturbed runs count: load changes times, not weights.
     known = np.isfinite(runs["final_metric"].to_numpy(dtype=float))
     counts = runs["counts"].to_numpy(dtype=bool)
     targets = runs["target_metric"].to_numpy(dtype=float)
+    # A target that was changed later: earlier runs aimed at another one.
     target = float(targets[counts][-1])
     aimed = counts & (targets == target)
     reached = aimed & runs["time_to_target_s"].notna().to_numpy(dtype=bool)
@@ -217,6 +223,7 @@ def _seldom(first: pd.Series[Any]) -> bool:
     """Whether workers synchronised in fewer steps than they made; assumed where a row does not tell."""
     syncs = first["syncs"]
     steps = first["optimizer_steps"]
+    # Rows of other writers may not count them.
     return pd.isna(syncs) or pd.isna(steps) or bool(syncs < steps)
 
 
@@ -227,6 +234,7 @@ def spread(logs: Sequence[float] | NDArray[np.float64]) -> float:
     """
     if len(logs) < 2:
         return math.nan
+    # Times of a broken clock may differ by hundreds of orders of magnitude.
     with np.errstate(over="ignore"):
         return math.sqrt(np.expm1(np.var(logs, ddof=1)))
 
@@ -242,11 +250,14 @@ def paired_rounds(a: CellRuns, b: CellRuns) -> list[int] | None:
     calibration.
     """
     common = sorted(a.seconds.keys() & b.seconds.keys())
+    # No machine was in a state: the draw of the repetition is what they share.
     if a.execution == b.execution and a.execution not in MEASURED:
         return common
     beside = [number for number in common if _side_by_side(a, b, number)]
     ends = sorted(sorted((a.order[number], b.order[number])) for number in beside)
+    # Launches one after the other also have numbers of rounds in common.
     mixed = any(last > first for (_, last), (first, _) in pairwise(ends))
+    # Where rounds were torn, two that look whole may be so by chance.
     least = PAIRED_FROM if len(beside) == len(common) else PAIRED_FROM_IF_TORN
     return None if mixed or len(beside) < least else beside
 
@@ -283,10 +294,13 @@ def _with_times(runs: pd.DataFrame) -> pd.DataFrame:
     order = runs["run_order"].astype(int)
     shared = order.duplicated(keep=False)
     if known and (shared.any() or (runs["attempt"] > 1).any()):
+        # The planned order no longer says which runs were neighbours.
         order = seconds.rank(method="first").astype(int) - 1
     reach = math.inf
     if known and len(runs) > 1:
         took = runs["train_s"] + runs["eval_s"].fillna(0.0)
+        # Between runs lie evaluation, set-up and other cells: the median leaves out
+        # nights.
         pauses = (seconds.sort_values().diff().shift(-1) - took).dropna()
         rounds = (took + max(0.0, pauses.median())).groupby(runs["repetition"]).sum()
         reach = 2 * float(rounds.max())

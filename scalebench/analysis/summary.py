@@ -95,6 +95,7 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
             f"--against {missing[0]}: the study has no completed run of {missing[0]}"
         )
     baselines = (
+        # One line of reductions: the table has to fit a screen.
         list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
     )
     epochs = (
@@ -152,6 +153,7 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     first = table.assign(rank=table["engine"].map(order.index)).sort_values(
         "rank", kind="stable"
     )
+    # By index, so that the rows keep their order.
     kept = first.drop_duplicates([*_POINT, *BATCH]).index
     return table[table.index.isin(kept)]
 
@@ -229,6 +231,7 @@ def _saved(one: dict[Hashable, Any]) -> Text:
     text = percent(one["reduction"])
     if low > 0 or high < 0:
         return Text(text, style="green" if one["reduction"] > 0 else "red")
+    # At stated step times nothing varies, and the sign is known.
     exact = low == high == one["reduction"]
     return Text(text if exact else f"({text})", style="dim")
 
@@ -309,6 +312,7 @@ def summary_notes(results: Results, *, brief: bool = False) -> list[str]:
         notes.append(f"{which} have {NOTHING_VARIES}: their step times are stated")
     if tuning := tuning_in_words(results):
         notes.append(tuning)
+    # First what all numbers rest on, then warnings, last what is missing.
     notes += _agreement_note(results)
     notes += [] if brief else _warnings(results)
     notes += _counted_findings(results)
@@ -342,6 +346,8 @@ def _warnings(results: Results) -> list[str]:
 
 def _counted_findings(results: Results) -> list[str]:
     """Count the errors and warnings that `scalebench check` shows, all of them."""
+    # All rules, as `scalebench check` counts them: two commands must not give two
+    # numbers.
     report = check(Evidence(results))
     counts = {severity: report.count(severity) for severity in ("error", "warning")}
     found = [counted(count, severity) for severity, count in counts.items() if count]
@@ -357,6 +363,7 @@ def _time_and_epochs(cell: Row) -> str:
     time = seconds_as_known(
         *(cell[name] for name in ("time_to_target_s", "target_low_s", "target_high_s"))
     )
+    # Bounds alone: epochs and stars belong to a number.
     if BETWEEN in time:
         return time
     epochs = cell["epochs_to_target"]
@@ -371,6 +378,7 @@ def _agreement_note(results: Results) -> list[str]:
     if error is None:
         return []
     fair = checked(agreement(results))
+    # The farthest in either direction.
     logs = fair["ratio"].astype(float).map(math.log)
     worst = fair.iloc[int(logs.abs().to_numpy().argmax())]
     return [

@@ -229,7 +229,9 @@ def survival_median(
     curve = np.asarray(np.cumprod(1 - events / at_risk), dtype=float)
     centre = _first(times, curve)
     if math.isfinite(centre) and abs(curve[times == centre][0] - _HALF) <= _ROUNDING:
+        # Raised a little, the curve passes one half at the next time.
         centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
+    # Fewer order statistics than an interval of that level needs.
     if n < MEDIAN_FROM:
         return Measured(centre, math.nan, math.nan, n)
     from scipy.special import (
@@ -272,6 +274,7 @@ def _simulated_ratio(
 ) -> Ratio:
     """The ratio of simulated times, with the spread of draws and that of seeds apart (`simulated_interval`)."""
     rounds = sorted(base.to_target.keys() & cell.to_target.keys())
+    # Equal draws: one computation made twice, without any spread.
     if not rounds or ratio.top_s == ratio.bottom_s:
         return ratio
     parts = [shares(one) for one in (base, cell)]
@@ -300,6 +303,7 @@ def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, 
             if cell.execution not in MEASURED:
                 ratio = _simulated_ratio(ratio, base.cell, cell, comparer)
     saved = reduction(ratio)
+    # Of two medians there is a value, but no interval.
     if not ratio.mean.n and not note:
         saved = saved._replace(value=1 - own / other)
     return {
@@ -390,6 +394,7 @@ def fit_epochs(
     drawn: list[tuple[float, float]] = []
     while len(drawn) < draws:
         rows = random.integers(len(x), size=len(x))
+        # A resample of one batch has no slope.
         if len(np.unique(x[rows])) > 1:
             drawn.append(_fit(x[rows], y[rows]))
     return EpochsLaw(*law, tuple(drawn))
@@ -398,7 +403,9 @@ def fit_epochs(
 def _fit(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     from scipy.optimize import least_squares  # half a second to import
 
+    # In units of the middle batch both parameters are of the order of one.
     scale = np.exp(np.log(x).mean())
+    # Errors of epochs are relative.
     target = np.log(y)
     most = np.log(_NO_GROWTH / scale)
 

@@ -39,6 +39,8 @@ def ranked(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     final = trials["final_metric"].where(done)
     if metric == "time_to_target":
         value = trials["time_to_target_s"].fillna(math.inf).where(done)
+        # Where none reached the target, infinite times are equal, and the metric
+        # decides.
         first = value
     else:
         value = final
@@ -75,6 +77,7 @@ def tuned_cells(results: Results) -> pd.DataFrame:
         else results.trials
     )
     for (label, _), own in table.groupby(_CELL, sort=False):
+        # In the order of `ranked`: the first is the best trial's.
         values = [json.loads(text) for text in own["tuned"]]
         best = own.iloc[0]
         rows.append(
@@ -170,4 +173,5 @@ def _space(values: list[Any]) -> str:
 def _at_edge(key: str, values: list[dict[str, Any]]) -> bool:
     """Return True if the first of `values` has the least or the largest value of `key`."""
     tried = [value[key] for value in values]
+    # One value for all trials has no edge.
     return min(tried) < max(tried) and values[0][key] in (min(tried), max(tried))

@@ -228,7 +228,9 @@ def compare_studies(
     compared = [one for family in families.values() for one in comparer.family(family)]
     rows = [_row(one, comparer, threshold, metric_margin) for one in _ordered(compared)]
     absent = [cell for cell in first if cell not in dict(pairs)]
+    # B's cells at other batches were compared, too.
     compared_of_b = {other for _, other in pairs}
+    # With any status: a run that failed says more than one that is missing.
     tried = set(cells_in(b.runs))
     # of a batch that A lacks
     tried |= {cell.at_any_batch for cell in tried} - {
@@ -265,6 +267,7 @@ def compare_strategies(
         UsageError: `a` or `b` has no completed run, or they have no cell in common.
     """
     labels = [_label(results, name) for name in (a, b)]
+    # Names of a strategy and of its only variant are one cell.
     if labels[0] == labels[1]:
         raise UsageError(
             f"{labels[0]} differs in nothing from itself; name two strategies"
@@ -347,6 +350,7 @@ def verdict_of_time(ratio: Measured, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
     low = math.log(ratio.low)
     high = math.log(ratio.high)
+    # On logs, so that A against B is the opposite of B against A.
     limit = math.log1p(threshold)
     if low > limit:
         return "regression"
@@ -378,6 +382,7 @@ def _row(
     metric = verdict_of_metric(one.metric.low, one.metric.high, metric_margin)
     row = one.columns(top="b", bottom="a") | {
         "verdict": verdict,
+        # Modelled runs have no metric.
         "metric_verdict": metric if one.metric.n else "not compared",
         "metric_repeats": _repeats(a, comparer) and _repeats(b, comparer),
         "note": unfit,
@@ -399,6 +404,7 @@ def _repeats(cell: CellRuns, comparer: Comparer) -> bool:
 
     Where workers merge as they arrive, native metrics vary from run to run.
     """
+    # Virtual times decide the order of merges, and equal calibrations give equal times.
     alike = cell.execution not in MEASURED and comparer.same_draws
     return alike or cell.workers == 1 or is_deterministic(cell.strategy)
 
@@ -427,6 +433,7 @@ def differing(a: Results, b: Results, pairs: Pairs) -> list[Difference]:
     executions = {cell.execution for cell, _ in pairs}
     every = [*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]
     found = list(dict.fromkeys(every))  # each once, in the order of the keys
+    # Another calibration is another machine, as far as virtual times know.
     if not executions.isdisjoint(SIMULATED):
         found += _difference(
             "calibration", *({calibration_of(results)} for results in (a, b))
@@ -450,6 +457,7 @@ def _refuse_unless_equal(
     found = differing(a, b, pairs)
     refused = [difference for difference in found if difference.key not in ignore]
     if refused:
+        # One flag for a key, however many cells differ in it.
         keys = dict.fromkeys(difference.key for difference in refused)
         flags = " ".join(f"--ignore {key}" for key in keys)
         raise ResultsError(
@@ -520,6 +528,7 @@ def _of_cells(runs: Sequence[pd.DataFrame], pairs: Pairs) -> Iterator[Difference
     for column in (*_OF_A_CELL, *_PLACED):
         values = [_by_cell(own, column) for own in runs]
         for cell, other in sorted(pairs, key=lambda pair: pair[0].sort_key):
+            # Where a simulation ran does not change what it found.
             if column in _PLACED and cell.execution not in MEASURED:
                 continue
             of_a = values[0][cell]

@@ -133,6 +133,7 @@ def linear(
         freedoms.append(freedom)
     weights = np.array([one.weight for one in found])
     estimates = np.array(centres)
+    # A single law has nothing to average, and its band covers as it should.
     missing = max(_ENOUGH_COUNTS - len(series.counts), 0) if len(found) > 1 else 0
     tail = _TAIL + _TAIL_OF_MISSING * missing
     low, high = _averaged_limits(
@@ -144,6 +145,7 @@ def linear(
 def curve(found: Sequence[Candidate], series: Series, at: Array) -> Measured:
     """Pointwise band of T at `at` workers, in seconds; its limits are NaN beyond its `reach`."""
     logs = linear(found, series, at, np.eye(len(at)))
+    # Beyond its reach the curve is drawn, its band is not.
     offered = np.where(at <= reach(series) * (1 + _ROUNDING), 0.0, np.nan)
     return Measured(
         np.exp(logs.value), np.exp(logs.low + offered), np.exp(logs.high + offered)
@@ -161,6 +163,7 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
         number = parameter.of(coefficients)
         return 1 / number if reciprocal else number
 
+    # A coefficient of zero needs a step, too.
     step = 1e-6 * np.maximum(x, 1e-3 * _typical(fit))
     here = value(x)
     gradient = np.array(
@@ -197,8 +200,10 @@ def _errors(
 ) -> tuple[Array, Array]:
     """Standard errors of quantities with `gradient` with respect to the coefficients, and their degrees of freedom."""
     jacobian = fit.law.gradient(fit.counts, fit.coefficients)
+    # Scaled, so that the pseudo-inverse drops no column for its unit.
     scale = np.linalg.norm(jacobian, axis=0)
     weighted = np.sqrt(fit.weights)[:, None] * jacobian / scale
+    # Columns may coincide at the measured counts: then one of them has no information.
     inverse = np.linalg.pinv(weighted.T @ weighted)
     scaled = gradient / scale
     own = np.einsum("ij,jk,ik->i", scaled, inverse, scaled) * fit.between / fit.freedom
@@ -235,6 +240,7 @@ def _averaged_limits(
     half = stdtrit(freedoms, 1 - tail) * errors
     limits = []
     for sign in (-1.0, 1.0):
+        # Between the least and the largest limit of a single law lies that of all.
         inner = (sign * centres - half).min(axis=0)
         outer = (sign * centres + half).max(axis=0)
         for _ in range(_BISECTIONS):

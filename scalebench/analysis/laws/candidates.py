@@ -245,6 +245,7 @@ def fit(law: Law, series: Series, leave_out: float | None = None) -> Fit:
     counts, place, number = np.unique(at, return_inverse=True, return_counts=True)
     weights = number.astype(float)
     means = np.bincount(place, logs) / weights
+    # Means at each count are enough: the spread around them is the same for every law.
     coefficients = nonnegative(law.columns(counts), law.sign * means, weights)
     residuals = means - law.log_seconds(counts, coefficients)
     between = float(np.sum(weights * residuals**2))
@@ -265,6 +266,8 @@ def nonnegative(columns: Array, logs: Array, weights: Array) -> Array:
     root = np.sqrt(weights)
 
     def solve(relative: Array, target: Array) -> Array:
+        # Columns of steps and of bytes differ by orders of magnitude: scaled, nnls
+        # treats them alike.
         scale = np.linalg.norm(root[:, None] * relative, axis=0)
         solution, _ = nnls(root[:, None] * relative / scale, root * target)
         return np.asarray(solution / scale)
@@ -273,18 +276,21 @@ def nonnegative(columns: Array, logs: Array, weights: Array) -> Array:
         with np.errstate(divide="ignore"):
             return float(np.sum(weights * (logs - np.log(columns @ x)) ** 2))
 
+    # Relative errors are nearly those of logs, and linear in x.
     x = solve(columns / np.exp(logs)[:, None], np.ones_like(logs))
     if not (columns @ x > 0).all():  # every remaining column vanishes at some count
         x = np.maximum(x, 1e-6 * np.exp(logs.max()) / columns.max(axis=0))
     now = squares(x)
     for _ in range(_ITERATIONS):
         model = columns @ x
+        # log(A x') is about log(A x) + A x' / A x - 1.
         step = solve(columns / model[:, None], logs - np.log(model) + 1) - x
         length = 1.0
         while (ahead := squares(x + length * step)) > now and length > 1e-6:
             length /= 2
         if ahead > now:
             break
+        # The second term ends the search at times that a law explains exactly.
         settled = now - ahead <= _SETTLED * now + weights.sum() * _NOISELESS**2
         x = x + length * step
         now = ahead
@@ -374,6 +380,7 @@ def candidates(
             notes.append(
                 f"{law.name} not fitted: {size} parameters want {max(size + 1, FEWEST_COUNTS)} worker counts"
             )
+        # AICc divides by runs - parameters - 2.
         elif runs < size + 3:
             notes.append(
                 f"{law.name} not fitted: AICc of {size} parameters wants {size + 3} runs, there are {runs}"

@@ -177,6 +177,7 @@ def count_text(count: Count) -> str:
     """
     if not count.workers:
         return "none"
+    # A number without an interval, beyond all data, would look like a result.
     if count.is_guessed:
         return "beyond the data"
     named = f"beyond {count.workers:,}" if count.reaches_end else f"{count.workers:,}"
@@ -217,6 +218,7 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
     for (execution, engine, counts), members in groups.items():
         name = execution if execution == engine else f"{execution}-{engine}"
         others = [key for key in groups if key[:2] == (execution, engine)]
+        # Names stay short where the counts tell nothing apart.
         points = f"-at-{'-'.join(map(str, counts))}" if len(others) > 1 else ""
         target = (
             file
@@ -248,6 +250,7 @@ def _finite(value: float) -> float | None:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "∞" if value > 0 else EMPTY
+    # Contention and crosstalk are small numbers whose digits matter.
     return f"{value:.2e}" if 0 < abs(value) < 1e-3 else digits(value)
 
 

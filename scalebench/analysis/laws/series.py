@@ -273,6 +273,7 @@ def _serial(
     if runs.empty:
         return None, "none of its runs counts"
     cell = cells[runs["cell"].iloc[0]]
+    # By the rule of the table of ratios: text and figures must have one efficiency.
     found = baselines.find("serial", cell)
     if found.cell and found.cell.batch != cell.batch:
         return None, f"serial ran at another batch than {cell.batch}"
@@ -339,6 +340,7 @@ def _power_law(n: Array, counts: Array, values: Array, beyond: float) -> Array:
     log = np.log(counts)
     at = np.log(n)
     inside = np.interp(at, log, np.log(values))
+    # np.interp is constant there; the power goes on.
     outside = np.maximum(at - log[-1], 0.0) + np.minimum(at - log[0], 0.0)
     return np.asarray(np.exp(inside + beyond * outside))
 

@@ -200,6 +200,7 @@ class Advice:
 def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Advice:
     """Knee, largest N with at least `efficiency`, and fastest N by the best law of `found`."""
     largest = series.counts[-1]
+    # Beyond, a worker has no whole batch, or the law is a guess.
     limit = math.floor(min(FURTHEST * largest, max(series.most_workers, largest)))
     octaves = math.log2(limit)
     at = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
@@ -230,11 +231,13 @@ def advise(found: Sequence[Candidate], series: Series, efficiency: float) -> Adv
         place = int(enough[-1])
         whole = _whole_around(at, place)
         worth = int(whole[log_efficiency(whole) >= level - _ROUNDING].max(initial=1))
+        # Interpolation may end a rounding below the integer that was tried.
         worth_at = max(_crossing(at, log_efficiency(at), level, place), float(worth))
     of_knee = Measured(knee_at)
     of_worth = Measured(worth_at)
     if not no_band(series):
         of_knee = _around(*_elasticity(at, found, series), 0.5, knee_at)
+        # A base of one repetition has no spread that could be in an interval.
         if worth and not (base and math.isnan(base.variance)):
             of_worth = _around(*_log_efficiency(at, found, series), level, worth_at)
     fastest, fastest_at = _highest(at, log_speed)
@@ -251,9 +254,11 @@ def _highest(at: Array, height: Callable[[Array], Array]) -> tuple[int, float]:
     """The smallest integer that maximises `height`, and the real maximum."""
     from scipy.optimize import minimize_scalar
 
+    # Rounded: of equal heights the smaller number of workers.
     place = int(np.argmax(np.round(height(at), 9)))
     whole = _whole_around(at, place)
     workers = int(whole[np.argmax(np.round(height(whole), 9))])
+    # A maximum at the end of the search has no neighbour to bracket it.
     if place in (0, len(at) - 1):
         return workers, float(at[place])
     ends = (at[place - 1], at[place + 1])
@@ -279,7 +284,9 @@ def _whole_around(at: Array, place: int) -> Array:
 def _elasticity(
     at: Array, found: Sequence[Candidate], series: Series
 ) -> tuple[Array, Measured]:
+    # Both ends of the slope have to lie where there is a band.
     inner = _up_to(min(at[-1], reach(series)) / STEP, at[at >= STEP])
+    # A slope over a quarter of a doubling: derivatives of laws have no common form.
     points = np.concatenate([inner * STEP, inner / STEP])
     one = np.eye(len(inner))
     slope = np.hstack([-one, one]) / math.log(STEP**2)
@@ -308,6 +315,7 @@ def _up_to(end: float, at: Array) -> Array:
 
 def _around(at: Array, band: Measured, level: float, centre: float) -> Measured:
     """`centre` with the largest interval in which the band contains `level`; 1 and infinity where it is not left."""
+    # Only on its side of the centre: a band may leave the level and come back.
     surely_above = np.flatnonzero((band.low > level) & (at <= centre))
     surely_below = np.flatnonzero((band.high < level) & (at >= centre))
     low = 1.0

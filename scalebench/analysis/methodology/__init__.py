@@ -127,6 +127,7 @@ def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
 
         @wraps(violations)
         def find(evidence: Evidence) -> Iterator[Finding]:
+            # A finding is made without the name of its rule, which is known here.
             return (replace(found, rule=name) for found in violations(evidence))
 
         facts = {
@@ -135,6 +136,7 @@ def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
             "summary": summary,
             "find": staticmethod(find),
         }
+        # A class for each function, as registries hold classes.
         RULES.add(type(name, (Rule,), facts))
         return find
 

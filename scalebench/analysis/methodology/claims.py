@@ -59,6 +59,7 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     """A reduction needs a per-batch run on the same engine, at the same worker count and global batch."""
     table = evidence.ratios
     table = table[~table["strategy"].isin(PER_BATCH) & is_representative(table)]
+    # A library's baseline at the same place: some reduction can be given there.
     others = table[(table["baseline"] != "serial") & (table["note"] == "")][
         PLACE
     ].drop_duplicates()
@@ -134,6 +135,8 @@ def unsettled(evidence: Evidence) -> Iterator[Finding]:
         & (table["workers"] > 1)
         & is_representative(table)
     ]
+    # Without an interval both comparisons are false: other rules say that it is
+    # missing.
     open_ = headline[(headline["reduction_low"] < 0) & (headline["reduction_high"] > 0)]
     for execution in dict.fromkeys(open_["execution"]):
         own = open_[open_["execution"] == execution]
@@ -207,9 +210,11 @@ def at_chance(
         return
     chance = runs["chance_metric"].astype(float)
     samples = runs["n_test"].fillna(1).clip(lower=1).astype(float)
+    # A guess reaches chance only on average.
     sampling = (chance * (1 - chance) / samples) ** 0.5
     gained = runs["final_metric"] - chance
     nothing = gained <= errors * sampling
+    # Its best epoch shows that it could learn.
     lost = ~nothing & (gained < 0.5 * (runs["best_metric"] - chance))
     for which, how in (
         (nothing, "at chance level"),
@@ -256,6 +261,8 @@ def time_to_target(evidence: Evidence) -> Iterator[Finding]:
 def _reachable(runs: pd.DataFrame) -> str:
     """The option that states a target, in hundredths, which per-batch runs at the fewest workers all reached."""
     baseline = runs[runs["strategy"].isin(PER_BATCH)]
+    # At the fewest workers the global batch is smallest, and the metric as a rule the
+    # best.
     reached = baseline[baseline["workers"] == baseline["workers"].min()][
         "final_metric"
     ].min()
@@ -272,6 +279,7 @@ def small_test_set(evidence: Evidence, most: float = 0.01) -> Iterator[Finding]:
     runs = runs[is_share & (runs["n_test"] > 0)]
     if runs.empty:
         return
+    # One number for the study: the error changes little with the accuracy.
     accuracy = float(runs["final_metric"].median())
     samples = int(runs["n_test"].min())
     error = math.sqrt(accuracy * (1 - accuracy) / samples)
@@ -310,6 +318,7 @@ def failed_runs(evidence: Evidence) -> Iterator[Finding]:
         )
     if parts:
         again = f"scalebench run {evidence.results.folder} --retry"
+        # A retry has the same seed and the same rate.
         if (failed["status"] == "diverged").all():
             again = "what diverged does so again: lower the learning rate (--new)"
         yield finding(
@@ -357,6 +366,7 @@ def unfinished(evidence: Evidence) -> Iterator[Finding]:
 @rule("epochs.csv holds every epoch of each completed run")
 def missing_epochs(evidence: Evidence) -> Iterator[Finding]:
     """Epochs that were lost after the run was completed: figures over epochs are drawn without these runs."""
+    # First: which runs lack epochs is known when they are read.
     rows = len(evidence.results.epochs)
     lacking = evidence.results.without_epochs
     if lacking:

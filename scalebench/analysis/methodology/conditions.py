@@ -28,6 +28,7 @@ from scalebench.study.spec import SIMULATED
 @rule("all runs share model, data, optimizer, learning rate, epochs and precision")
 def mixed_configurations(evidence: Evidence) -> Iterator[Finding]:
     """Runs of one study share model, data, learning rate, epochs, precision and other conditions."""
+    # All rows: statistics have left out other configurations already.
     rows = evidence.rows
     shared = [
         *conditions(rows),
@@ -88,6 +89,7 @@ def reduced_batch(evidence: Evidence) -> Iterator[Finding]:
         else "batch_global"
     )
     if runs[column].nunique() > 1:
+        # Only shards that are too small change a batch, and these make it smaller.
         usual = runs[column].max()
         changed = runs[runs[column] != usual]
         values = listed(sorted(changed[column].dropna().unique()))
@@ -138,6 +140,7 @@ def falling_steps(evidence: Evidence) -> Iterator[Finding]:
         runs[runs["workers"] == count]["steps_per_epoch"].median()
         for count in (least, most)
     )
+    # A rest of samples makes a step more or less, without meaning.
     if last < 0.9 * first:
         yield finding(
             "note",
@@ -189,6 +192,7 @@ def _rarest(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 def untuned(evidence: Evidence) -> Iterator[Finding]:
     """Strategies that share one learning rate are compared at the one that suits some of them best."""
     runs = evidence.runs[evidence.runs["final_metric"].notna()]
+    # With a single strategy no order is at stake.
     if runs["label"].nunique() < 2 or runs["tuned"].notna().any():
         return
     rates = listed(f"{rate:g}" for rate in sorted(runs["lr"].unique()))
@@ -223,6 +227,8 @@ def tuning_edge(evidence: Evidence) -> Iterator[Finding]:
 def mixed_commits(evidence: Evidence) -> Iterator[Finding]:
     """Runs of two versions of the code are two experiments."""
     commits = evidence.runs["git_commit"]
+    # Rows without a commit are of code that nobody can name: beside others, of other
+    # code.
     if commits.nunique() > 1 or (commits.isna().any() and commits.notna().any()):
         counts = commits.fillna("no commit").str[:10].value_counts()
         yield finding(

@@ -70,6 +70,7 @@ def few_runs(evidence: Evidence) -> Iterator[Finding]:
         own = evidence.cells[evidence.cells["execution"] == execution]
         single = own[own["n"] == 1]
         few = own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+        # More repetitions would give the same time.
         few = few[few["interval"] != NOTHING_VARIES]
         if len(single):
             yield finding(
@@ -144,6 +145,7 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
         ]
         p = [two_groups_p(list(cell.seconds.values())) for cell in own]
         known = [n for n, value in enumerate(p) if math.isfinite(value)]
+        # Among a hundred cells some look split by chance.
         adjusted = holm([p[n] for n in known])
         split = [
             own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA
@@ -168,6 +170,7 @@ def drift(evidence: Evidence, most: float = 0.02) -> Iterator[Finding]:
             if cell.execution == execution
         ]
         found = time_trend(own)
+        # Of many runs the test sees drifts that are too small to matter.
         if found and found.p <= ALPHA and abs(found.factor - 1) > most:
             yield finding(
                 "warning",
@@ -324,6 +327,7 @@ def warm_up(
         )
     slower = _first_epochs(evidence, runs)
     slow = slower[slower > 1 + most]
+    # Single slow first epochs are delays of the machine.
     if len(slower) and len(slow) >= least_share * len(slower):
         yield finding(
             "warning",
@@ -404,6 +408,7 @@ def _tick(times: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     if len(np.unique(times)) < _FEWEST:
         return None
     for digits in _DECIMALS:
+        # From coarse to fine: the first that fits is the tick.
         if np.allclose(times, times.round(digits), rtol=1e-9):
             return 10.0**-digits
     return None
@@ -415,4 +420,5 @@ def _first_epochs(evidence: Evidence, runs: pd.DataFrame) -> pd.Series[float]:
     epochs = epochs[epochs["run_id"].isin(runs["run_id"]) & (epochs["epoch_s_max"] > 0)]
     first = epochs[epochs["epoch"] == 0].set_index("run_id")["epoch_s_max"]
     later = epochs[epochs["epoch"] > 0].groupby("run_id")["epoch_s_max"]
+    # One later epoch has no median that a single delay does not move.
     return (first / later.median()[later.count() >= 2]).dropna()
