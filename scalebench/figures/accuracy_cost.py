@@ -78,6 +78,7 @@ class AccuracyCost(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         everything = name_series(metric_by_cost(results))
+        # Series of one or two points cover less of a panel than lines do.
         few = everything.groupby(["series", "execution"]).size().max() <= _FEW
         table, look, groups = canvas.series_of(
             everything, _TOGETHER if few else MOST_SERIES, of=results
@@ -95,6 +96,8 @@ class AccuracyCost(Figure):
             if (table["series"].isin(group) & (table["execution"] == execution)).any()
         ]
         drawn = canvas.rows_of_groups(parts, names, heights=(_HEIGHT_IN, _HEIGHT_IN))
+        # The front is that of the study: a selection must not make a point look
+        # unbeaten.
         of_engines = everything[everything["engine"].isin(table["engine"])]
         for panel, (execution, group), name in drawn:
             own = table[(table["execution"] == execution) & table["series"].isin(group)]
@@ -110,6 +113,7 @@ class AccuracyCost(Figure):
             _draw_cells(panel, own.assign(interval=over_seeds(own)), COSTS[name], look)
             panel.ax.margins(x=0.08, y=0.14)  # room for the labels of the front
             panel.seconds_axis("x", _LABELS[name])
+        # Before the labels, whose places follow from the limits.
         share_y(canvas.shown)
         for panel, (execution, _), name in drawn:
             _label_fronts(
@@ -213,6 +217,8 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     Points whose labels would touch have one for all. A line leads from a label to its
     point where there is no room beside it.
     """
+    # Without transAxes, which the layout sets later: the axes are taken as 70 % of the
+    # panel.
     to_axes = panel.ax.transScale + panel.ax.transLimits
     size_pt = np.array(
         [_AXES * 72 * panel.width_in, _AXES * 72 * _HEIGHT_IN * panel.style.height]
@@ -224,6 +230,7 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
         to_axes.transform(table[[cost, "metric"]].dropna().to_numpy(dtype=float))
         * size_pt
     )
+    # A logarithmic axis has no place for zero.
     taken = [(*place, mark, mark) for place in places if np.isfinite(place).all()]
     front = table[table[f"{cost}_front"]].sort_values(cost)
     points = to_axes.transform(front[[cost, "metric"]].to_numpy(dtype=float)) * size_pt
@@ -232,6 +239,7 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
         text = ", ".join(counts)
         half = np.array([0.5 * width(text, small), 0.6 * small])
         found = _free_place(points[own], half, mark, taken, size_pt)
+        # A label that hides a point is worse than one that is missing; the CSV has it.
         if found is None:
             continue
         point, centre, beside = found
@@ -290,6 +298,8 @@ def _free_place(
     """
     for distance in (1.0, 1.6, 2.4, 3.4):
         for point in points:
+            # Above to the left first: fronts rise to the right, and leave that corner
+            # free.
             for direction in _DIRECTIONS:
                 centre = point + distance * np.array(direction) * (half + 1.2 * mark)
                 inside = (half <= centre).all() and (centre <= size_pt - half).all()

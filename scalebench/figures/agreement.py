@@ -56,6 +56,7 @@ class Agreement(Figure):
         look = looks([*table["series"], *name_series(results.completed)["series"]])
         canvas.names = short_names(look)
         executions = canvas.selection.executions or ("native", "virtual")
+        # A row is of both executions; a selection of them is looked at below.
         table = replace(canvas.selection, executions=()).of(table)
         if table.empty or not {"native", "virtual"} <= set(executions):
             raise EmptyFigureError(
@@ -92,6 +93,7 @@ def _draw_times(panel: Panel, table: pd.DataFrame, look: dict[str, Look]) -> Non
     panel.title("virtual against native time")
     panel.curve(table, _TIMES, look)
     ends = [
+        # One range for both axes, so that equal times lie on the diagonal.
         float(table[["native_s", "virtual_s"]].min().min()) / 1.3,
         float(table[["native_s", "virtual_s"]].max().max()) * 1.3,
     ]

@@ -63,6 +63,7 @@ def declared_figures() -> list[Declared]:
     Those of this package are read from their source: importing them takes matplotlib
     and pandas, and a second.
     """
+    # A third party's figure may be anywhere, and has to be imported to be known.
     if entry_points(group=_GROUP):
         kinds = map(FIGURES.find, FIGURES.names())
         return [Declared(kind.name, kind.summary, kind.by_default) for kind in kinds]
@@ -78,6 +79,7 @@ def declared_figures() -> list[Declared]:
 
 def _declared_in(source: str) -> list[Declared]:
     """Return the figures whose classes a module adds to FIGURES."""
+    # Parsing all files takes longer than reading them.
     if "@FIGURES.add" not in source:
         return []
     classes = [
@@ -97,6 +99,7 @@ def _constants(cls: ast.ClassDef) -> dict[str, Any]:
         if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name)
     }
     return {
+        # Constants alone: nothing of a module runs.
         name: ast.literal_eval(named[name])
         for name in Declared._fields
         if name in named

@@ -118,6 +118,8 @@ def _write_times(panel: Panel, bars: Sequence[tuple[float, Cell]]) -> None:
             va="bottom",
             fontsize=panel.style.small,
         )
+        # Its room is in the limit of the axis: the layout would shrink the panel for it
+        # once more.
         time.set_in_layout(False)
         panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
 
@@ -164,6 +166,7 @@ def _segments(cell: Cell) -> list[Segment]:
     """Return the parts of one bar, in per cent; parts without time are left out."""
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
+    # Engines that do not measure it have it inside communication.
     wait = cell["wait_s"] if math.isfinite(cell["wait_s"]) else 0.0
     # the engine's cost at a single worker
     alone = cell["workers"] == 1 and cell["comm_s"] > 0
@@ -174,6 +177,7 @@ def _segments(cell: Cell) -> list[Segment]:
         "data": cell["data_s"],
         "other": cell["other_s"],
     }
+    # The sum of the parts: one that was not measured must leave no gap.
     total = sum(value for value in seconds.values() if math.isfinite(value))
     colors = TASKS | {_ALONE: ENGINE_ALONE}
     patterns = TASK_PATTERNS | {_ALONE: ENGINE_ALONE_PATTERN}
@@ -188,6 +192,7 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
     """Return the end of the y axis that leaves room for the longest time above the bars."""
     longest = max(len(_time_of(cell)) for cell in table.to_dict("records"))
     room = 0.6 * style.small * longest + 0.6 * style.size
+    # What the bars lose in height, the times above them get.
     return 100 / (1 - room / (72 * height * style.height - 6.2 * style.size))
 
 

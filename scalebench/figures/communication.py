@@ -46,6 +46,7 @@ class Communication(Figure):
             name for name in canvas.wanted(tuple(_PANELS)) if table[name].notna().any()
         ]
         nothing_hidden = "hidden" in names and not (table["hidden"] > 0).any()
+        # Who names the panel gets it, also where it is empty.
         if nothing_hidden and not canvas.chosen:
             names.remove("hidden")
         if not names:
@@ -68,6 +69,7 @@ class Communication(Figure):
                 panel.ax.set_ylabel("share of training time (%)")
         share_y(canvas.shown)
         for panel in canvas.shown:
+            # Behind the common range: shares begin at nothing.
             panel.ax.set_ylim(bottom=0)
 
         canvas.legends(look, table)

@@ -155,6 +155,7 @@ def _share_times(panels: Sequence[Panel]) -> None:
 def _by_epoch(results: Results) -> pd.DataFrame:
     """Return metric and time after each epoch of each point, over its repetitions."""
     runs, epochs = results.completed, results.epochs
+    # Numbers in place of a merge: a million epochs are looked up by arrays.
     point = runs.groupby(_KEY).ngroup().to_numpy()
     facts = runs[[*_KEY, "oversubscribed", "disturbed"]].groupby(point)
     marks = facts[["oversubscribed", "disturbed"]].any()
@@ -175,6 +176,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     parts = []
     for n in numbers.unique():  # epochs with equally many repetitions at once
         rows = begins[numbers == n].to_numpy()[:, None] + np.arange(n)
+        # Along the last axis, all epochs with as many repetitions in one call.
         metric = metric_interval(metrics[rows], name)
         columns = {
             "elapsed_s": times[rows].mean(axis=1),
@@ -186,6 +188,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
     bounds = zip(table["low"], table["high"], strict=True)
     known = np.array([is_interval(low, high) for low, high in bounds])
     table = table.assign(
+        # Epochs are numbered from 0; after the first one is done.
         epochs=table["epoch"] + 1,
         low=table["low"].where(known),
         high=table["high"].where(known),
@@ -197,6 +200,7 @@ def _by_epoch(results: Results) -> pd.DataFrame:
 
 def _spread(counts: list[int], most: int) -> list[int]:
     """Select at most `most` of the counts above one, the largest included."""
+    # One worker is drawn in every panel, as serial.
     counts = [count for count in counts if count > 1] or counts
     if len(counts) <= most:
         return counts

@@ -61,6 +61,7 @@ class EpochsToTarget(Figure):
         series = [name for name in look if name in set(table["series"])]
         epochs = int(results.completed["epochs"].max())
         columns = canvas.fits(min(_COLUMNS, len(series)), narrow=True)
+        # A panel for each series: fitted laws of several would cover one another.
         (panels,) = canvas.grids((len(series), columns, 2.15))
         for panel, name in zip(panels, series, strict=True):
             panel.title(canvas.names[name], name)
@@ -154,6 +155,7 @@ def _draw(
     )
     for fitted in laws:
         _draw_law(panel, name, fitted, look[name])
+    # Room at the top for triangles of runs that did not reach it.
     panel.ax.set_ylim(0, 1.2 * epochs)
     panel.ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
@@ -174,6 +176,7 @@ def _draw_law(panel: Panel, name: str, fitted: SeriesLaw, look: Look) -> None:
         zorder=1,
     )
     critical, least, most = fitted.law.critical[:3]
+    # Beyond the measured batches it is extrapolated, and only in the caption.
     if fitted.least <= critical <= fitted.most:
         panel.ax.axvline(critical, zorder=1, **_CRITICAL)
     rows: list[dict[Hashable, object]] = [

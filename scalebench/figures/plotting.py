@@ -169,6 +169,7 @@ def plot_folder(
     results = load(folder)
     if request.selection != EVERYTHING:
         request.selection.require(results)
+    # More processes than figures would cost their copies only.
     jobs = min(jobs, len(wanted))
     if jobs == 1:
         drawn = [_draw(results, name, output, request, place) for name in wanted]
@@ -176,6 +177,7 @@ def plot_folder(
         work = [(name, output, request, place) for name in slowest_first(wanted)]
         with drawing_processes(jobs, results) as pool:
             drawn = list(pool.map(_draw_shared, work))
+    # The slowest were begun first; who asked expects their own order.
     drawn.sort(key=lambda figure: wanted.index(figure.name))
     return _some_drawn(drawn, folder)
 
@@ -242,6 +244,7 @@ def _draw(
     place: Path | None = None,
 ) -> Drawn:
     kind = FIGURES.create(name, {})
+    # Asked before a folder is made for it.
     absent = kind.absent(results)
     if absent:
         return Drawn(name, [], absent, tuple(results.notes))
@@ -327,6 +330,7 @@ def save(figure: Page, file: Path) -> None:
 
     kind, dpi, usual = file.suffix[1:], figure.dpi, figure.canvas
     fitting: Any = get_registered_canvas_class(kind)
+    # `savefig` would draw everything twice, the first time to lay it out.
     canvas = usual if isinstance(usual, fitting) else fitting(figure)
     write = getattr(canvas, f"print_{kind}")
     with (
@@ -335,6 +339,7 @@ def save(figure: Page, file: Path) -> None:
     ):
         write(stream, metadata=_METADATA[kind], **_FASTER.get(kind, {}))
     figure.dpi = dpi  # vector formats change it
+    # The next format begins from the same state.
     figure.set_canvas(usual)
 
 
@@ -427,9 +432,11 @@ def place_for(records: Path, output: Path) -> Path:
             f"{records / RUNS} holds no runs yet; `scalebench run` fills it"
         )
     study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
+    # A hash, as a path may name its user.
     mark = hashlib.sha256(str(records.resolve()).encode()).hexdigest()[:12]
     for number in count(1):
         place = output / (study if number == 1 else f"{study}-{number}")
+        # Two studies may have one name: their figures must not replace each other.
         if _mark_of(place) in ("", mark):
             break
     with writing(place):

@@ -165,6 +165,7 @@ def _powers_axis(panel: Panel, most: float, label: str) -> None:
     """Set a log2 y axis with ticks at the powers of two up to `most`."""
     powers = [2**power for power in range(1 + int(math.log2(most)))]
     panel.ax.set_yscale("log", base=2)
+    # matplotlib would write 2^5.
     panel.ax.set_yticks(powers, [f"{value:,}" for value in powers])
     panel.ax.set(ylim=(0.8, 1.25 * powers[-1]), ylabel=label)
 
@@ -233,6 +234,7 @@ def _draw_lines(
 def _draw_maps(panels: Sequence[Panel], planes: Mapping[str, Plane]) -> None:
     """Draw the times of each strategy over two axes, in one scale of greys."""
     everything = np.concatenate([plane.train_s.ravel() for plane in planes.values()])
+    # Over all planes: strategies are compared by their grey.
     scale = LogNorm(everything.min(), everything.max())
     for panel, (name, plane) in zip(panels, planes.items(), strict=True):
         panel.title(name)
@@ -249,6 +251,7 @@ def _draw_line(panel: Panel, plane: Plane, look: Look | None, beside: float) -> 
     x = np.asarray(axis.values)
     y = plane.train_s[:, 0]
     if _logarithmic(axis.values):
+        # A share of the axis, which is a factor on a logarithmic one.
         x = x * (x.max() / x.min()) ** beside
     else:
         x = x + beside * (x.max() - x.min())
@@ -304,6 +307,7 @@ def _draw_map(panel: Panel, plane: Plane, scale: LogNorm) -> None:
         vmax=top,
     )
     used = np.unique(plane.bound)
+    # One component everywhere has no border.
     for place in used if len(used) > 1 else ():
         ax.contour(
             x,
@@ -336,6 +340,7 @@ def _label(panel: Panel, which: str, title: str, values: Sequence[float]) -> Non
 
 
 def _logarithmic(values: Sequence[float]) -> bool:
+    # Over less than a decade a logarithmic axis has one tick.
     return min(values) > 0 and max(values) / min(values) >= 10
 
 
@@ -345,6 +350,7 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
     Raises:
         ResultsError: a file cannot be written, or no measurement is at more workers than its base.
     """
+    # A base row is its own prediction, and tells nothing.
     if errors["linear_s"].isna().all():
         raise ResultsError(
             "nothing to draw: each measurement is at the fewest workers of its strategy"

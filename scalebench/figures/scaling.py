@@ -42,6 +42,8 @@ class StrongScaling(Figure):
         )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
+        # Statistics of the whole study: a selection must not lose the baseline of what
+        # it shows.
         table = with_added(_with_efficiency(results), canvas.added, _with_efficiency)
         self._fill_efficiency(table)
         table, look, groups = canvas.series_of(table, of=results)

@@ -177,6 +177,8 @@ def _drawn_counts(one: Scaling) -> Counts:
     grid = 2 ** np.linspace(0, octaves, math.ceil(_PER_OCTAVE * octaves) + 1)
     # With the last measured count, where the line becomes dashed.
     at = np.unique(np.append(grid, last))
+    # Between one worker and two there is no number of workers, and what is sent begins
+    # with the second.
     drawn: Counts = at[(at >= one.series.counts[0]) & ((at <= 1) | (at >= 2))]
     return drawn
 
@@ -211,6 +213,7 @@ def _draw_knee(panel: Panel, one: Scaling, at: Counts) -> None:
     """Mark the knee on the law where the data shows one."""
     assert one.advice is not None
     knee = one.advice.knee
+    # A mark looks measured; these numbers are in the table only.
     if knee.reaches_end or knee.is_guessed or knee.workers > at[-1]:
         return
     seconds = float(one.best.fit.seconds(at[:1] * 0 + knee.workers)[0])

@@ -85,6 +85,7 @@ class Selection:
             for name in chosen:
                 if name not in known:
                     has = f"the study has {', '.join(map(str, sorted(known)))}"
+                    # Of numbers there is no nearest spelling.
                     has = nearest(name, known) if isinstance(name, str) else has
                     raise UsageError(
                         f"--{flag}: no completed run of {name!r} in {results.folder}; {has}"
@@ -141,6 +142,7 @@ class Added:
                 f"--add {self.path}: expected the columns workers and {' or '.join(_VALUES)}; it has {has}"
             )
         for name in known:
+            # A cell that is no number is named below; an empty one is a missing value.
             numbers = pd.to_numeric(table[name], errors="coerce")
             wrong = (
                 numbers.isna() & table[name].notna()
@@ -154,6 +156,8 @@ class Added:
             table[name] = numbers
         rows = table[known].rename(columns=_COLUMNS)
         return rows.assign(
+            # A file is one curve: its label is a series of its own, beside all
+            # strategies.
             label=self.label,
             strategy=self.label,
             execution=EXECUTION,

@@ -51,6 +51,7 @@ class Style:
 
     def parameters(self) -> dict[str, Any]:
         """Return matplotlib parameters that differ from the style sheet."""
+        # The sheet itself is the report's.
         if self.name == REPORT.name and self.font == REPORT.font:
             return {}
         return {
@@ -146,6 +147,7 @@ def choose_style(
     if columns not in (None, 1, 2):
         raise UsageError(f"--columns: expected 1 or 2, got {columns!r}")
     one, two = _STYLES[name]
+    # A journal's figure is usually one column wide, a slide's the whole.
     style = {1: one, 2: two, None: two if name in ("slides", "report") else one}[
         columns
     ]
@@ -182,6 +184,7 @@ def _embeddable(font: str) -> str:
             f"--font: no font {font!r} on this machine; {nearest(font, known)}"
         )
     file = findfont(font)
+    # Journals refuse Type 3 fonts, as which matplotlib embeds others.
     if not file.endswith(".ttf"):
         raise UsageError(
             f"--font: {font!r} ({file}) is no TrueType font, and only those are embedded as Type 42"

@@ -74,6 +74,7 @@ class TimeReduction(Figure):
     def draw(self, results: Results, canvas: Canvas) -> None:
         table = with_added(
             _reductions(results),
+            # A curve from a file has no baseline.
             [one for one in canvas.added if one.is_study],
             _reductions,
         )
@@ -119,6 +120,7 @@ def _no_reduction(compared: pd.DataFrame) -> str:
     """Return why no time can be compared with a baseline."""
     if compared.empty:
         return "no strategy synchronises less often than every batch"
+    # A baseline that ran and cannot be one says more than that none ran.
     crowded = [note for note in sorted(set(compared["note"])) if NO_BASELINE in note]
     return (
         crowded[0] if crowded else f"no baseline ({', '.join(BASELINES)}) ran beside it"
@@ -147,6 +149,7 @@ def _draw(
     own = table[table["series"].isin(group)]
     panel.title(f"against {name}")
     panel.reductions(table, group, look, table["workers"])
+    # Zero is always seen: it is what a reduction is judged by.
     low = min(100 * own["reduction"].min(), 0.0)
     high = max(100 * own["reduction"].max(), 0.0)
     edge = 0.06 * max(high - low, 1.0)
@@ -188,6 +191,7 @@ class ReductionParts(Figure):
         across = canvas.fits(min(_COLUMNS, len(wanted)), narrow=True)
         number = Counter(baseline for baseline, _ in wanted)
         grids = canvas.grids(*((count, across, 1.95) for count in number.values()))
+        # Lettered through, whatever the baseline.
         panels = [panel for grid in grids for panel in grid]
         counts = counts_by_execution(shown)
         several = len(number) > 1
@@ -260,6 +264,7 @@ def _draw_parts(
             "high": high,
         }
         panel.keep([kept], **{key: cell[key] for key in _KEPT})
+    # Words of the legend follow from the parts that have bars.
     panel.explained |= {
         words for part, words in _WORDS.items() if part in panel.explained
     }

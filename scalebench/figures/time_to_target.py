@@ -88,6 +88,7 @@ class TimeToTarget(Figure):
                 f"no run of the selection reached {target_in_words(table)} within {epochs} epochs"
             )
         across = (
+            # Four or five stand in two rows.
             canvas.fits(len(names))
             if len(names) <= 3
             else canvas.fits(-(-len(names) // 2), narrow=True)

@@ -122,6 +122,7 @@ def _draw(
             inside, place - 0.47, place + 0.47, color="#222222", linewidth=0.9, zorder=3
         )
     ax.set_yticks(range(len(lanes)), [_short(lane.name) for lane, _ in lanes])
+    # Downwards: worker 0 is on top, as in the trace viewers.
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ax.set_xlim(window_begin * scale, min(end, window_end) * scale)
     ax.set_xlabel(f"time since training began ({unit})")
@@ -159,6 +160,7 @@ def _bars_of(lane: Lane, low: float, high: float) -> Iterator[Bar]:
         if (
             last
             and last.group == lap.group
+            # Laps follow one another up to rounding.
             and begin - last.end_s < 1e-9
             and lap.activity != "forward"
         ):
@@ -221,6 +223,7 @@ def _draw_graph(ax: Axes, nodes: Sequence[TaskNode], workers: int) -> None:
     """Draw the tasks as boxes, over the lines between them, a row for each worker."""
     places = {node.name: node for node in nodes}
     for node in nodes:
+        # Lines first, so that boxes cover their ends.
         for name in node.after:
             _draw_edge(ax, places[name], node)
     for node in nodes:

@@ -51,6 +51,7 @@ class Tuning(Figure):
         )
         if course.empty:
             raise EmptyFigureError("no trial is selected")
+        # Of all runs: colours are those of the study's other figures.
         look = looks(name_series(results.completed)["series"])
         canvas.names = short_names(look)
         by_time = metric_of(results) == "time_to_target"

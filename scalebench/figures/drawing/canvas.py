@@ -116,10 +116,13 @@ class Canvas:
         named = name_series(table)
         everything = list(named["series"])
         if of is not None:
+            # A figure may leave strategies out, and must not give their colours to
+            # others.
             everything += list(name_series(of.completed)["series"])
         look = looks(everything)
         shown = self.selection.of(named)
         if self.added:
+            # Rows of files have no strategy that a selection could name.
             shown = named.loc[
                 shown.index.union(named.index[named["execution"] == EXECUTION])
             ]
@@ -150,6 +153,7 @@ class Canvas:
         """
         rows = []
         for count, columns, height in grids:
+            # Rounded up: the last row may have spare panels.
             rows += [(columns, height)] * -(-count // columns)
         whole = all(
             count % together == 0 and together % columns == 0
@@ -219,6 +223,7 @@ class Canvas:
         self, rows: Sequence[tuple[int, float]], together: int
     ) -> Iterator[list[tuple[int, float]]]:
         """Yield the rows of each page; what legend and caption will take is estimated."""
+        # Of all names: which are drawn is known when the panels are filled.
         entries: list[Entry] = [(Line2D([], []), name) for name in self.names.values()]
         legend = (
             _LEGEND_ROW_IN
@@ -233,6 +238,7 @@ class Canvas:
         parts = [
             rows[start : start + together] for start in range(0, len(rows), together)
         ]
+        # A group of rows that is higher than a page is parted after all.
         if max(map(_height, parts)) > room:
             parts = [[row] for row in rows]
         pages = _filled(parts, room)
@@ -365,6 +371,7 @@ class Canvas:
         """Return the drawn data, one row per point or bar segment."""
         table = pd.concat([panel.data() for panel in self.panels], ignore_index=True)
         table = table.assign(figure=self.name)
+        # The columns that every figure has stand first.
         first = [
             "figure",
             "panel",
@@ -417,6 +424,7 @@ class Canvas:
         others. Axes that are given to a reader, who may set other limits, keep their
         locators.
         """
+        # Before the ticks are fixed, as error bars widen the limits.
         self.close()
         for number, page in enumerate(self._pages):
             self._finish(page, first=number == 0)
@@ -439,6 +447,7 @@ class Canvas:
         tall = [max(name.count("\n") + 1 for _, name in row) for row in legends]
         strip = row_in * sum(tall) + 0.08 * self.style.scale
         feet = [_CAPTION_LINE * size / 72 * len(lines) + 0.16] * len(page.foot)
+        # What legend and caption took more than was estimated, the panels give up.
         panels = min(page.panels_in, self.style.page_in - strip - sum(feet))
         heights = [max(panels, 0.5 * page.panels_in), strip, *feet]
         for row, above in zip(
@@ -454,6 +463,7 @@ class Canvas:
                 bbox_to_anchor=(0.5, top),
                 borderaxespad=0,
             )
+            # It has a strip of its own; the layout would make room for it twice.
             legend.set_in_layout(False)
         for foot in page.foot:
             at = 1 - 0.05 / heights[-1]
@@ -470,6 +480,7 @@ class Canvas:
                 break
             self._set_heights(page, heights)
             layout.execute(page.figure)
+        # Drawing would lay it out again for each format, with other roundings.
         page.figure.set_layout_engine("none")
 
     def _set_heights(self, page: Page, heights: Sequence[float]) -> None:
@@ -519,6 +530,7 @@ class Canvas:
         marks = [(Line2D([], [], **wide_interval()), WIDE)] if wide else []
         *rows, last = self._legend or [[]]
         for entries in [*rows, [*last, *marks]]:
+            # A page explains what is drawn on it, and what no page draws as a series.
             kept = [
                 entry
                 for entry in entries
@@ -549,6 +561,7 @@ class Canvas:
         rows: list[list[Entry]] = []
         room = 0.0
         for entry, needed in zip(entries, taken, strict=True):
+            # Rows of many short entries are hard to read, though they fit.
             if not rows or needed > room or len(rows[-1]) == _MOST_IN_ROW:
                 rows.append([])
                 room = 72 * self.style.width_in
@@ -596,6 +609,7 @@ def _fit_titles(page: Page) -> bool:
         ]
         beside = [other.x0 for other in alongside if other.x0 > own.x0]
         room = (min([end, *beside]) - own.x0) * 72 / page.figure.dpi - _TITLE_GAP_PT
+        # All panels of a page, also behind one that changed: one layout for all.
         changed |= panel.title_pt > room and panel.fit_title(room)
     return changed
 

@@ -39,6 +39,7 @@ def describe_label(results: Results) -> str:
     """Return model and data in the words of the study's `label`, by default their names."""
     if label := str(results.study.get("label") or ""):
         return label if label.endswith(".") else f"{label}."
+    # The configuration that counts is that of the last row (`loading.load`).
     last = results.completed.iloc[-1]
     return f"{last['model']} on {last['dataset']}."
 
@@ -109,6 +110,7 @@ def describe_executions(
 
 
 def _cluster_of(name: str) -> Cluster | None:
+    # The file may be gone, or another machine's: its name is in the rows.
     with suppress(ClusterError):
         return load_cluster(name)
     return None
@@ -176,6 +178,7 @@ def _simulated(results: Results, runs: pd.DataFrame) -> str:
         parts.append(f"collectives at the cost of {named}'s")
     parts.append(_between_nodes(results, runs))
     uneven = cluster.uneven.describe(int(runs["workers"].max())) if cluster else []
+    # A jitter that is measured stands in place of the cluster's.
     of_cluster = [phrase for phrase in uneven if phrase.partition(" ")[0] in STATED]
     parts += [phrase for phrase in uneven if phrase not in of_cluster]
     stated = of_cluster or (["no jitter"] if states_steps(results) else [])
@@ -189,6 +192,7 @@ def _step_time(results: Results, runs: pd.DataFrame, cluster: Cluster | None) ->
     if isinstance(stated, int | float):
         return f"step time stated as {seconds(stated)}"
     last = runs.iloc[-1]
+    # A cluster file may have batches that the study does not use.
     batches = set(runs["batch_per_worker"].unique())
     times = (
         cluster.step_times_of(str(last["model"]), str(last["dtype"])) if cluster else {}
@@ -241,6 +245,7 @@ def _of(results: Results, drawn: pd.DataFrame | None) -> pd.DataFrame:
     runs = results.completed
     if drawn is None:
         return runs
+    # At any batch: tables of comparisons have no batches.
     places = set(cells_in(drawn[PLACE]))
     return rows_where(
         runs, pd.Series([at in places for at in _places(results)], runs.index)

@@ -56,6 +56,7 @@ def draw_bars(
     places: list[tuple[float, Cell]] = []
     taken = [len(own) for own in (like or counts).values() if own]
     bars = sum(taken)
+    # In widths of bars.
     room = bars + _GAP * len(taken)
     gap = room / 4 if like is not None and counts != like else _GAP
     small = panel.style.small
@@ -84,6 +85,7 @@ def draw_bars(
     panel.ax.tick_params(axis="x", length=0, pad=2)
     panel.ax.set_xlabel("workers", labelpad=2.2 * small if several else None)
     panel.ax.grid(visible=False, axis="x")
+    # Panels with fewer bars have the same width for each.
     spare = room - (start - gap + _GAP)
     panel.ax.set_xlim(-0.7 - spare / 2, start - gap - 0.3 + spare / 2)
     return places

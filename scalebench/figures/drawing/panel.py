@@ -235,6 +235,7 @@ class Panel:
     ) -> list[Line2D]:
         """Draw points with their markers, and connect them; native ones lie over the others."""
         style = look.line(execution) | ({} if connect else {"linestyle": ""})
+        # Measured points must not be hidden by computed ones at the same place.
         order = 4 if execution == "native" else 3
         drawn = self.ax.plot(x, y, zorder=order, **style)
         if look.inside:
@@ -245,6 +246,7 @@ class Panel:
         """Draw lines higher by `points`, the same on all axes; limits remain those of their values."""
         figure = self.ax.get_figure(root=True)
         assert figure is not None
+        # In points of the page, and behind the data: the CSV has the values.
         lifted = self.ax.transData + ScaledTranslation(
             0, points / 72, figure.dpi_scale_trans
         )
@@ -291,6 +293,7 @@ class Panel:
     ) -> None:
         """Add error bars, each through one of the `points`; they are drawn by `close` and do not set the limits."""
         for bar, color, point in zip(bars, colors, points, strict=True):
+            # An open end, as of an interval without an upper bound, has no bar.
             if np.isfinite(bar).all():
                 self._bars.append((bar, color, point))
                 self._ends += [y for _, y in bar]
@@ -313,6 +316,8 @@ class Panel:
                 linewidths=0.7 * rcParams["lines.linewidth"],
                 zorder=2,
             )
+            # Limits are set by `fit_intervals`, which does not let one wide bar flatten
+            # the curves.
             self.ax.add_collection(lines, autolim=False)
         for (start, end), color, (x, y) in [
             one for one in self._bars if one not in fitting
@@ -351,6 +356,7 @@ class Panel:
             high = max(high, min(max(ends) + edge, high + reach))
             low, high = np.power(10, (low, high)) if log else (low, high)
         if math.isfinite(self._top):
+            # A little above the largest possible value, so that marks there are whole.
             high = min(high, self._top + 0.03 * (self._top - low))
         self.ax.set_ylim(low, high)
 
@@ -477,7 +483,9 @@ class Panel:
             axis.set_major_locator(
                 LogLocator(subs=(fitting or usual[-1:])[0], numticks=20)
             )
+        # 1000 in place of 10^3: readers compare times, not exponents.
         axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+        # Minor ticks of a log axis would have labels of their own on short ones.
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
 
@@ -552,7 +560,8 @@ def _lifts(frame: pd.DataFrame, curve: Curve, order: Sequence[str]) -> dict[str,
     table = heights[names].to_numpy(dtype=float)  # (points, series)
     distances = np.abs(table[:, :, None] - table[:, None, :])
     with warnings.catch_warnings():
-        # series without a common point are not alike
+        # The median: lines may part at a few points and still look like one.
+        # Series without a common point are not alike.
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         covered = np.nanmedian(distances, axis=0) <= width
     lifts: dict[str, float] = {}
@@ -595,6 +604,7 @@ def hatch_of(segment: Segment, style: Style) -> str | None:
 
 def _fitting_shift(counts: pd.Series[int]) -> float:
     """Return the factor of sideways shifts (at most 0.2 octaves) that keeps points apart from the next count's."""
+    # Counts may be closer than an octave, as 6 and 8 are.
     octaves = np.diff(np.log2(np.unique(counts.astype(float))))
     return min(1.0, float(octaves.min()) * _MOST_SHIFT / 0.2) if len(octaves) else 1.0
 

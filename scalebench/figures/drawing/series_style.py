@@ -45,6 +45,7 @@ _SHADES = (
     ("#E81C45", "#691D2E", "#FE919F", "#FF162A"),
     ("#90003D", "#F45597", "#C6254A", "#FF5D75"),
 )
+# Baselines and the paper's two strategies look alike in every study and report.
 _FIXED = {
     "serial": (0, "P"),
     "allreduce": (1, "s"),
@@ -236,6 +237,7 @@ class Look:
             "markerfacecolor": "white" if FILLS[execution] == "none" else self.color,
             "markerfacecoloralt": "white",
             "linestyle": LINES.get(execution, "-") if self.dash == "-" else self.dash,
+            # A hollow marker on a thick line looks filled.
             "linewidth": (0.8 if hollow else 1.3) * rcParams["lines.linewidth"],
         }
 
@@ -330,8 +332,10 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
     for name in ordered:
         members.setdefault(family(name), []).append(name)
     given: dict[str, tuple[int, str]] = {}
+    # Own strategies last: they must not take the look of a shipped one.
     for one in sorted(members, key=lambda one: (one not in _FIXED, one not in _PLACED)):
         given[one] = _FIXED.get(one) or _free(one, list(given.values()))
+    # All shifts together stay within 0.4 octaves, so that counts stay apart.
     step = min(0.06, 0.4 / max(1, len(ordered)))
     middle = (len(ordered) - 1) / 2
     found = {}
@@ -351,12 +355,14 @@ def _free(family: str, taken: Sequence[tuple[int, str]]) -> tuple[int, str]:
     first = (
         _PLACED.index(family)
         if family in _PLACED
+        # `hash` of a text differs from process to process.
         else zlib.crc32(family.encode()) % _PLACES
     )
     count = len(_MARKERS)
     own = [
         (
             _OTHERS[place % len(_OTHERS)],
+            # Moved on each time around, so that equal hues do not get equal markers.
             _MARKERS[(place + place // (2 * count)) % count],
         )
         for place in range(first, first + _PLACES)
@@ -401,6 +407,7 @@ def short_names(series: Iterable[str]) -> dict[str, str]:
         for name in known
     }
     taken = list(short.values())
+    # Two that became equal keep their long names.
     return {name: own if taken.count(own) == 1 else name for name, own in short.items()}
 
 
