@@ -75,9 +75,12 @@ def write_artifact(
     """
     name = slug(str(load(results).runs["study"].iloc[-1]))
     folder = output / f"{name}-artifact"
+    # Before minutes of drawing.
     _refuse_if_changed(folder)
     with writing(folder, "choose another --output"):
         output.mkdir(parents=True, exist_ok=True)
+        # On the same file system, so that renaming puts the finished folder in place at
+        # once.
         with tempfile.TemporaryDirectory(prefix=".artifact-", dir=output) as scratch:
             building = Path(scratch) / folder.name
             building.mkdir()
@@ -85,6 +88,7 @@ def write_artifact(
             archive = Path(scratch) / f"{folder.name}.zip"
             with zipfile.ZipFile(archive, "w") as packed:
                 for inner, file in _files(building):
+                    # Two modes only: the author's umask must not be in the bytes.
                     mode = 0o755 if os.access(file, os.X_OK) else 0o644
                     _add_file(packed, f"{folder.name}/{inner}", file.read_bytes(), mode)
             if (
@@ -116,6 +120,7 @@ def _fill(
 ) -> Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
+    # Timed once: packed again, the artifact states the same minutes.
     with nullcontext() if "plot" in durations_in(records) else timed(records, "plot"):
         drawn = plot_folder(records, building / "plots", jobs=jobs)
     # the next artifact states the same time; a read-only folder is left as it is
@@ -125,6 +130,8 @@ def _fill(
         )
     (building / "software").mkdir()
     write_wheel(building / "software")
+    # From the copy: what is described is what is shipped, without names of this
+    # machine.
     description = describe(load(records), drawn, paper, shipment, earlier)
     pins = [f"{package}=={version}" for package, version in description.pins]
     files = {
@@ -138,6 +145,7 @@ def _fill(
         (building / file).write_text(content, encoding="utf-8")
     (building / "reproduce.sh").chmod(0o755)
     (building / CRATE).write_text(crate(building, description), encoding="utf-8")
+    # Last, over all other files.
     sums = [f"{sha256(file)}  {inner}\n" for inner, file in _files(building)]
     (building / SUMS).write_text("".join(sums), encoding="utf-8")
     return description
@@ -190,6 +198,7 @@ def write_wheel(folder: Path) -> Path:
         f"{name},sha256={_digest(data)},{len(data)}"
         for name, data in sorted(files.items())
     ]
+    # RECORD itself has neither checksum nor size, as the format says.
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in sorted(files.items()):

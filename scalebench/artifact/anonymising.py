@@ -48,6 +48,7 @@ _FREE_TEXTS = (
     "device",
     "energy_source",
 )  # columns that may hold users and hosts
+# Tokens that do not end or begin a statement.
 _LAYOUT = (tokenize.NL, tokenize.COMMENT)
 _STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
@@ -92,6 +93,7 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     calibration = folder / CALIBRATION
     if (folder / STUDY).is_file():
         study = load_study(folder / STUDY, {}, [])
+        # Without a copy beside the records the file that the study names is shipped.
         if study.calibration is not None and not calibration.is_file():
             calibration = shipment.begun_in / study.calibration.expanduser()
         shipment.study = inputs.ship(study)
@@ -100,6 +102,7 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
         )
     for table in (RUNS, EPOCHS, PLANNED, DURATIONS):
         if (folder / table).is_file():
+            # Redacted first: names of inputs are looked for as they are written then.
             text = inputs.rename(redact(_read(folder / table), names=False))
             if table == RUNS:
                 text = _without_names(text)
@@ -197,6 +200,7 @@ class _Inputs:
         place = f"inputs/{slug(redact(file.name))}"
         source = self.shipment.begun_in / file.expanduser()
         copy = self.target / place
+        # A file that was changed since is not the one that ran.
         if not source.is_file() or pin not in (None, checksum(source)):
             self.shipment.missing.append(place)
             return place, pin
@@ -255,9 +259,11 @@ def redact_code(text: str) -> str:
 
     A user's name elsewhere may be an identifier, and stays.
     """
+    # Tokens are placed by row and column, pieces of the text by their first character.
     begins = list(accumulate(map(len, io.StringIO(text)), initial=0))
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    # No Python program: what is a name in it cannot be told.
     except (tokenize.TokenError, SyntaxError):
         return redact(text, names=False)
     pieces, end = [], 0

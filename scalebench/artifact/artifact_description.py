@@ -120,6 +120,7 @@ def load_paper(path: Path | None) -> PaperFile:
         return PaperFile()
     paper = read_as(path, PaperFile, StudyError, "paper")
     known = figure_names()
+    # Before anything is drawn: a wrong name would be found after minutes.
     for name in [
         *paper.elements,
         *(name for one in paper.contributions for name in one.figures),
@@ -279,6 +280,7 @@ def _element(
 
 def light_requirements() -> list[str]:
     """Return the requirements of reading records and drawing figures, such as `numpy>=1.26`."""
+    # torch takes gigabytes, and no figure needs it.
     return [line for line in _requirements() if _package(line) not in _TRAINING_ONLY]
 
 
@@ -294,6 +296,7 @@ def _expected(table: Table) -> Table:
         assert count is not None
         key = (str(row[strategy].text), str(row[execution].text))
         before = largest[key][workers].number if key in largest else None
+        # Marked rows are of crowded or disturbed runs, which no reviewer has to meet.
         if not row[workers].mark and (before is None or count.value >= before.value):
             largest[key] = row
     return replace(table, title="", rows=list(largest.values()), notes=[])
@@ -334,6 +337,7 @@ def _packages(pins: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def _requirements() -> list[str]:
+    # Requirements of extras are listed with the others, marked so.
     return [line for line in requires("scalebench") or [] if "extra ==" not in line]
 
 
@@ -416,6 +420,7 @@ def render(document: str, description: Description) -> str:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=False,  # noqa: S701 - finalize escapes for the language of the template
+        # A name that the description lacks is an error, not an empty text.
         undefined=StrictUndefined,
         finalize=finalize,
         trim_blocks=True,
@@ -431,6 +436,7 @@ def crate(folder: Path, description: Description) -> str:
     """Return the RO-Crate metadata of the files in `folder` as JSON-LD."""
     d = description
     study = f"results/{description.study}"
+    # The metadata does not list itself.
     files = sorted(
         path for path in folder.rglob("*") if path.is_file() and path.name != CRATE
     )
@@ -455,6 +461,7 @@ def crate(folder: Path, description: Description) -> str:
     root = _root(d, names, doi)
     if authors:
         root |= {"author": agents["agent"], "publisher": agents["agent"][0]}
+    # That of the records, and that of scalebench, which is packed with them.
     for licence in sorted({d.paper.license or "Apache-2.0", "Apache-2.0"}):
         about = f"The licence with the SPDX identifier {licence}"
         entities.append(

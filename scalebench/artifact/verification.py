@@ -72,6 +72,7 @@ def verify_artifact(folder: Path, *, jobs: int = 1) -> list[Verdict]:
     """
     if not (folder / SUMS).is_file():
         raise ResultsError(f"{folder} holds no {SUMS}; expected an unpacked artifact")
+    # First: a difference of figures must not be one of records that were touched.
     if changed := changed_files(folder):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ResultsError(
@@ -84,6 +85,7 @@ def verify_artifact(folder: Path, *, jobs: int = 1) -> list[Verdict]:
             f"{folder}: expected figures in plots/ and one study in results/"
         )
     drawn = plot_folder(records[0], folder / REDRAWN, jobs=jobs)
+    # The drawn data is the last file of a figure.
     again = {figure.name: figure.files[-1] for figure in drawn if figure.files}
     return [_compare(file.stem, file, again.get(file.stem)) for file in shipped]
 
@@ -107,6 +109,7 @@ def _compare(figure: str, shipped: Path, again: Path | None) -> Verdict:
                 )
             for before, now in zip(left, right, strict=True):
                 cells += 1
+                # Texts first: most cells are equal, and numbers take longer.
                 if to_text(before) != to_text(now) and not _equal(before, now):
                     return Verdict(
                         figure,
@@ -179,9 +182,11 @@ def expected_minutes(results: Results, earlier: Path | None = None) -> Minutes:
     native = math.ceil(seconds["native"] / 60)
     return Minutes(
         setup=_minutes(steps.get("install")),
+        # A rerun begins with the set-up for drawing.
         setup_rerun=_minutes(steps["install"] + steps["install to run"])
         if "install to run" in steps
         else NOT_TIMED,
+        # The commands took at least as long as their runs.
         execution=max(math.ceil(took.get("run", 0.0) / 60), virtual + native),
         virtual=virtual,
         native=native,
@@ -193,6 +198,7 @@ def _step_seconds(path: Path) -> dict[str, float]:
     """Return the seconds of each step in times.csv, the last time it was taken; empty if missing or damaged."""
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
+        # A step that was made again has a later row, which counts.
         return {row["step"]: float(row["seconds"]) for row in rows}
     except (OSError, KeyError, TypeError, ValueError):
         return {}

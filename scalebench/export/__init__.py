@@ -135,6 +135,7 @@ def tables(results: Results) -> dict[str, pd.DataFrame]:
     """
     summary = cells(results)
     time = summary["time_to_target_s"].astype("float64")
+    # JSON and Parquet readers may lack infinity, which stands for never.
     summary["target_reached"] = pd.Series(np.isfinite(time), dtype="boolean").mask(
         time.isna()
     )
@@ -169,6 +170,7 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kind(column: pd.Series) -> Any:
+    # pandas takes a column with missing values for one of objects.
     held = set(map(type, column.dropna()))
     for dtype, types in _KINDS.items():
         if held and held <= types:
@@ -207,6 +209,7 @@ def json_text(results: Results) -> Iterator[str]:
             table: _described(columns) for table, columns in meanings.items() if columns
         },
     }
+    # Piece by piece: json.dumps of a large study would hold all its text.
     yield "{\n"
     for key, value in head.items():
         yield f"{json.dumps(key)}: {_dumps(value)},\n"
@@ -225,6 +228,7 @@ def _described(columns: dict[str, Doc]) -> dict[str, dict[str, str | None]]:
 
 
 def _rows(table: pd.DataFrame) -> Iterator[str]:
+    # JSON allows no comma behind the last row.
     separator = "\n"
     for start in range(0, len(table), _ROWS_AT_ONCE):
         part = table.iloc[start : start + _ROWS_AT_ONCE]
@@ -235,6 +239,7 @@ def _rows(table: pd.DataFrame) -> Iterator[str]:
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """Convert to Python numbers and texts, with None for missing and non-finite values."""
+    # RFC 8259 has neither NaN nor infinity.
     plain = table.replace([np.inf, -np.inf], np.nan).astype(object)
     return plain.where(plain.notna(), None)
 
@@ -280,6 +285,7 @@ def _arrow(name: str, table: pd.DataFrame, facts: str) -> pa.Table:
     made = pa.Table.from_pandas(table, preserve_index=False)
     schema = made.schema
     for key, column in columns_of(name).items():
+        # By place: a schema is replaced field by field.
         at = schema.get_field_index(key)
         schema = schema.set(
             at,
@@ -307,6 +313,7 @@ def write_mlflow(results: Results, folder: Path) -> Path:
     number = str(int(_digest(name)[:15], 16) + 10**17)  # eighteen digits, as MLflow's
     experiment = folder / number
     with writing(experiment, "name another place"):
+        # Runs that the study no longer has must not stay in it.
         if experiment.exists():
             shutil.rmtree(experiment)
         experiment.mkdir(parents=True)
@@ -357,7 +364,9 @@ def _write_run(
         "user_id": "",
     }
     _write(folder / "meta.yaml", yaml.safe_dump(facts))
+    # MLflow lists the folder, also where nothing is in it.
     (folder / "artifacts").mkdir()
+    # MLflow has no missing values: a parameter is there or is not.
     held = {str(key): value for key, value in run.items() if not pd.isna(value)}
     for key in (key for key in held if key not in (*_MEASURED, *_TAGS)):
         _write(folder / "params" / key, _text(held[key]))
@@ -373,6 +382,7 @@ def _write_run(
     for key, value in tags.items():
         _write(folder / "tags" / key, str(value))
     for key in (key for key in _MEASURED if key in held):
+        # Known at the end of a run; `repr` of a float gives all its digits.
         _write(folder / "metrics" / key, f"{end} {float(held[key])!r} 0\n")
     _write_epochs(folder / "metrics", start, epochs)
     return start, end
@@ -395,6 +405,7 @@ def _write_epochs(folder: Path, start: int, epochs: pd.DataFrame) -> None:
         ]
         if lines:
             _write(
+                # Two series under one name would be drawn as one.
                 folder / (f"epoch/{key}" if key in RunRow.model_fields else key),
                 "".join(lines),
             )

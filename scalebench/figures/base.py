@@ -67,6 +67,7 @@ def declared_figures() -> list[Declared]:
     if entry_points(group=_GROUP):
         kinds = map(FIGURES.find, FIGURES.names())
         return [Declared(kind.name, kind.summary, kind.by_default) for kind in kinds]
+    # From the files: a list of figures must not wait for matplotlib.
     folder = Path(__file__).parent
     files = [
         folder / f"{module.name}.py"

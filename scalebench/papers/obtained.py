@@ -70,6 +70,7 @@ class Rows:
     def of(self, label: str) -> pd.DataFrame:
         """Return the runs of strategy `label` in this execution at this worker count; serial: at one worker."""
         completed, first = self.results.completed, self.at.iloc[0]
+        # Serial has no other count than one.
         workers = 1 if label == "serial" else first["workers"]
         same = completed["execution"].eq(first["execution"]) & completed["workers"].eq(
             workers
@@ -112,6 +113,7 @@ def obtain(
 
 def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Measured | None:
     """Mean metric over seeds with its interval, which ends where no value of the metric exists."""
+    # A mean over some of the seeds would stand beside one over all.
     if values is None or values.empty or values.isna().any():
         return None
     return metric_interval(values, rows.at["metric_name"].iloc[0])
@@ -127,6 +129,7 @@ def _ideal_speedup_to(rows: Rows) -> Measured | None:
     target = float(rows.argument)
     alone = _median_epochs(_curves(rows.results, rows.of("serial")), target)
     own = _median_epochs(_curves(rows.results, rows.at), target)
+    # Over serial that never reaches the metric there is no speedup.
     if alone is None or own is None or math.isinf(alone.value):
         return None
     workers = int(rows.at["workers"].iloc[0])
@@ -173,6 +176,7 @@ def _optimum_workers(rows: Rows) -> Measured | None:
 def _largest_workers(rows: Rows) -> Measured | None:
     """Worker count up to which each larger one takes less time than all before it."""
     times = rows.runs.groupby("workers")["train_s"].mean().sort_index()
+    # Less than all before it: a single dip behind a rise does not count.
     falling = times.lt(times.cummin().shift(fill_value=math.inf))
     last = len(times) - 1
     if not falling.all():
@@ -191,6 +195,7 @@ def _fewer_syncs(rows: Rows) -> Measured | None:
             / runs["epochs"]
         )
 
+    # Turned around: `_over` divides ours by theirs.
     found = _over(rows, until_target)
     return found and found._replace(value=1 / found.value if found.value else math.nan)
 
@@ -262,6 +267,7 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
         return None
     trained = curves.columns.to_numpy(dtype=float)
     reached = [trained[curve >= target] for curve in curves.to_numpy(dtype=float)]
+    # Never is later than any epoch, and so takes its place in the median.
     values = np.array([min(epochs, default=math.inf) for epochs in reached])
     return median_interval(values)
 
@@ -352,6 +358,7 @@ class WhatIf(StrictModel):
         return self.model_copy(update=files)
 
     def _platform(self) -> Platform:
+        # A roofline and a stated step would be two times of one device.
         if (self.device is None) == (self.step_time is None):
             raise UsageError(
                 f"what-if of {self.model}: give device or step_time, one of them"
@@ -438,6 +445,7 @@ def _predicted(published: Path, own: Path | None) -> pd.DataFrame:
     """Return predictions at the held rows of `own`, else of `published`, calibrated on what neither holds."""
     table, _ = read_published(published)
     if own is not None:
+        # The held rows of the table go: ours take their place.
         known, (rows, _) = table[table["split"] != "hold"], read_published(own)
         table = pd.concat([known, rows], ignore_index=True)
     return with_errors(predict_published(table)[0])

@@ -74,6 +74,7 @@ class Paper:
         """
         if figure is None:
             return self.studies
+        # Papers number figures, and studies are named after them: `4` is `fig4`.
         wanted = (
             f"fig{figure}" if figure.isdecimal() else figure.lower().replace(" ", "")
         )
@@ -108,10 +109,12 @@ class Paper:
         if (
             data_dir is not None
             and isinstance(dataset, dict)
+            # Made data reads no files: a folder would be a key that it does not know.
             and dataset.get("name") not in (None, "synthetic")
         ):
             changes["data_dir"] = data_dir
         study = load_study(path, changes, [])
+        # Paths in a study are written from the folder that has experiments/.
         study = study.model_copy(
             update={"cluster": found_file(self.folder, study.cluster)}
         )
@@ -152,6 +155,8 @@ class Paper:
                 raise StudyError(
                     f"{path}: {scale} names {unknown[0]!r}; {nearest(unknown[0], ['all', *self.studies])}"
                 )
+            # In the order of the file: a later entry of one study changes what `all`
+            # has.
             if {"all", name} & set(studies):
                 changes |= some or {}
         return changes
@@ -160,6 +165,7 @@ class Paper:
 def default_experiments() -> Path:
     """Return experiments/ of the current folder if it holds papers, else the one that is installed with scalebench."""
     here = Path("experiments")
+    # A folder of that name may be anything: papers are what is looked for.
     return here if any(here.glob(f"*/{PUBLISHED}")) else INSTALLED
 
 
@@ -215,6 +221,8 @@ class Published(StrictModel):
     @field_validator("workers", "value", mode="before")
     @classmethod
     def _never_or_none(cls, value: Any) -> Any:
+        # CSV has neither: an empty cell is no number, `never` an accuracy that was not
+        # reached.
         return {"": None, NEVER: math.inf}.get(value, value)
 
 
@@ -234,6 +242,7 @@ def read_published(path: Path) -> list[Published]:
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text in UTF-8'}"
         ) from None
     found = []
+    # The first line has the names of the columns.
     for number, row in enumerate(rows, start=2):
         try:
             found.append(Published.model_validate(row))

@@ -136,6 +136,7 @@ def write_page(
         raise ResultsError(
             f"cannot write {folder}: {error.strerror}; choose another folder with --output"
         ) from None
+    # Before anything is drawn: a faulty file is found at once.
     pairs = pair_up(paper, read_published(paper.folder / PUBLISHED), results)
     verdict = _verdict(paper, pairs, results, scale)
     title = f"{paper.name}: {paper.title}"
@@ -149,6 +150,7 @@ def write_page(
     ]
     lines += _published_and_ours(pairs, scale, folder)
     for study, one in results.items():
+        # A single run has no curve.
         drawn_of = _timeline if len(one.runs) == 1 else _pictures
         lines += [
             f"## Study {study}",
@@ -163,10 +165,12 @@ def write_page(
     for name, plan in read_plans(paper.folder / PLANS).items():
         found = _plan(plan, folder / f"plan-{slug(name)}.svg")
         lines += [f"## Plan: {name}", "", *found, ""]
+    # Markdown stays beside the page, for those who read in a terminal.
     text = "\n".join(lines).rstrip() + "\n"
     with open_own(folder / "index.md", "w") as file:
         file.write(text)
     page = folder / "index.html"
+    # Names and notes come from files: markup in them must not run in a browser.
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     with open_own(page, "w") as file:
         file.write(_HTML.format(title=escape(title), body=body))
@@ -179,6 +183,7 @@ def _published_and_ours(pairs: Sequence[Pair], scale: str, folder: Path) -> list
     for pair in pairs:
         by_figure.setdefault(pair.published.figure, []).append(pair)
     lines = []
+    # Figure 10 behind figure 9.
     for figure in sorted(by_figure, key=lambda figure: natural(figure.lower())):
         own = by_figure[figure]
         lines += [
@@ -250,6 +255,7 @@ def _introduction(
 
 
 def _table(pairs: Sequence[Pair], compared: bool) -> list[str]:
+    # Numbers of scale smoke stand there without a difference: they mean nothing.
     rows = [_cells(pair, compared) for pair in pairs]
     return [_line(row) for row in (_HEADER, ["---"] * len(_HEADER), *rows)]
 
@@ -279,6 +285,7 @@ def _line(cells: Iterable[str]) -> str:
 
 def _study(paper: Paper, study: str, results: Results) -> list[str]:
     runs = results.completed
+    # A failed study has its section, as a page that leaves it out looks complete.
     if runs.empty:
         return [f"No run of {results.folder} was completed."]
     first = runs.iloc[0]
@@ -384,6 +391,7 @@ class Plan(StrictModel):
         found = {}
         for strategy in self.strategies:
             workers = (
+                # A strategy that requires nothing of an engine runs at one worker.
                 self.devices if create(strategy.name, strategy.options).requires else 1
             )
             found[str(strategy)] = memory_of(self._predictor, strategy, workers)
@@ -412,6 +420,7 @@ class Plan(StrictModel):
                 left = [
                     before + value for before, value in zip(left, values, strict=True)
                 ]
+            # Bars begin at the bottom, lists at the top.
             memory.invert_yaxis()
             memory.set_xlabel("memory of the fullest worker [GiB]")
             memory.legend(fontsize="small")

@@ -80,6 +80,8 @@ def pair_up(
         elif row.study not in results:
             pairs.append(Pair(row, None, "not run"))
         else:
+            # One value for each execution and engine: each stands beside the published
+            # one.
             found = obtain(results[row.study], row.quantity, row.strategy, row.workers)
             pairs += [Pair(row, one) for one in found] or [
                 Pair(row, None, "not in this scale")
@@ -130,6 +132,7 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
         return False
     columns = min(3, len(curves) + len(single))
     rows = -(-(len(curves) + len(single)) // columns)
+    # Single numbers take a line each, curves a panel.
     height = 2.5 if curves else 1.2 + 0.25 * max(map(len, single.values()))
     with house_style(REPORT):
         figure = Figure(
@@ -156,6 +159,7 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
             handles.values(), handles.keys(), loc="outside lower center", ncols=2
         )
         with open_own(picture, "wb") as file:
+            # Without a date the same records give the same bytes.
             figure.savefig(file, format=picture.suffix[1:], metadata={"Date": None})
     return True
 
@@ -168,6 +172,7 @@ def _panels(
     single: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.obtained is not None and not math.isnan(pair.published.value):
+            # Numbers without ours are in the table only: a picture compares.
             curves.setdefault(_curve(pair), []).append(pair)
     places = {name: {_x(pair) for pair in own} for name, own in curves.items()}
     for name in [name for name, own in places.items() if len(own) == 1]:
@@ -181,6 +186,8 @@ def _panels(
 def _x(pair: Pair) -> float | None:
     """Place on a curve: the worker count, else the argument if it is a number."""
     argument = pair.published.quantity.partition("@")[2]
+    # Where a paper varies something else, as the level of an accuracy, it is the
+    # argument.
     return pair.published.workers or (float(argument) if argument.isdecimal() else None)
 
 
@@ -246,6 +253,7 @@ def _never(axis: Any, places: Sequence[float | None], **look: object) -> None:
 def _label(strategy: str, variants: Iterable[str], what: str) -> str:
     """Return the legend's text, with the options of `strategy` only where another of its `variants` is drawn."""
     bare = strategy.partition("(")[0]
+    # Options matter only where they tell two lines apart.
     alone = sum(other.partition("(")[0] == bare for other in variants) == 1
     return ", ".join(filter(None, [bare if alone else strategy, what]))
 
@@ -285,6 +293,7 @@ def _panel(
                color=colour, alpha=0.5)  # fmt: skip
     counts = sorted({_x(pair) or 0 for pair in own})
     axis.set_xscale("log", base=2)
+    # A log axis has minor ticks with labels between few counts.
     axis.xaxis.set_minor_locator(NullLocator())
     if len(counts) <= _TICKS:
         axis.set_xticks(counts)
@@ -314,6 +323,7 @@ class Check(StrictModel):
         """Return True if `one` keeps to the bounds, False if not, None if its interval contains one of them."""
         value, low, high = one.measured[:3]
         if not is_interval(low, high):
+            # A lone value holds or not; it leaves nothing open.
             low = high = value
         least = -math.inf if self.at_least is None else self.at_least
         most = math.inf if self.at_most is None else self.at_most

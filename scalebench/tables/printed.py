@@ -174,12 +174,14 @@ def round_to_interval(
     """
     if not math.isfinite(value):
         return Rounded("never" if value == math.inf else EMPTY)
+    # Without an interval nothing says how many digits hold.
     if not is_interval(low, high):
         places = max(0, _places(value, _PLAIN_DIGITS)) if decimals is None else decimals
         return Rounded(_fixed(value, places))
     half = (high - low) / 2
     leading = round(half / 10 ** (math.floor(math.log10(half)) - 2))
     places = _places(half, 2 if leading <= _TWO_DIGITS_UP_TO or leading >= 950 else 1)
+    # The shorter side of an interval that is not even needs a digit, too.
     if (nearer := min(value - low, high - value)) > 0:
         places = max(places, _places(nearer, 1))
     return Rounded(*(_fixed(number, places) for number in (value, low, high)))
@@ -196,6 +198,7 @@ def rounded(cell: Entry, form: Form | None, factor: float) -> Rounded:
         if form.is_share:
             return Rounded(reduction_bounds_alone(low, high).removesuffix(" %"))
         return Rounded(bounds_alone(factor * low, factor * high))
+    # Such an interval would ask for digits that nobody reads.
     if high - low < _NARROWEST * (1.0 if form.is_share else abs(value)):
         low = high = math.nan
     found = round_to_interval(
@@ -211,9 +214,11 @@ def as_markdown(table: Table, label: str = "") -> str:
     rows = [[cell.in_brackets() for cell in row] for row in found.cells]
     lines = []
     for row in (found.heads, rules, *rows):
+        # A bar would end the cell.
         cells = [cell.replace("|", r"\|") for cell in row]
         lines.append(f"| {' | '.join(cells)} |")
     below = [_sentence(text) for text in (table.title, *table.notes) if text]
+    # A blank line ends the table.
     return "\n".join([*lines, "", " ".join(below), ""])
 
 
@@ -222,6 +227,7 @@ def as_csv(table: Table, label: str = "") -> str:
 
     Bounds stand alone where a number is not supported by its interval, as in print.
     """
+    # The digits of print decide what is supported; the numbers are the whole ones.
     printed = Print.of(table)
     bounded = []
     marked = []
@@ -305,6 +311,7 @@ def as_latex(table: Table, label: str = "") -> str:
     header, *rows = latex_cells(table)
     kept = [place for place in range(len(header)) if not (apart and place in shared)]
     kind = "table" if sum(widths_pt(table, apart=apart)) <= COLUMN_PT else "table*"
+    # Distances one above the other touch those of the next row.
     stretch = 1.4 if any("^{+" in cell for row in rows for cell in row) else 1.0
     alignment = "".join(
         "l" if _is_text(table.columns[place]) else "r" for place in kept
@@ -509,6 +516,7 @@ def escape_latex(text: str) -> str:
     Accented Latin letters stay, other letters lose their accents, and characters
     without a Latin form become their code point, as an unknown character stops LaTeX.
     """
+    # A NUL marks where a ligature is broken, as no text has one.
     pieces = _LIGATURES.sub("\\1\0", text.replace("\0", ""))
     return "".join(
         "{}" if piece == "\0" else _TEX.get(piece) or _letter(piece) for piece in pieces

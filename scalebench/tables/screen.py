@@ -46,6 +46,7 @@ class Screen:
             most = max(column.spare for _, column in shown)
             if most == 0:
                 break  # the columns that are left say what the table is about, and stay
+            # All of one rank at once: half of a group of columns would mislead.
             shown = [(n, column) for n, column in shown if column.spare != most]
         if table.title:
             yield Text(table.title, style="italic")
@@ -89,6 +90,7 @@ def _line(cells: Sequence[Text], shown: Shown, widths: dict[int, int]) -> Text:
         cell.align("left" if column.left else "right", widths[n])
         aligned.append(cell)
     line = Text(_GAP).join(aligned)
+    # Trailing blanks would wrap in a narrow terminal.
     line.rstrip()
     return line
 
@@ -105,6 +107,7 @@ def _over(shown: Shown, widths: dict[int, int]) -> Text:
 def print_results(*parts: Table | str) -> None:
     """Print tables and lines to standard output; in a terminal as wide as that."""
     console = Console()
+    # In a file or a pipe nothing limits a line, and no column is left out.
     if not console.is_terminal:
         console = Console(width=10_000)
     for part in parts:

@@ -159,6 +159,7 @@ class Column(Generic[R]):
     def cell(self, row: R) -> Entry:
         """Return the cell of `row`."""
         value = self.of(row)
+        # Rows without a number have a text, whatever the form of the column is.
         if isinstance(value, Measured):
             assert self.form is not None, self.name
             mark = self.mark(row)
@@ -176,6 +177,7 @@ def fields(names: str) -> Callable[[Mapping[Any, Any]], Measured]:
     keys = names.split()
 
     def read(row: Mapping[Any, Any]) -> Measured:
+        # None is what JSON and tables of objects have for a missing number.
         value, *bounds = (
             math.nan if row[key] is None else float(row[key]) for key in keys
         )

@@ -37,6 +37,7 @@ _SIZES = ("node", "worker")
 
 def describe_label(results: Results) -> str:
     """Return model and data in the words of the study's `label`, by default their names."""
+    # A study may say it better than names of a model and a data set.
     if label := str(results.study.get("label") or ""):
         return label if label.endswith(".") else f"{label}."
     # The configuration that counts is that of the last row (`loading.load`).
