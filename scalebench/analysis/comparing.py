@@ -22,16 +22,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from scalebench.analysis import pairing
 from scalebench.analysis.intervals import time_interval
 from scalebench.analysis.loading import Results, cached, table_by_cell
-from scalebench.analysis.pairing import (
-    ALPHA,
-    NO_BASELINE,
-    NO_RATIO,
-    CellComparison,
-    Comparer,
-    Ratio,
-)
 from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.errors import UsageError, nearest
 from scalebench.measured import UNKNOWN, Measured
@@ -141,12 +134,16 @@ def ratios(results: Results) -> pd.DataFrame:
     disturbed the numbers are empty and `note` gives the reason.
     """
     cells = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key)
-    comparer = Comparer(results)
+    comparer = pairing.Comparer(results)
     baselines = Baselines(cells)
     rows = []
     for cell in cells:
         for base in baselines.of(cell):
-            ratio = NO_RATIO if base.cell is None else comparer.ratio(base.cell, cell)
+            ratio = (
+                pairing.NO_RATIO
+                if base.cell is None
+                else comparer.ratio(base.cell, cell)
+            )
             row = _row(cell, base, ratio)
             if base.name == "serial":
                 row |= _scaling(cell, ratio)
@@ -159,7 +156,7 @@ def ratios(results: Results) -> pd.DataFrame:
 
 
 def differences(
-    results: Results, a: str, b: str, *, alpha: float = ALPHA
+    results: Results, a: str, b: str, *, alpha: float = pairing.ALPHA
 ) -> pd.DataFrame:
     """Differences of strategy `a` from `b` in time and metric, one row per execution, engine and worker count.
 
@@ -179,7 +176,7 @@ def differences(
 
 
 def against(
-    results: Results, baseline: str = "allreduce", *, alpha: float = ALPHA
+    results: Results, baseline: str = "allreduce", *, alpha: float = pairing.ALPHA
 ) -> pd.DataFrame:
     """Differences of every other strategy from `baseline`, as `differences` gives them; empty if that did not run.
 
@@ -190,8 +187,8 @@ def against(
 
 
 def compared_with(
-    results: Results, baseline: str, alpha: float = ALPHA
-) -> list[CellComparison]:
+    results: Results, baseline: str, alpha: float = pairing.ALPHA
+) -> list[pairing.CellComparison]:
     """Comparisons of every other strategy with `baseline`; none if that did not run."""
     labels = dict.fromkeys(cell.label for cell in runs_by_cell(results))
     # Studies without it have other tables all the same.
@@ -205,8 +202,8 @@ def compared_with(
 
 
 def compared_strategies(
-    results: Results, a: str, b: str, alpha: float = ALPHA
-) -> list[CellComparison]:
+    results: Results, a: str, b: str, alpha: float = pairing.ALPHA
+) -> list[pairing.CellComparison]:
     """Comparisons of strategy `a` (top) with `b` at equal worker counts and global batches.
 
     On the same engine where both ran on it, else on each other engine of the execution.
@@ -215,7 +212,7 @@ def compared_strategies(
     Raises:
         UsageError: `a` or `b` has no completed run.
     """
-    comparer = Comparer(results)
+    comparer = pairing.Comparer(results)
     found = []
     first = _labelled(results, a)
     second = _labelled(results, b)
@@ -240,7 +237,7 @@ def _same_problem(a: CellRuns, b: CellRuns) -> bool:
     return (a.workers, a.at.batch_global) == (b.workers, b.at.batch_global)
 
 
-def _without_unfit_baseline(one: CellComparison) -> CellComparison:
+def _without_unfit_baseline(one: pairing.CellComparison) -> pairing.CellComparison:
     if not one.bottom.unfit:
         return one
     # The times stay in the row; what they would be divided by is no baseline.
@@ -264,7 +261,9 @@ def _by_engine(cells: list[CellRuns]) -> dict[tuple[str, str], list[CellRuns]]:
     return groups
 
 
-def difference(one: CellComparison, alpha: float = ALPHA) -> dict[str, Any]:
+def difference(
+    one: pairing.CellComparison, alpha: float = pairing.ALPHA
+) -> dict[str, Any]:
     """Return the row of a comparison under DIFFERENCES."""
     a, b, ratio = one.top, one.bottom, one.ratio
     return one.columns("a", "b") | {
@@ -329,7 +328,9 @@ class Baselines:
             return fault(f"{what} {name}{where}")
         (base,) = found
         if base.unfit:
-            return fault(f"{name}{where} is {base.unfit} {NO_BASELINE}", base.at.engine)
+            return fault(
+                f"{name}{where} is {base.unfit} {pairing.NO_BASELINE}", base.at.engine
+            )
         return Baseline(name, base, base.at.engine, workers, "")
 
 
@@ -341,7 +342,7 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
     )
 
 
-def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
+def _row(cell: CellRuns, base: Baseline, ratio: pairing.Ratio) -> dict[str, Any]:
     note = base.fault or (
         "" if ratio.mean.n else f"{base.name} shares no repetition with it"
     )
@@ -366,13 +367,13 @@ def _row(cell: CellRuns, base: Baseline, ratio: Ratio) -> dict[str, Any]:
     }
 
 
-def reduction(ratio: Ratio) -> Measured:
+def reduction(ratio: pairing.Ratio) -> Measured:
     """Return the share of the baseline's time that is saved, of T(baseline) / T."""
     # Monotone, so that the bounds are mapped as the value is.
     return ratio.mean.map(lambda times: 1 - 1 / times)
 
 
-def _scaling(cell: CellRuns, serial: Ratio) -> dict[str, float]:
+def _scaling(cell: CellRuns, serial: pairing.Ratio) -> dict[str, float]:
     per_speedup, per_efficiency = (
         (cell.workers, 1.0) if cell.weak else (1, 1 / cell.workers)
     )

@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from scalebench.analysis.intervals import (
-    LEVEL,
-    mean_interval,
-    median_time,
-    metric_interval,
-)
+from scalebench.analysis import intervals
 from scalebench.analysis.loading import (
     Results,
     cached,
@@ -120,7 +115,7 @@ def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
     """The numbers of a cell, under CELL and _MEASURED."""
     seconds = list(cell.seconds.values())
     time = comparer.time(cell, 0)
-    median = median_time(seconds)
+    median = intervals.median_time(seconds)
     # Order statistics of draws say nothing about the error of their calibration.
     if cell.execution not in MEASURED:
         median = Measured(median.value)
@@ -136,9 +131,9 @@ def _row(cell: CellRuns, comparer: Comparer) -> dict[str, Any]:
         "q3_s": high,
         **median.named("median_s", "median_low_s", "median_high_s"),
         "spread": spread(np.log(seconds)),
-        **metric_interval(list(cell.metrics.values()), cell.metric_name).named(
-            "metric"
-        ),
+        **intervals.metric_interval(
+            list(cell.metrics.values()), cell.metric_name
+        ).named("metric"),
         "interval": time.kind,
     }
 
@@ -173,7 +168,9 @@ def crowding(marked: pd.DataFrame) -> str:
 SHARES = ("exposed", "transfer", "waiting", "hidden")
 
 
-def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame:
+def communication_shares(
+    results: Results, level: float = intervals.LEVEL
+) -> pd.DataFrame:
     """The rows of `cells` on several workers whose split was measured, with shares of `train_s` between 0 and 1.
 
     `exposed` is comm_s / train_s, `waiting` wait_s / train_s (for the last worker to
@@ -195,7 +192,7 @@ def communication_shares(results: Results, level: float = LEVEL) -> pd.DataFrame
     for key, own in runs.groupby(CELL, dropna=False, sort=False):
         row = dict(zip(CELL, key, strict=True))
         for share in SHARES:
-            found = mean_interval(own[share], level).within(0.0, 1.0)
+            found = intervals.mean_interval(own[share], level).within(0.0, 1.0)
             row |= (
                 found if row["execution"] in MEASURED else Measured(found.value)
             ).named(share)

@@ -11,15 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from scalebench.analysis import intervals
 from scalebench.analysis.environment import calibration_in, charged_engine, supposed
-from scalebench.analysis.intervals import (
-    Part,
-    difference_interval,
-    median_time,
-    time_interval,
-    variance_between,
-    weighted_mean,
-)
 from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
 from scalebench.calibration.calibration_file import THIS_MACHINE
@@ -85,7 +78,7 @@ class VirtualError:
     rms: Any
     checks: int
     common: Any = 0.0
-    between: Part | None = None
+    between: intervals.Part | None = None
     offsets: tuple[tuple[str, Any], ...] = ()
     name: str = NATIVE_ERROR
 
@@ -97,7 +90,9 @@ class VirtualError:
 
         Along the last axis, for many samples at once.
         """
-        means = {engine: weighted_mean(*own) for engine, own in checks.items()}
+        means = {
+            engine: intervals.weighted_mean(*own) for engine, own in checks.items()
+        }
 
         def rank(engine: str) -> tuple[int, int]:
             errors_of_it, _ = checks[engine]
@@ -109,7 +104,7 @@ class VirtualError:
             rms=np.sqrt(np.mean(np.square(errors), axis=-1)),
             checks=np.shape(errors)[-1],
             common=means[main],
-            between=variance_between(list(checks.values())),
+            between=intervals.variance_between(list(checks.values())),
             offsets=tuple(
                 (label, means[engine] - means[main])
                 for label, engine in engines.items()
@@ -131,7 +126,7 @@ class VirtualError:
         """How far virtual times are off, `12 % (root mean square of 6 checks)`."""
         return f"{deviation(self.rms)} (root mean square of {counted(self.checks, 'check')})"
 
-    def own(self, label: str = "") -> Part:
+    def own(self, label: str = "") -> intervals.Part:
         """Variance, on logs, of a virtual time of the strategy `label` beyond the factor common to all.
 
         That of a strategy without checks is that of the engine with the most. NaN, and
@@ -140,29 +135,33 @@ class VirtualError:
         """
         # An unknown part makes the whole unknown: NaN goes through every sum.
         if self.between is None or not self.known:
-            return Part(math.nan, math.nan)
+            return intervals.Part(math.nan, math.nan)
         offset = dict(self.offsets).get(label, 0.0)
-        return Part(offset**2 + np.asarray(self.between.variance), self.between.freedom)
-
-    def whole(self) -> Part:
-        """Variance, on logs, of any virtual time against a native one, the common factor included."""
-        return (
-            Part(self.rms**2, self.checks) if self.known else Part(math.nan, math.nan)
+        return intervals.Part(
+            offset**2 + np.asarray(self.between.variance), self.between.freedom
         )
 
-    def ratio(self, a: str, b: str) -> Part:
+    def whole(self) -> intervals.Part:
+        """Variance, on logs, of any virtual time against a native one, the common factor included."""
+        return (
+            intervals.Part(self.rms**2, self.checks)
+            if self.known
+            else intervals.Part(math.nan, math.nan)
+        )
+
+    def ratio(self, a: str, b: str) -> intervals.Part:
         """Variance, on logs, of a ratio of virtual times of two strategies, in which the common error cancels.
 
         2 rms^2 where the variance between strategies is unknown: no part of the error
         is assumed to cancel.
         """
         if not self.known:
-            return Part(math.nan, math.nan)
+            return intervals.Part(math.nan, math.nan)
         if self.between is None:
-            return Part(2 * self.rms**2, self.checks)
+            return intervals.Part(2 * self.rms**2, self.checks)
         offsets = dict(self.offsets)
         apart = offsets.get(a, 0.0) - offsets.get(b, 0.0)
-        return Part(
+        return intervals.Part(
             apart**2 + 2 * np.asarray(self.between.variance), self.between.freedom
         )
 
@@ -212,7 +211,7 @@ def _compared(native: pd.DataFrame, virtual: pd.DataFrame) -> dict[str, object]:
     # Two ratios: of the times that are shown, and of what calibration is responsible
     # for.
     steady, simulated = _steady(native, virtual)
-    apart = difference_interval(
+    apart = intervals.difference_interval(
         np.log(virtual["train_s"]), np.log(native["train_s"]), draws=(True, False)
     )
     ratio = apart.map(math.exp)
@@ -220,9 +219,9 @@ def _compared(native: pd.DataFrame, virtual: pd.DataFrame) -> dict[str, object]:
         "strategy": native["strategy"].iloc[0],
         "oversubscribed": bool(native["oversubscribed"].any()),
         "disturbed": bool(native["disturbed"].any()),
-        "native_s": time_interval(native["train_s"].tolist()).value,
-        "native_median_s": median_time(native["train_s"].tolist()).value,
-        "virtual_s": time_interval(virtual["train_s"].tolist()).value,
+        "native_s": intervals.time_interval(native["train_s"].tolist()).value,
+        "native_median_s": intervals.median_time(native["train_s"].tolist()).value,
+        "virtual_s": intervals.time_interval(virtual["train_s"].tolist()).value,
         **ratio.named("ratio"),
         "native_deviation": float(np.log(steady).std()),
         "ratio_at_speed": float(simulated.median() / steady.median()),
@@ -283,7 +282,7 @@ def virtual_error(results: Results) -> VirtualError | None:
     found = VirtualError.of([*errors[~alone], *one], _checks(fair), engine_of)
     between = found.between
     if between is not None:
-        between = Part(
+        between = intervals.Part(
             float(np.asarray(between.variance)), int(np.asarray(between.freedom))
         )
     offsets = tuple((label, float(offset)) for label, offset in found.offsets)
@@ -327,7 +326,7 @@ def slowdown_of_native_runs(results: Results) -> Slowdown | None:
 # docs/measurements.md). Root mean square of these strategies, with its degrees of
 # freedom; the same with what is common; and of engines whose threads want cores of
 # their own, which were off to different sides.
-_OF_A_STRATEGY = Part(0.041**2, 4)
+_OF_A_STRATEGY = intervals.Part(0.041**2, 4)
 _OF_ANY = 0.32
 _OF_AN_ENGINE = {"horovod": 1.0, "gloo": -1.4, "nccl": -1.4}
 _OF_STEPS_ALONE = {

@@ -28,24 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scalebench.analysis import intervals
 from scalebench.analysis.environment import calibration_of, states_steps
-from scalebench.analysis.intervals import (
-    LEVEL,
-    Array,
-    Part,
-    calibration_interval,
-    difference_interval,
-    interval_name,
-    level_of,
-    level_of_ratios,
-    mean_interval,
-    median_ratio,
-    metric_difference,
-    paired_ratio,
-    time_interval,
-    unpaired_metric,
-    unpaired_ratio,
-)
 from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.native_check import VirtualError, error_name, error_of_times
 from scalebench.analysis.rounds import (
@@ -200,7 +184,7 @@ def two_groups_p(seconds: Sequence[float]) -> float:
     )
 
 
-def explained_by_a_cut(values: ArrayLike) -> Array:
+def explained_by_a_cut(values: ArrayLike) -> intervals.Array:
     """Largest share of squared deviations that one cut explains, along the last axis; 0 where all values are equal."""
     x = np.sort(np.asarray(values, dtype=float), axis=-1)
     n = x.shape[-1]
@@ -210,7 +194,9 @@ def explained_by_a_cut(values: ArrayLike) -> Array:
     below = np.cumsum(x, axis=-1)[..., left - 1]
     between = (below**2 * n / (left * (n - left))).max(axis=-1)
     total = (x**2).sum(axis=-1)
-    share: Array = np.divide(between, total, out=np.zeros_like(total), where=total > 0)
+    share: intervals.Array = np.divide(
+        between, total, out=np.zeros_like(total), where=total > 0
+    )
     return share
 
 
@@ -245,7 +231,7 @@ def time_trend(cells: Sequence[CellRuns]) -> Trend | None:
 
 
 @cache
-def _uniform_shares(n: int) -> Array:
+def _uniform_shares(n: int) -> intervals.Array:
     return np.sort(explained_by_a_cut(np.random.default_rng(n).random((_SIMULATED, n))))
 
 
@@ -333,7 +319,7 @@ class CellComparison:
                 f"label_{suffix}": cell.label,
                 f"n_{suffix}": len(cell.seconds),
             }
-            row[f"metric_{suffix}"] = mean_interval(metrics).value
+            row[f"metric_{suffix}"] = intervals.mean_interval(metrics).value
         return row | self.metric.named("metric_difference", "metric_low", "metric_high")
 
     def why_untested(self, alpha: float) -> str:
@@ -359,7 +345,7 @@ class Comparer:
         both = (a, b or a)
         self.studies = tuple(results.study for results in both)
         # of ratios: no run waits for a ratio to be narrow
-        self.level = level_of_ratios(*self.studies)
+        self.level = intervals.level_of_ratios(*self.studies)
         self.errors: tuple[VirtualError | None, ...] = tuple(
             error_of_times(results) for results in both
         )
@@ -398,7 +384,7 @@ class Comparer:
             if above and below
             else UNKNOWN
         )
-        median = median_ratio(above, below) if paired and above else UNKNOWN
+        median = intervals.median_ratio(above, below) if paired and above else UNKNOWN
         # order statistics of draws say nothing about the error of the calibration
         if simulated:
             median = median._replace(low=math.nan, high=math.nan)
@@ -418,7 +404,7 @@ class Comparer:
         error = error_name(self.error_of(side))
         varies = is_interval(found.low, found.high)
         return found._replace(
-            kind=interval_name(
+            kind=intervals.interval_name(
                 execution, error=error, varies=varies, stated=self.stated
             )
         )
@@ -468,11 +454,11 @@ class Comparer:
     def time(self, cell: CellRuns, side: int) -> Measured:
         """Geometric mean of a cell's times, of study a (0) or b (1)."""
         seconds = list(cell.seconds.values())
-        level = float(level_of(self.studies[side], len(seconds)))
+        level = float(intervals.level_of(self.studies[side], len(seconds)))
         if cell.execution in MEASURED:
-            return self.named(time_interval(seconds, level), cell.execution)
+            return self.named(intervals.time_interval(seconds, level), cell.execution)
         error = self.error_of(side)
-        logs = calibration_interval(
+        logs = intervals.calibration_interval(
             np.log(seconds), error.own(cell.label) if error else None, level
         )
         return self.named(logs.map(math.exp), cell.execution, side)
@@ -486,7 +472,7 @@ class Comparer:
         paired: bool,
     ) -> Measured:
         if top.execution in MEASURED:
-            of = paired_ratio if paired else unpaired_ratio
+            of = intervals.paired_ratio if paired else intervals.unpaired_ratio
             return of(above, below, self.level)
         error = self.error_of_ratio(top, bottom)
         # Virtual times of one study are draws of one calibration, paired or not.
@@ -497,18 +483,18 @@ class Comparer:
                 # one worker
             ):
                 return Measured(1.0, 1.0, 1.0, len(above))
-            return calibration_interval(
-                np.log(above) - np.log(below), error, LEVEL
+            return intervals.calibration_interval(
+                np.log(above) - np.log(below), error, intervals.LEVEL
             ).map(math.exp)
         fewest = min(len(above), len(below))
         # The wider one: either study may have stopped at a favourable sample.
-        level = float(max(level_of(study, fewest) for study in self.studies))
-        logs = difference_interval(
+        level = float(max(intervals.level_of(study, fewest) for study in self.studies))
+        logs = intervals.difference_interval(
             np.log(above), np.log(below), level, draws=(True, True), error=error
         )
         return logs.map(math.exp)
 
-    def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> Part | None:
+    def error_of_ratio(self, top: CellRuns, bottom: CellRuns) -> intervals.Part | None:
         """Variance of a ratio of virtual times from the virtual-native error.
 
         Within a study the common error cancels. Between studies no part is assumed to
@@ -528,10 +514,10 @@ class Comparer:
         # Equal seeds mean equal batches and initial weights.
         seeds = sorted(top.metrics.keys() & bottom.metrics.keys())
         if seeds or self.one_study or not (top.metrics and bottom.metrics):
-            return metric_difference(
+            return intervals.metric_difference(
                 [top.metrics[seed] - bottom.metrics[seed] for seed in seeds]
             )
-        return unpaired_metric(
+        return intervals.unpaired_metric(
             list(top.metrics.values()), list(bottom.metrics.values())
         )
 

@@ -37,18 +37,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from scalebench.analysis import intervals
 from scalebench.analysis.comparing import Baseline, Baselines, reduction
-from scalebench.analysis.intervals import (
-    LEVEL,
-    MEDIAN_FROM,
-    Array,
-    Part,
-    half_width,
-    level_of,
-    of_draw,
-    of_mean,
-    percentile_interval,
-)
 from scalebench.analysis.loading import Results, cached, table_by_cell
 from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
@@ -167,7 +157,7 @@ def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
         [cell.seconds[at] for at in rounds],
         [shares(cell)[at] for at in rounds],
         error.own(cell.label) if error else None,
-        float(level_of(comparer.studies[0], len(rounds))),
+        float(intervals.level_of(comparer.studies[0], len(rounds))),
     )
     found = comparer.named(found, cell.execution)
     varies = found.kind and np.ptp(list(shares(cell).values())) > _ROUNDING
@@ -177,15 +167,15 @@ def _time_to_target(cell: CellRuns, comparer: Comparer) -> Measured:
 def simulated_interval(
     draws: Sequence[float],
     shares: Sequence[float],
-    error: Part | None,
-    level: float = LEVEL,
+    error: intervals.Part | None,
+    level: float = intervals.LEVEL,
 ) -> Measured:
     """Geometric mean of draws_i x shares_i, where draws vary with the calibration and shares with the seed."""
     x = np.log(draws)
     y = np.log(shares)
-    parts = [of_draw(x), of_mean(y), *([error] if error else [])]
+    parts = [intervals.of_draw(x), intervals.of_mean(y), *([error] if error else [])]
     centre = float(x.mean() + y.mean())
-    half = float(half_width(parts, level))
+    half = float(intervals.half_width(parts, level))
     return Measured(centre, centre - half, centre + half, len(x)).map(math.exp)
 
 
@@ -211,7 +201,7 @@ def censor_mark(cell: Mapping[Hashable, Any]) -> str:
 
 
 def survival_median(
-    reached: Sequence[float], censored: Sequence[float], level: float = LEVEL
+    reached: Sequence[float], censored: Sequence[float], level: float = intervals.LEVEL
 ) -> Measured:
     """Median of the Kaplan-Meier curve of times `reached` and `censored`, with its interval from MEDIAN_FROM runs.
 
@@ -232,7 +222,7 @@ def survival_median(
         # Raised a little, the curve passes one half at the next time.
         centre = (centre + _first(times, curve + 2 * _ROUNDING)) / 2
     # Fewer order statistics than an interval of that level needs.
-    if n < MEDIAN_FROM:
+    if n < intervals.MEDIAN_FROM:
         return Measured(centre, math.nan, math.nan, n)
     from scipy.special import (
         ndtri,
@@ -245,7 +235,7 @@ def survival_median(
     return Measured(centre, low, high, n, "" if math.isnan(low) else SURVIVAL)
 
 
-def _first(times: Array, curve: Array) -> float:
+def _first(times: intervals.Array, curve: intervals.Array) -> float:
     """The first time at which the curve is at most one half; infinite if it never is."""
     below = np.flatnonzero(curve <= _HALF + _ROUNDING)
     return float(times[below[0]]) if below.size else math.inf
@@ -352,7 +342,7 @@ class EpochsLaw:
         x = np.asarray(batch, dtype=np.float64)
         laws = np.array(self.resampled or [(self.epochs_at_zero, self.critical_batch)])
         at_zero, critical = (of.reshape(-1, *[1] * x.ndim) for of in laws.T)
-        return percentile_interval(
+        return intervals.percentile_interval(
             self.epochs_at_zero * (1 + x / self.critical_batch),
             at_zero * (1 + x / critical),
         )
@@ -360,7 +350,7 @@ class EpochsLaw:
     @property
     def critical(self) -> Measured:
         """The critical batch with its interval."""
-        return percentile_interval(
+        return intervals.percentile_interval(
             self.critical_batch,
             [critical for _, critical in self.resampled] or [self.critical_batch],
         )

@@ -23,24 +23,8 @@ from pathlib import Path
 
 import scalebench
 from scalebench.analysis import load
+from scalebench.artifact import artifact_description, verification
 from scalebench.artifact.anonymising import ship_records
-from scalebench.artifact.artifact_description import (
-    CRATE,
-    DOCUMENTS,
-    Description,
-    PaperFile,
-    crate,
-    describe,
-    light_requirements,
-    render,
-)
-from scalebench.artifact.verification import (
-    NOT_TIMED,
-    SUMS,
-    TIMES,
-    changed_files,
-    sha256,
-)
 from scalebench.errors import ResultsError, writing
 from scalebench.figures import plot_folder
 from scalebench.records.folder import DURATIONS, durations_in, timed
@@ -58,12 +42,12 @@ class Artifact:
 
     folder: Path
     archive: Path
-    description: Description
+    description: artifact_description.Description
     remarks: tuple[str, ...]
 
 
 def write_artifact(
-    results: Path, output: Path, paper: PaperFile, *, jobs: int = 1
+    results: Path, output: Path, paper: artifact_description.PaperFile, *, jobs: int = 1
 ) -> Artifact:
     """Write the artifact of the study in `results` as `output`/<study>-artifact/ and -artifact.zip.
 
@@ -92,9 +76,11 @@ def write_artifact(
                     mode = 0o755 if os.access(file, os.X_OK) else 0o644
                     _add_file(packed, f"{folder.name}/{inner}", file.read_bytes(), mode)
             if (
-                folder / TIMES
+                folder / verification.TIMES
             ).is_file():  # the author's own, not a part of the artifact
-                shutil.copyfile(folder / TIMES, building / TIMES)
+                shutil.copyfile(
+                    folder / verification.TIMES, building / verification.TIMES
+                )
             if folder.exists():
                 shutil.rmtree(folder)
             building.rename(folder)
@@ -105,19 +91,24 @@ def write_artifact(
 def _refuse_if_changed(folder: Path) -> None:
     if not folder.exists():
         return
-    if not (folder / SUMS).is_file():
+    if not (folder / verification.SUMS).is_file():
         raise ResultsError(
             f"{folder} is there and no artifact; choose another --output"
         )
-    if changed := changed_files(folder):
+    if changed := verification.changed_files(folder):
         raise ResultsError(
             f"{folder}: {changed[0]} was changed by hand and would be lost; move the folder, or choose another --output"
         )
 
 
 def _fill(
-    results: Path, building: Path, name: str, paper: PaperFile, jobs: int, earlier: Path
-) -> Description:
+    results: Path,
+    building: Path,
+    name: str,
+    paper: artifact_description.PaperFile,
+    jobs: int,
+    earlier: Path,
+) -> artifact_description.Description:
     shipment = ship_records(results, building, name)
     records = building / "results" / name
     # Timed once: packed again, the artifact states the same minutes.
@@ -132,22 +123,33 @@ def _fill(
     write_wheel(building / "software")
     # From the copy: what is described is what is shipped, without names of this
     # machine.
-    description = describe(load(records), drawn, paper, shipment, earlier)
+    description = artifact_description.describe(
+        load(records), drawn, paper, shipment, earlier
+    )
     pins = [f"{package}=={version}" for package, version in description.pins]
     files = {
         "constraints.txt": "\n".join(
             [f"# Python {description.python or 'unknown'}", *pins, ""]
         ),
-        "requirements-analysis.txt": "\n".join([*light_requirements(), ""]),
-        **{name: render(name, description) for name in DOCUMENTS},
+        "requirements-analysis.txt": "\n".join(
+            [*artifact_description.light_requirements(), ""]
+        ),
+        **{
+            name: artifact_description.render(name, description)
+            for name in artifact_description.DOCUMENTS
+        },
     }
     for file, content in files.items():
         (building / file).write_text(content, encoding="utf-8")
     (building / "reproduce.sh").chmod(0o755)
-    (building / CRATE).write_text(crate(building, description), encoding="utf-8")
+    (building / artifact_description.CRATE).write_text(
+        artifact_description.crate(building, description), encoding="utf-8"
+    )
     # Last, over all other files.
-    sums = [f"{sha256(file)}  {inner}\n" for inner, file in _files(building)]
-    (building / SUMS).write_text("".join(sums), encoding="utf-8")
+    sums = [
+        f"{verification.sha256(file)}  {inner}\n" for inner, file in _files(building)
+    ]
+    (building / verification.SUMS).write_text("".join(sums), encoding="utf-8")
     return description
 
 
@@ -221,13 +223,13 @@ def _digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def _remarks(d: Description) -> Iterator[str]:
+def _remarks(d: artifact_description.Description) -> Iterator[str]:
     """Yield what the artifact lacks, with what its author can do about it."""
     if not d.paper.license:
         yield "no licence is stated, so others may not use the records; give one in --paper: license: CC-BY-4.0"
     if not d.shipment.study:
         yield "the records hold no study.yaml: figures can be drawn again, but the study cannot be run again"
-    if d.minutes.setup == NOT_TIMED:
+    if d.minutes.setup == verification.NOT_TIMED:
         yield "set-up was not timed: run reproduce.sh --rerun in the folder once, and pack again; its times.csv is read"
     for place in d.shipment.missing:
         yield f"{place} was not found, or has changed since the study began, and is missing: put back the file that ran"

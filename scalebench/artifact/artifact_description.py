@@ -30,13 +30,8 @@ from scalebench import __version__
 from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.summary import summary
+from scalebench.artifact import verification
 from scalebench.artifact.anonymising import Shipment, recorded_machines
-from scalebench.artifact.verification import (
-    Minutes,
-    expected_again,
-    expected_minutes,
-    sha256,
-)
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
@@ -154,7 +149,7 @@ class Description:
     expected: Table
     executions: tuple[str, ...]
     again: tuple[str, ...]
-    minutes: Minutes
+    minutes: verification.Minutes
     machines: tuple[tuple[tuple[str, str], ...], ...]
     python: str
     packages: tuple[tuple[str, str], ...]
@@ -218,8 +213,8 @@ def describe(
         ),
         expected=_expected(summary(results)),
         executions=executions,
-        again=expected_again(executions, shipment),
-        minutes=expected_minutes(results, earlier),
+        again=verification.expected_again(executions, shipment),
+        minutes=verification.expected_minutes(results, earlier),
         machines=tuple(_machine(facts) for facts in provenance),
         python=str(provenance[-1].get("python", "")) if provenance else "",
         packages=tuple(_packages(pins)),
@@ -578,7 +573,7 @@ def _file(folder: Path, file: Path) -> dict[str, Any]:
         ),
         encodingFormat=_FORMATS.guess_type(file.name)[0] or "application/octet-stream",
         contentSize=str(file.stat().st_size),
-        sha256=sha256(file),
+        sha256=verification.sha256(file),
         **({"programmingLanguage": _link("#bash")} if is_script else {}),
     )
 

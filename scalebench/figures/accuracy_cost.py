@@ -14,17 +14,11 @@ from scalebench.analysis import Results
 from scalebench.analysis.grouping import COSTS, metric_by_cost
 from scalebench.analysis.loading import is_representative
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
-from scalebench.figures.drawing.series_style import (
-    MOST_SERIES,
-    NEUTRAL,
-    Look,
-    group_name,
-    name_series,
-    width,
-)
+from scalebench.figures.drawing.series_style import Look
 from scalebench.study.cell import EXECUTIONS
 
 _METRIC = {
@@ -77,11 +71,11 @@ class AccuracyCost(Figure):
         )
 
     def draw(self, results: Results, canvas: Canvas) -> None:
-        everything = name_series(metric_by_cost(results))
+        everything = series_style.name_series(metric_by_cost(results))
         # Series of one or two points cover less of a panel than lines do.
         few = everything.groupby(["series", "execution"]).size().max() <= _FEW
         table, look, groups = canvas.series_of(
-            everything, _TOGETHER if few else MOST_SERIES, of=results
+            everything, _TOGETHER if few else series_style.MOST_SERIES, of=results
         )
         # memory not where one is virtual
         known = table.groupby("execution")[list(COSTS.values())].count().gt(0).all()
@@ -104,7 +98,7 @@ class AccuracyCost(Figure):
             fronts = of_engines[of_engines["execution"] == execution]
             of = f"{name}, {execution}" if len(executions) > 1 else name
             panel.title(
-                f"{of}: {group_name(group)}" if len(groups) > 1 else of,
+                f"{of}: {series_style.group_name(group)}" if len(groups) > 1 else of,
                 name=f"{name}, {execution}",
             )
             _draw_fronts(panel, fronts, COSTS[name])
@@ -237,7 +231,7 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
     for own in _close_together(points, small):
         counts = dict.fromkeys(f"{front['workers'].iloc[place]}" for place in own)
         text = ", ".join(counts)
-        half = np.array([0.5 * width(text, small), 0.6 * small])
+        half = np.array([0.5 * series_style.width(text, small), 0.6 * small])
         found = _free_place(points[own], half, mark, taken, size_pt)
         # A label that hides a point is worse than one that is missing; the CSV has it.
         if found is None:
@@ -248,7 +242,7 @@ def _label_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
             "ha": "center",
             "va": "center",
             "fontsize": small,
-            "color": NEUTRAL,
+            "color": series_style.NEUTRAL,
         }
         line = {
             "arrowstyle": "-",

@@ -11,21 +11,10 @@ from matplotlib.patches import Patch
 from scalebench.analysis import Results, agreement, virtual_error
 from scalebench.analysis.environment import supposed
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import caption, series_style
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.caption import (
-    describe_executions,
-    describe_label,
-    describe_machines,
-    describe_marks,
-    describe_study,
-)
 from scalebench.figures.drawing.panel import Curve, Panel
-from scalebench.figures.drawing.series_style import (
-    Look,
-    looks,
-    name_series,
-    short_names,
-)
+from scalebench.figures.drawing.series_style import Look
 
 GOAL = 0.15
 _TIMES = Curve("virtual_s", over="native_s", shift=False, connect=False)
@@ -53,8 +42,10 @@ class Agreement(Figure):
         table = agreement(results).assign(
             execution="native", series=lambda frame: frame["label"]
         )
-        look = looks([*table["series"], *name_series(results.completed)["series"]])
-        canvas.names = short_names(look)
+        look = series_style.looks(
+            [*table["series"], *series_style.name_series(results.completed)["series"]]
+        )
+        canvas.names = series_style.short_names(look)
         executions = canvas.selection.executions or ("native", "virtual")
         # A row is of both executions; a selection of them is looked at below.
         table = replace(canvas.selection, executions=()).of(table)
@@ -76,15 +67,15 @@ class Agreement(Figure):
             else f"Virtual times are off by {error.words}, where native runs check them."
         )
         canvas.say(
-            describe_label(results),
-            describe_executions(results, bars=False),
+            caption.describe_label(results),
+            caption.describe_executions(results, bars=False),
             off,
             "Bars of the ratio: the virtual interval and the native 95 % confidence interval in quadrature.",
-            describe_marks(table),
+            caption.describe_marks(table),
         )
         canvas.method(
-            describe_study(results),
-            describe_machines(results),
+            caption.describe_study(results),
+            caption.describe_machines(results),
             "Times are geometric means. No timing of these native runs enters the calibration.",
         )
 

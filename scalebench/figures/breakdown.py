@@ -15,6 +15,7 @@ from matplotlib.transforms import Affine2D
 
 from scalebench.analysis import Results, cells
 from scalebench.figures.base import FIGURES, Figure
+from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.marks import (
     Cell,
@@ -23,14 +24,6 @@ from scalebench.figures.drawing.marks import (
     executions_of_bars,
 )
 from scalebench.figures.drawing.panel import Panel, Segment, hatch_of
-from scalebench.figures.drawing.series_style import (
-    ENGINE_ALONE,
-    ENGINE_ALONE_PATTERN,
-    MARK_WORDS,
-    NEUTRAL,
-    TASK_PATTERNS,
-    TASKS,
-)
 from scalebench.figures.style import Style
 from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, marks, seconds
 
@@ -121,7 +114,9 @@ def _write_times(panel: Panel, bars: Sequence[tuple[float, Cell]]) -> None:
         # Its room is in the limit of the axis: the layout would shrink the panel for it
         # once more.
         time.set_in_layout(False)
-        panel.explained |= {MARK_WORDS[mark] for mark in _SIGNS if cell[mark]}
+        panel.explained |= {
+            series_style.MARK_WORDS[mark] for mark in _SIGNS if cell[mark]
+        }
 
 
 def _parts(drawn: Mapping[str, Segment], style: Style) -> list[Entry]:
@@ -142,12 +137,12 @@ def _signs(table: pd.DataFrame) -> list[Entry]:
     """Return the entries of the signs behind times."""
     look = {
         "linestyle": "",
-        "color": NEUTRAL,
+        "color": series_style.NEUTRAL,
         "markersize": 1.5 * rcParams["lines.markersize"],
         "markeredgewidth": 0,
     }
     return [
-        (Line2D([], [], marker=_as_marker(sign), **look), MARK_WORDS[mark])
+        (Line2D([], [], marker=_as_marker(sign), **look), series_style.MARK_WORDS[mark])
         for mark, sign in _SIGNS.items()
         if table[mark].any()
     ]
@@ -179,8 +174,8 @@ def _segments(cell: Cell) -> list[Segment]:
     }
     # The sum of the parts: one that was not measured must leave no gap.
     total = sum(value for value in seconds.values() if math.isfinite(value))
-    colors = TASKS | {_ALONE: ENGINE_ALONE}
-    patterns = TASK_PATTERNS | {_ALONE: ENGINE_ALONE_PATTERN}
+    colors = series_style.TASKS | {_ALONE: series_style.ENGINE_ALONE}
+    patterns = series_style.TASK_PATTERNS | {_ALONE: series_style.ENGINE_ALONE_PATTERN}
     return [
         Segment(part, 100 * value / total, colors[part], patterns.get(part, ""))
         for part, value in seconds.items()

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.marks import (
     counts_by_execution,
@@ -25,12 +26,7 @@ from scalebench.figures.drawing.marks import (
     executions_of_bars,
 )
 from scalebench.figures.drawing.panel import Panel, Segment, share_y
-from scalebench.figures.drawing.series_style import (
-    ENGINE_ALONE,
-    ENGINE_ALONE_PATTERN,
-    NEUTRAL,
-    Look,
-)
+from scalebench.figures.drawing.series_style import Look
 from scalebench.figures.selection import with_added
 from scalebench.formatting import is_interval
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES, PER_BATCH
@@ -214,7 +210,9 @@ class ReductionParts(Figure):
         share_y(panels, least=_SHARED_FROM)
         canvas.legend(
             _legend(
-                panels, shown, ENGINE_ALONE_PATTERN if canvas.style.patterns else None
+                panels,
+                shown,
+                series_style.ENGINE_ALONE_PATTERN if canvas.style.patterns else None,
             )
         )
         canvas.legend(executions_of_bars(shown))
@@ -238,14 +236,20 @@ def _split(compared: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _draw_parts(
-    panel: Panel, own: pd.DataFrame, counts: dict[str, list[int]], look: Look
+    panel: Panel,
+    own: pd.DataFrame,
+    counts: dict[str, list[int]],
+    look: Look,
 ) -> None:
     """Draw a bar of two parts for each worker count, and the total with its interval."""
 
     def parts(cell: dict[Hashable, Any]) -> list[Segment]:
         return [
             Segment(
-                "engine", 100 * cell["engine_part"], ENGINE_ALONE, ENGINE_ALONE_PATTERN
+                "engine",
+                100 * cell["engine_part"],
+                series_style.ENGINE_ALONE,
+                series_style.ENGINE_ALONE_PATTERN,
             ),
             Segment("frequency", 100 * cell["frequency_part"], look.color),
         ]
@@ -255,8 +259,12 @@ def _draw_parts(
             100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high")
         )
         size = 0.6 * rcParams["lines.markersize"]
-        panel.ax.plot(at, total, marker="D", markersize=size, color=NEUTRAL, zorder=5)
-        panel.intervals([((at, low), (at, high))], [NEUTRAL], [(at, total)])
+        panel.ax.plot(
+            at, total, marker="D", markersize=size, color=series_style.NEUTRAL, zorder=5
+        )
+        panel.intervals(
+            [((at, low), (at, high))], [series_style.NEUTRAL], [(at, total)]
+        )
         kept: dict[Hashable, object] = {
             "quantity": "reduction: total",
             "y": total,
@@ -284,15 +292,17 @@ def _legend(
     )
     samples = {
         "engine": Patch(
-            facecolor=ENGINE_ALONE,
-            edgecolor="white" if hatch else ENGINE_ALONE,
+            facecolor=series_style.ENGINE_ALONE,
+            edgecolor="white" if hatch else series_style.ENGINE_ALONE,
             hatch=hatch,
         ),
-        "frequency": Patch(facecolor="white", edgecolor=NEUTRAL),
+        "frequency": Patch(facecolor="white", edgecolor=series_style.NEUTRAL),
     }
     drawn = set.union(*(panel.explained for panel in panels))
     entries: list[Entry] = [
         (samples[part], words) for part, words in _WORDS.items() if words in drawn
     ]
-    mark = Line2D([], [], color=NEUTRAL, marker="D", markersize=size, linestyle="")
+    mark = Line2D(
+        [], [], color=series_style.NEUTRAL, marker="D", markersize=size, linestyle=""
+    )
     return [*entries, (mark, total)]

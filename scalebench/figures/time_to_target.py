@@ -12,21 +12,10 @@ from scalebench.analysis import Results
 from scalebench.analysis.grouping import costs_to_target
 from scalebench.analysis.target import target_ratios
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import marks, series_style
 from scalebench.figures.drawing.canvas import Canvas
-from scalebench.figures.drawing.marks import (
-    legend_of_unreached,
-    mark_unreached,
-    never,
-    target_in_words,
-    torn,
-)
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
-from scalebench.figures.drawing.series_style import (
-    Look,
-    group_name,
-    grouped,
-    name_series,
-)
+from scalebench.figures.drawing.series_style import Look
 from scalebench.formatting import listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
@@ -63,7 +52,7 @@ class TimeToTarget(Figure):
             raise EmptyFigureError("no run with a target took any time")
         table = table.assign(n=table["n_reached"], interval=table["target_interval"])
         baseline, compared = _against(
-            canvas.selection.of(name_series(target_ratios(results)))
+            canvas.selection.of(series_style.name_series(target_ratios(results)))
         )
         target = float(table["target_metric"].iloc[0])
         epochs = int(results.completed["epochs"].max())
@@ -76,7 +65,9 @@ class TimeToTarget(Figure):
             raise EmptyFigureError("no run of the selection has what these panels show")
         # Baselines are not compared with themselves: their group has no panel of time
         # saved.
-        saving = grouped([name for name in look if name in set(compared["series"])])
+        saving = series_style.grouped(
+            [name for name in look if name in set(compared["series"])]
+        )
         wanted = [
             (name, group)
             for name in names
@@ -85,7 +76,7 @@ class TimeToTarget(Figure):
         ]
         if not wanted:
             raise EmptyFigureError(
-                f"no run of the selection reached {target_in_words(table)} within {epochs} epochs"
+                f"no run of the selection reached {marks.target_in_words(table)} within {epochs} epochs"
             )
         across = (
             # Four or five stand in two rows.
@@ -96,7 +87,7 @@ class TimeToTarget(Figure):
         several = len(groups) > 1
         (panels,) = canvas.grids((len(wanted), across, 2.1 if several else 2.75))
         for panel, (name, group) in zip(panels, wanted, strict=True):
-            of = f": {group_name(group)}" if several else ""
+            of = f": {series_style.group_name(group)}" if several else ""
             if name == "reduction":
                 panel.title(f"time saved against {baseline}{of}", "time saved")
                 panel.reductions(compared, group, look, table["workers"])
@@ -113,7 +104,7 @@ class TimeToTarget(Figure):
                 ]
             )
 
-        canvas.legends(look, table, *legend_of_unreached(canvas.shown, epochs))
+        canvas.legends(look, table, *marks.legend_of_unreached(canvas.shown, epochs))
         _describe(canvas, results, table, names, baseline)
 
 
@@ -127,12 +118,12 @@ def _describe(
     canvas.describe(
         results,
         table,
-        f"Target: {target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
+        f"Target: {marks.target_in_words(table)} of the consensus model, at the first evaluation at or above it.",
         "Triangles, which have no time: at most half of the runs reached it."
-        if never(table).any()
+        if marks.never(table).any()
         else "",
         "Stars: more than half of the runs reached it, but not all."
-        if torn(table).any()
+        if marks.torn(table).any()
         else "",
         f"Reduction = 1 - T(strategy, N) / T({baseline}, N), times to the target."
         if "reduction" in names
@@ -161,7 +152,9 @@ def _reached(own: pd.DataFrame, name: str) -> bool:
 def _nowhere(table: pd.DataFrame, epochs: int) -> str:
     """Return a sentence with the series that reached the target at no worker count."""
     found = [
-        name for name, own in table.groupby("series", sort=False) if never(own).all()
+        name
+        for name, own in table.groupby("series", sort=False)
+        if marks.never(own).all()
     ]
     return (
         f"Not within {epochs} epochs at any worker count: {listed(found)}."
@@ -200,7 +193,7 @@ def _draw_quantity(
     most = finite[inside][curve.quantity].max()
     above = 1.0 if math.isnan(most) else 2 * most
     place = 1.1 * epochs if name == "epochs" else above
-    mark_unreached(panel, known[inside], curve, look, epochs=epochs, above=place)
+    marks.mark_unreached(panel, known[inside], curve, look, epochs=epochs, above=place)
     if name == "epochs":
         largest = values.max()
         panel.ax.set_ylim(0, 1.2 * (largest if largest < math.inf else epochs))

@@ -7,23 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from scalebench.analysis import Results
-from scalebench.analysis.tuning_trials import (
-    best_so_far,
-    metric_of,
-    tuned_cells,
-    tuning_in_words,
-)
+from scalebench.analysis import Results, tuning_trials
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import describe_label, describe_study
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
-from scalebench.figures.drawing.series_style import (
-    Look,
-    looks,
-    name_series,
-    short_names,
-)
+from scalebench.figures.drawing.series_style import Look
 from scalebench.formatting import counted, metric_word
 
 _PANELS = ("trials", "values")
@@ -46,15 +36,20 @@ class Tuning(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         course, best = (
-            canvas.selection.of(name_series(table).assign(oversubscribed=False))
-            for table in (best_so_far(results), tuned_cells(results))
+            canvas.selection.of(
+                series_style.name_series(table).assign(oversubscribed=False)
+            )
+            for table in (
+                tuning_trials.best_so_far(results),
+                tuning_trials.tuned_cells(results),
+            )
         )
         if course.empty:
             raise EmptyFigureError("no trial is selected")
         # Of all runs: colours are those of the study's other figures.
-        look = looks(name_series(results.completed)["series"])
-        canvas.names = short_names(look)
-        by_time = metric_of(results) == "time_to_target"
+        look = series_style.looks(series_style.name_series(results.completed)["series"])
+        canvas.names = series_style.short_names(look)
+        by_time = tuning_trials.metric_of(results) == "time_to_target"
         metric = metric_word(str(results.trials["metric_name"].dropna().iloc[0]))
         target = results.trials["target_metric"].dropna()
         name = (
@@ -87,7 +82,7 @@ class Tuning(Figure):
             _draw_chosen(panel, key, best, look)
 
         canvas.legends(look, course.assign(execution=""))
-        words = tuning_in_words(results)
+        words = tuning_trials.tuning_in_words(results)
         canvas.say(
             describe_label(results),
             f"{words[:1].upper()}{words[1:]}.",

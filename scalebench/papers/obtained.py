@@ -18,13 +18,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from scalebench.analysis import Results, ratios
-from scalebench.analysis.intervals import (
-    median_interval,
-    metric_difference,
-    metric_interval,
-    time_interval,
-)
+from scalebench.analysis import Results, intervals, ratios
 from scalebench.analysis.target import EpochsLaw, fit_epochs, target_ratios
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
@@ -116,7 +110,7 @@ def _over_seeds(rows: Rows, values: pd.Series[float] | None) -> Measured | None:
     # A mean over some of the seeds would stand beside one over all.
     if values is None or values.empty or values.isna().any():
         return None
-    return metric_interval(values, rows.at["metric_name"].iloc[0])
+    return intervals.metric_interval(values, rows.at["metric_name"].iloc[0])
 
 
 def _epochs_to(rows: Rows) -> Measured | None:
@@ -154,7 +148,7 @@ def _speedup_over(rows: Rows) -> Measured | None:
     if fewer.empty:
         return None
     times, fewer_times = (
-        time_interval(runs["train_s"]).value for runs in (rows.at, fewer)
+        intervals.time_interval(runs["train_s"]).value for runs in (rows.at, fewer)
     )
     return Measured(fewer_times / times, n=min(len(fewer), len(rows.at)))
 
@@ -163,7 +157,7 @@ def _metric_difference(rows: Rows) -> Measured | None:
     """Metric minus that of another strategy (serial: at one worker) over common seeds."""
     pairs = rows.at.merge(rows.of(rows.argument), on="seed", suffixes=("", "_other"))
     values = (pairs["final_metric"] - pairs["final_metric_other"]).dropna()
-    return metric_difference(values) if len(values) else None
+    return intervals.metric_difference(values) if len(values) else None
 
 
 def _optimum_workers(rows: Rows) -> Measured | None:
@@ -269,7 +263,7 @@ def _median_epochs(curves: pd.DataFrame, target: float) -> Measured | None:
     reached = [trained[curve >= target] for curve in curves.to_numpy(dtype=float)]
     # Never is later than any epoch, and so takes its place in the median.
     values = np.array([min(epochs, default=math.inf) for epochs in reached])
-    return median_interval(values)
+    return intervals.median_interval(values)
 
 
 def _over(
@@ -277,7 +271,7 @@ def _over(
 ) -> Measured | None:
     """Median of `values` over that of the strategy in the argument, without an interval; None where it has none."""
     own, base = (
-        median_interval(values(runs)).value
+        intervals.median_interval(values(runs)).value
         for runs in (rows.at, rows.of(rows.argument))
     )
     if math.isnan(own) or base == 0 or not math.isfinite(base):

@@ -32,28 +32,9 @@ from scalebench.formatting import EMPTY, counted, is_interval, natural
 from scalebench.launch.planning import plan_study
 from scalebench.launch.tracing import trace
 from scalebench.models.zoo.layers import load_layers
+from scalebench.papers import paper_folder, side_by_side
 from scalebench.papers.obtained import WhatIf, read_what_ifs
-from scalebench.papers.paper_folder import (
-    CLAIMS,
-    PLANS,
-    PUBLISHED,
-    SMOKE,
-    WHAT_IFS,
-    Paper,
-    found_file,
-    read_published,
-)
-from scalebench.papers.side_by_side import (
-    Pair,
-    Verdict,
-    draw,
-    in_words,
-    judge,
-    number,
-    pair_up,
-    read_claims,
-    with_interval,
-)
+from scalebench.papers.side_by_side import draw, number
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.memory import WorkerMemory, memory_of
 from scalebench.pricing.platform import Platform
@@ -119,7 +100,7 @@ class Page(NamedTuple):
 
 
 def write_page(
-    paper: Paper, results: Mapping[str, Results], scale: str, output: Path
+    paper: paper_folder.Paper, results: Mapping[str, Results], scale: str, output: Path
 ) -> Page:
     """Write `output`/<paper>/index.html and index.md with figures, from the `results` of its studies by name.
 
@@ -137,7 +118,11 @@ def write_page(
             f"cannot write {folder}: {error.strerror}; choose another folder with --output"
         ) from None
     # Before anything is drawn: a faulty file is found at once.
-    pairs = pair_up(paper, read_published(paper.folder / PUBLISHED), results)
+    pairs = side_by_side.pair_up(
+        paper,
+        paper_folder.read_published(paper.folder / paper_folder.PUBLISHED),
+        results,
+    )
     verdict = _verdict(paper, pairs, results, scale)
     title = f"{paper.name}: {paper.title}"
     lines = [
@@ -159,10 +144,10 @@ def write_page(
             *drawn_of(paper, scale, one, folder / study),
             "",
         ]
-    for name, what_if in read_what_ifs(paper.folder / WHAT_IFS).items():
+    for name, what_if in read_what_ifs(paper.folder / paper_folder.WHAT_IFS).items():
         found = _what_if(what_if, folder / f"what-if-{slug(name)}.svg")
         lines += [f"## What if: {name}", "", *found, ""]
-    for name, plan in read_plans(paper.folder / PLANS).items():
+    for name, plan in read_plans(paper.folder / paper_folder.PLANS).items():
         found = _plan(plan, folder / f"plan-{slug(name)}.svg")
         lines += [f"## Plan: {name}", "", *found, ""]
     # Markdown stays beside the page, for those who read in a terminal.
@@ -177,9 +162,11 @@ def write_page(
     return Page(page, verdict)
 
 
-def _published_and_ours(pairs: Sequence[Pair], scale: str, folder: Path) -> list[str]:
+def _published_and_ours(
+    pairs: Sequence[side_by_side.Pair], scale: str, folder: Path
+) -> list[str]:
     """Return a section for each figure of the paper, and draw those that are compared."""
-    by_figure: dict[str, list[Pair]] = {}
+    by_figure: dict[str, list[side_by_side.Pair]] = {}
     for pair in pairs:
         by_figure.setdefault(pair.published.figure, []).append(pair)
     lines = []
@@ -189,35 +176,38 @@ def _published_and_ours(pairs: Sequence[Pair], scale: str, folder: Path) -> list
         lines += [
             f"## {figure[0].upper()}{figure[1:]}, published and ours",
             "",
-            *_table(own, scale != SMOKE),
+            *_table(own, scale != paper_folder.SMOKE),
             "",
         ]
         picture = folder / f"published-{slug(figure.lower())}.svg"
-        if scale != SMOKE and draw(own, picture):
+        if scale != paper_folder.SMOKE and draw(own, picture):
             lines.append(f"![published and ours, {figure}]({picture.name})\n")
     return lines
 
 
 def _verdict(
-    paper: Paper, pairs: Sequence[Pair], results: Mapping[str, Results], scale: str
+    paper: paper_folder.Paper,
+    pairs: Sequence[side_by_side.Pair],
+    results: Mapping[str, Results],
+    scale: str,
 ) -> str:
     """Return what became of the paper's claims, and how many of its numbers have ours beside them, in a sentence."""
     incomplete = [
         name for name, one in results.items() if len(one.failed) or one.completed.empty
     ]
-    if scale == SMOKE:
+    if scale == paper_folder.SMOKE:
         whole = len(results) - len(incomplete)
         ran = f"{whole} of {_studies(len(results))} ran to the end"
         return (
             f"{ran}; scale smoke trains too little to compare anything with the paper."
         )
     judged = Counter(
-        judge(claim, results, paper.folder).verdict
-        for claim in read_claims(paper.folder / CLAIMS)
+        side_by_side.judge(claim, results, paper.folder).verdict
+        for claim in side_by_side.read_claims(paper.folder / paper_folder.CLAIMS)
     )
     counts = ", ".join(
         f"{judged[verdict]} {verdict}"
-        for verdict in get_args(Verdict)
+        for verdict in get_args(side_by_side.Verdict)
         if judged[verdict]
     )
     claims = f"Of {counted(judged.total(), 'claim')}: {counts}. " if judged else ""
@@ -235,7 +225,7 @@ def _studies(number: int) -> str:
     return "1 study" if number == 1 else f"{number} studies"
 
 
-def _covers(pair: Pair) -> bool:
+def _covers(pair: side_by_side.Pair) -> bool:
     """Return True if the published value lies in the interval of ours."""
     if pair.obtained is None:
         return False
@@ -244,7 +234,7 @@ def _covers(pair: Pair) -> bool:
 
 
 def _introduction(
-    paper: Paper, results: Mapping[str, Results], scale: str
+    paper: paper_folder.Paper, results: Mapping[str, Results], scale: str
 ) -> list[str]:
     ran = f"{_studies(len(results))} at scale {scale}" if results else "No study"
     return [
@@ -254,23 +244,23 @@ def _introduction(
     ]
 
 
-def _table(pairs: Sequence[Pair], compared: bool) -> list[str]:
+def _table(pairs: Sequence[side_by_side.Pair], compared: bool) -> list[str]:
     # Numbers of scale smoke stand there without a difference: they mean nothing.
     rows = [_cells(pair, compared) for pair in pairs]
     return [_line(row) for row in (_HEADER, ["---"] * len(_HEADER), *rows)]
 
 
-def _cells(pair: Pair, compared: bool) -> list[str]:
+def _cells(pair: side_by_side.Pair, compared: bool) -> list[str]:
     row, ours = pair.published, pair.obtained
     difference = EMPTY
     if compared and not pd.isna(pair.difference):
         difference = f"{'+' if pair.difference > 0 else ''}{number(pair.difference)}"
     return [
-        in_words(row.quantity),
+        side_by_side.in_words(row.quantity),
         row.strategy or EMPTY,
         str(row.workers or EMPTY),
         number(row.value),
-        pair.absent if ours is None else with_interval(ours.measured),
+        pair.absent if ours is None else side_by_side.with_interval(ours.measured),
         EMPTY if ours is None else ours.execution,
         difference,
         "; ".join(
@@ -283,7 +273,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _study(paper: Paper, study: str, results: Results) -> list[str]:
+def _study(paper: paper_folder.Paper, study: str, results: Results) -> list[str]:
     runs = results.completed
     # A failed study has its section, as a page that leaves it out looks complete.
     if runs.empty:
@@ -305,7 +295,9 @@ def _study(paper: Paper, study: str, results: Results) -> list[str]:
     ]
 
 
-def _timeline(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+def _timeline(
+    paper: paper_folder.Paper, scale: str, results: Results, folder: Path
+) -> list[str]:
     """Draw the timeline of a study of one run, which is played again for it."""
     plan = plan_study(paper.study_at(folder.name, scale))
     with TemporaryDirectory(prefix="scalebench-trace-") as scratch:
@@ -352,7 +344,9 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
     ]
 
 
-def _pictures(paper: Paper, scale: str, results: Results, folder: Path) -> list[str]:
+def _pictures(
+    paper: paper_folder.Paper, scale: str, results: Results, folder: Path
+) -> list[str]:
     executions = dict.fromkeys(results.completed["execution"])
     scaling = results.study.get("scaling", "strong")
     figures = [
@@ -477,7 +471,8 @@ def read_plans(path: Path) -> dict[str, Plan]:
         return {}
     plans = read_as(path, _Plans, StudyError, "file of plans").plans
     clusters = {
-        name: found_file(path.parent, plan.cluster) for name, plan in plans.items()
+        name: paper_folder.found_file(path.parent, plan.cluster)
+        for name, plan in plans.items()
     }
     return {
         name: plan.model_copy(update={"cluster": clusters[name]})

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from scalebench.analysis import pairing
 from scalebench.analysis.environment import states_steps, supposed
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
@@ -27,15 +28,6 @@ from scalebench.analysis.methodology import (
 from scalebench.analysis.methodology.claims import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
-from scalebench.analysis.pairing import (
-    ALPHA,
-    ENOUGH_RUNS,
-    enough_runs,
-    holm,
-    repeat_option,
-    time_trend,
-    two_groups_p,
-)
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
 from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, percent, seconds, share
@@ -65,11 +57,13 @@ def findings(results: Results) -> list[Finding]:
 @rule("every cell was repeated often enough for an interval")
 def few_runs(evidence: Evidence) -> Iterator[Finding]:
     """Rule 5 of the twelve: nondeterministic times need intervals, and intervals need repetitions."""
-    option = repeat_option(evidence.results, enough_runs(evidence.results))
+    option = pairing.repeat_option(
+        evidence.results, pairing.enough_runs(evidence.results)
+    )
     for execution in dict.fromkeys(evidence.cells["execution"]):
         own = evidence.cells[evidence.cells["execution"] == execution]
         single = own[own["n"] == 1]
-        few = own[(own["n"] > 1) & (own["n"] < ENOUGH_RUNS)]
+        few = own[(own["n"] > 1) & (own["n"] < pairing.ENOUGH_RUNS)]
         # More repetitions would give the same time.
         few = few[few["interval"] != NOTHING_VARIES]
         if len(single):
@@ -143,12 +137,14 @@ def two_groups(evidence: Evidence) -> Iterator[Finding]:
             for cell in runs_by_cell(evidence.results)
             if cell.execution == execution
         ]
-        p = [two_groups_p(list(cell.seconds.values())) for cell in own]
+        p = [pairing.two_groups_p(list(cell.seconds.values())) for cell in own]
         known = [n for n, value in enumerate(p) if math.isfinite(value)]
         # Among a hundred cells some look split by chance.
-        adjusted = holm([p[n] for n in known])
+        adjusted = pairing.holm([p[n] for n in known])
         split = [
-            own[n] for n, value in zip(known, adjusted, strict=True) if value <= ALPHA
+            own[n]
+            for n, value in zip(known, adjusted, strict=True)
+            if value <= pairing.ALPHA
         ]
         if split:
             yield finding(
@@ -169,9 +165,9 @@ def drift(evidence: Evidence, most: float = 0.02) -> Iterator[Finding]:
             for cell in runs_by_cell(evidence.results)
             if cell.execution == execution
         ]
-        found = time_trend(own)
+        found = pairing.time_trend(own)
         # Of many runs the test sees drifts that are too small to matter.
-        if found and found.p <= ALPHA and abs(found.factor - 1) > most:
+        if found and found.p <= pairing.ALPHA and abs(found.factor - 1) > most:
             yield finding(
                 "warning",
                 f"{execution} times moved by {percent(found.factor - 1)} from the first run to the last "

@@ -21,25 +21,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
 from scalebench.analysis import Results
-from scalebench.figures.drawing import caption
+from scalebench.figures.drawing import caption, series_style
 from scalebench.figures.drawing.panel import Panel, lettered, share_y
-from scalebench.figures.drawing.series_style import (
-    EXECUTION_WORDS,
-    MARK_WORDS,
-    MOST_SERIES,
-    NEUTRAL,
-    Handle,
-    Look,
-    cross,
-    grouped,
-    looks,
-    name_series,
-    plus,
-    short_names,
-    wide_interval,
-    width,
-    wrapped,
-)
+from scalebench.figures.drawing.series_style import Look, looks
 from scalebench.figures.selection import EVERYTHING, EXECUTION, Added, Selection
 from scalebench.figures.style import REPORT, Style
 
@@ -57,7 +41,7 @@ _TITLE_GAP_PT = 3.0  # to the next title, or the end of the page
 _MOST_LINES = 4  # of a caption in the picture
 WIDE = "interval wider than the panel"
 T = TypeVar("T")
-Entry = tuple[Handle, str]
+Entry = tuple[series_style.Handle, str]
 
 
 @dataclass
@@ -106,19 +90,22 @@ class Canvas:
         self._pages: list[Page] = []
 
     def series_of(
-        self, table: pd.DataFrame, most: int = MOST_SERIES, of: Results | None = None
+        self,
+        table: pd.DataFrame,
+        most: int = series_style.MOST_SERIES,
+        of: Results | None = None,
     ) -> tuple[pd.DataFrame, dict[str, Look], list[list[str]]]:
         """Name and select the series of `table`: return its selected rows, the look of each series, and the groups.
 
         A group has at most `most` series. Looks and names are those of all series of the study `of`, by default of the
         table: they are the same in all its figures.
         """
-        named = name_series(table)
+        named = series_style.name_series(table)
         everything = list(named["series"])
         if of is not None:
             # A figure may leave strategies out, and must not give their colours to
             # others.
-            everything += list(name_series(of.completed)["series"])
+            everything += list(series_style.name_series(of.completed)["series"])
         look = looks(everything)
         shown = self.selection.of(named)
         if self.added:
@@ -126,11 +113,13 @@ class Canvas:
             shown = named.loc[
                 shown.index.union(named.index[named["execution"] == EXECUTION])
             ]
-        self.names = short_names(look)
+        self.names = series_style.short_names(look)
         return (
             shown,
             look,
-            grouped([name for name in look if name in set(shown["series"])], most),
+            series_style.grouped(
+                [name for name in look if name in set(shown["series"])], most
+            ),
         )
 
     def wanted(self, panels: Sequence[str]) -> list[str]:
@@ -288,7 +277,7 @@ class Canvas:
         drawn: pd.DataFrame,
         *extra: Entry,
         line: bool = True,
-        crossed: str = MARK_WORDS["oversubscribed"],
+        crossed: str = series_style.MARK_WORDS["oversubscribed"],
     ) -> None:
         """Add colour and marker of each drawn series, and a row with the fill of each execution of `drawn`.
 
@@ -296,7 +285,7 @@ class Canvas:
         of disturbed ones, and `extra` entries follow in that row.
         """
         shown = {name for panel in self.panels for name in panel.series}
-        self.names = self.names or short_names(looks)
+        self.names = self.names or series_style.short_names(looks)
         self.legend(
             [
                 (looks[name].sample(), self.names[name])
@@ -306,15 +295,22 @@ class Canvas:
         )
         entries: list[Entry] = []
         for execution in [
-            name for name in EXECUTION_WORDS if name in set(drawn["execution"])
+            name
+            for name in series_style.EXECUTION_WORDS
+            if name in set(drawn["execution"])
         ]:
-            style = Look(NEUTRAL, "o", 0).line(execution) | (
+            style = Look(series_style.NEUTRAL, "o", 0).line(execution) | (
                 {} if line else {"linestyle": ""}
             )
-            entries.append((Line2D([], [], **style), EXECUTION_WORDS[execution]))
+            entries.append(
+                (Line2D([], [], **style), series_style.EXECUTION_WORDS[execution])
+            )
         marks = {
-            "oversubscribed": (cross(), crossed),
-            "disturbed": (plus(), "disturbed by other programs (no baseline)"),
+            "oversubscribed": (series_style.cross(), crossed),
+            "disturbed": (
+                series_style.plus(),
+                "disturbed by other programs (no baseline)",
+            ),
         }
         for mark, (style, words) in marks.items():
             marked = [panel for panel in self.panels if mark in panel.marks]
@@ -527,7 +523,7 @@ class Canvas:
         everywhere = set.union(*map(self._explained, self._pages))
         here = self._explained(page)
         wide = any(panel.marks_wide for panel in page.panels)
-        marks = [(Line2D([], [], **wide_interval()), WIDE)] if wide else []
+        marks = [(Line2D([], [], **series_style.wide_interval()), WIDE)] if wide else []
         *rows, last = self._legend or [[]]
         for entries in [*rows, [*last, *marks]]:
             # A page explains what is drawn on it, and what no page draws as a series.
@@ -553,9 +549,13 @@ class Canvas:
             + rcParams["legend.columnspacing"]
         )
         widest = 72 * self.style.width_in - around * size
-        entries = [(handle, wrapped(name, widest, size)) for handle, name in entries]
+        entries = [
+            (handle, series_style.wrapped(name, widest, size))
+            for handle, name in entries
+        ]
         taken = [
-            around * size + max(width(line, size) for line in name.split("\n"))
+            around * size
+            + max(series_style.width(line, size) for line in name.split("\n"))
             for _, name in entries
         ]
         rows: list[list[Entry]] = []

@@ -8,16 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis import Results, cells
-from scalebench.analysis.environment import (
-    charged_engine,
-    hardware,
-    jitter_in_words,
-    machines_of,
-    measured_nodes,
-    provenance_in,
-    states_steps,
-)
+from scalebench.analysis import Results, cells, environment
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import CONFIDENCE, NOTHING_VARIES, interval_name
 from scalebench.analysis.loading import cached, cells_in, rows_where
@@ -123,10 +114,12 @@ def describe_machines(results: Results, drawn: pd.DataFrame | None = None) -> st
     real = runs[~runs["execution"].isin(SIMULATED)]
     sentences = []
     if len(real):
-        known = machines_of(real, provenance_in(results.folder)).values()
-        machines = sorted({hardware(facts) for facts in known if facts}) or [
-            "a machine that nothing describes"
-        ]
+        known = environment.machines_of(
+            real, environment.provenance_in(results.folder)
+        ).values()
+        machines = sorted(
+            {environment.hardware(facts) for facts in known if facts}
+        ) or ["a machine that nothing describes"]
         nodes = int(real["nodes"].fillna(1).max())
         cards = sorted(
             {
@@ -175,15 +168,19 @@ def _simulated(results: Results, runs: pd.DataFrame) -> str:
     parts.append(_step_time(results, runs, cluster))
     if cluster:
         parts.append(_links(cluster, several=bool((runs["nodes"].fillna(1) > 1).any())))
-    if named := charged_engine(results):
+    if named := environment.charged_engine(results):
         parts.append(f"collectives at the cost of {named}'s")
     parts.append(_between_nodes(results, runs))
     uneven = cluster.uneven.describe(int(runs["workers"].max())) if cluster else []
     # A jitter that is measured stands in place of the cluster's.
     of_cluster = [phrase for phrase in uneven if phrase.partition(" ")[0] in STATED]
     parts += [phrase for phrase in uneven if phrase not in of_cluster]
-    stated = of_cluster or (["no jitter"] if states_steps(results) else [])
-    parts += [jitter_in_words(results)] if jitter_in_words(results) else stated
+    stated = of_cluster or (["no jitter"] if environment.states_steps(results) else [])
+    parts += (
+        [environment.jitter_in_words(results)]
+        if environment.jitter_in_words(results)
+        else stated
+    )
     return "; ".join(part for part in parts if part)
 
 
@@ -236,7 +233,7 @@ def _between_nodes(results: Results, runs: pd.DataFrame) -> str:
         options.get("collective", "auto") if isinstance(options, dict) else "auto"
     )
     algorithm = allreduce_name(str(collective))
-    if (measured := measured_nodes(results)) > 1:
+    if (measured := environment.measured_nodes(results)) > 1:
         return f"allreduce between nodes as measured between {measured}, in proportion to {algorithm}"
     return f"allreduce between nodes assumed by {algorithm}"
 
@@ -330,7 +327,7 @@ def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
         return f", {NOTHING_VARIES}: step times are stated"
     error = error_of_times(results) if execution in SIMULATED else None
     name = interval_name(
-        execution, error=error_name(error), stated=states_steps(results)
+        execution, error=error_name(error), stated=environment.states_steps(results)
     )
     if error is None or error.name == BESIDE_PROGRAMS:
         return f", error bars: {name}"

@@ -14,14 +14,10 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import Curve, Panel, Segment, tint
-from scalebench.figures.drawing.series_style import (
-    EXECUTION_WORDS,
-    NEUTRAL,
-    Handle,
-    Look,
-)
+from scalebench.figures.drawing.series_style import Look
 from scalebench.formatting import metric_word
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import SIMULATED
@@ -106,19 +102,23 @@ def _name_below(panel: Panel, execution: str, at: float, points: float) -> None:
     )
 
 
-def executions_of_bars(table: pd.DataFrame) -> list[tuple[Handle, str]]:
+def executions_of_bars(table: pd.DataFrame) -> list[tuple[series_style.Handle, str]]:
     """Return legend entries for the executions in `table`, filled as their bars are."""
-    entries: list[tuple[Handle, str]] = []
+    entries: list[tuple[series_style.Handle, str]] = []
     for execution in [
-        name for name in EXECUTION_WORDS if name in set(table["execution"])
+        name for name in series_style.EXECUTION_WORDS if name in set(table["execution"])
     ]:
-        face = tint(NEUTRAL) if execution in SIMULATED else NEUTRAL
+        face = (
+            tint(series_style.NEUTRAL)
+            if execution in SIMULATED
+            else series_style.NEUTRAL
+        )
         sample = Patch(
             facecolor=face,
-            edgecolor=NEUTRAL,
+            edgecolor=series_style.NEUTRAL,
             linestyle="--" if execution == "modelled" else "-",
         )
-        entries.append((sample, EXECUTION_WORDS[execution]))
+        entries.append((sample, series_style.EXECUTION_WORDS[execution]))
     return entries
 
 
@@ -170,7 +170,7 @@ def legend_of_unreached(panels: Sequence[Panel], epochs: int) -> list[Entry]:
             Line2D(
                 [],
                 [],
-                color=NEUTRAL,
+                color=series_style.NEUTRAL,
                 marker=marker,
                 linestyle="",
                 markerfacecolor="white",

@@ -27,15 +27,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 
 from scalebench.analysis.intervals import METRIC_RANGE
-from scalebench.figures.drawing.series_style import (
-    EXECUTION_WORDS,
-    Look,
-    cross,
-    plus,
-    wide_interval,
-    width,
-    wrapped,
-)
+from scalebench.figures.drawing import series_style
+from scalebench.figures.drawing.series_style import Look, width
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
 from scalebench.study.spec import SIMULATED
@@ -148,14 +141,16 @@ class Panel:
     def fit_title(self, points: float) -> bool:
         """Wrap the title to lines of at most `points`; return True if that changes it."""
         before = self.ax.get_title(loc="left")
-        lines = wrapped(self._title, points, rcParams["axes.titlesize"])
+        lines = series_style.wrapped(self._title, points, rcParams["axes.titlesize"])
         self.ax.set_title(lines, linespacing=1.05)
         return lines != before
 
     def fit_label(self, points: float) -> bool:
         """Wrap the label of the y axis to lines of at most `points`; return True if that changes it."""
         before = self.ax.get_ylabel()
-        lines = wrapped(before.replace("\n", " "), points, rcParams["axes.labelsize"])
+        lines = series_style.wrapped(
+            before.replace("\n", " "), points, rcParams["axes.labelsize"]
+        )
         self.ax.yaxis.label.set(text=lines, linespacing=1.05)
         return lines != before
 
@@ -200,7 +195,7 @@ class Panel:
                 self._upright_bars(at[shown], y[shown], bounds[shown], look.color)
             drawn = self._line(at, y, look, str(execution), connect=curve.connect)
             self.series.add(str(name))
-            self.explained.add(EXECUTION_WORDS.get(str(execution), ""))
+            self.explained.add(series_style.EXECUTION_WORDS.get(str(execution), ""))
             for mark, places in marked.items():
                 flags = group[mark].fillna(False).to_numpy(dtype=bool)
                 hit = np.flatnonzero(flags)[shown]
@@ -231,7 +226,13 @@ class Panel:
         self.intervals(bars, [color] * len(bars), list(zip(x, y, strict=True)))
 
     def _line(
-        self, x: Values, y: Values, look: Look, execution: str, *, connect: bool
+        self,
+        x: Values,
+        y: Values,
+        look: Look,
+        execution: str,
+        *,
+        connect: bool,
     ) -> list[Line2D]:
         """Draw points with their markers, and connect them; native ones lie over the others."""
         style = look.line(execution) | ({} if connect else {"linestyle": ""})
@@ -323,7 +324,7 @@ class Panel:
             one for one in self._bars if one not in fitting
         ]:
             self.marks_wide = True
-            mark = wide_interval(color, upright=start[0] == end[0])
+            mark = series_style.wide_interval(color, upright=start[0] == end[0])
             self.ax.plot([x], [y], zorder=2, scalex=False, scaley=False, **mark)
         self._bars = []
         for line in self._lines:
@@ -381,7 +382,7 @@ class Panel:
         """
         ends = {True: 0.0, False: 0.0}
         edge = 0.7 * rcParams["lines.linewidth"]
-        self.explained.add(EXECUTION_WORDS[str(key["execution"])])
+        self.explained.add(series_style.EXECUTION_WORDS[str(key["execution"])])
         for segment in segments:
             shown = segment.value if segment.measured else math.nan
             self._rows.append(
@@ -537,7 +538,10 @@ class Panel:
         self._tables.append(table)
 
 
-MARKS = {"oversubscribed": cross, "disturbed": plus}  # over points
+MARKS = {
+    "oversubscribed": series_style.cross,
+    "disturbed": series_style.plus,
+}  # over points
 
 # Further columns of the CSV beside a figure, for quoting medians.
 _BESIDE = {
