@@ -50,13 +50,7 @@ class Tuning(Figure):
         look = series_style.looks(series_style.name_series(results.completed)["series"])
         canvas.names = series_style.short_names(look)
         by_time = tuning_trials.metric_of(results) == "time_to_target"
-        metric = metric_word(str(results.trials["metric_name"].dropna().iloc[0]))
-        target = results.trials["target_metric"].dropna()
-        name = (
-            f"time to {metric} {target.iloc[0]:g} (s)"
-            if by_time
-            else f"validation {metric}"
-        )
+        name = _chosen_by(results.trials, by_time=by_time)
         wanted = canvas.wanted(_PANELS)
         counts = (
             sorted(int(count) for count in course["workers"].unique())
@@ -95,6 +89,15 @@ class Tuning(Figure):
             "Trials are virtual runs with one seed; the runs of the study have others.",
             "Points at one number of trials are set apart sideways to be seen.",
         )
+
+
+def _chosen_by(trials: pd.DataFrame, *, by_time: bool) -> str:
+    """Return the quantity by which trials were chosen: `time to accuracy 0.9 (s)`, `validation accuracy`."""
+    metric = metric_word(str(trials["metric_name"].dropna().iloc[0]))
+    if not by_time:
+        return f"validation {metric}"
+    target = trials["target_metric"].dropna()
+    return f"time to {metric} {target.iloc[0]:g} (s)"
 
 
 def _draw_courses(

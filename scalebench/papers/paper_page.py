@@ -150,8 +150,12 @@ def write_page(
     for name, plan in read_plans(paper.folder / paper_folder.PLANS).items():
         found = _plan(plan, folder / f"plan-{slug(name)}.svg")
         lines += [f"## Plan: {name}", "", *found, ""]
-    # Markdown stays beside the page, for those who read in a terminal.
-    text = "\n".join(lines).rstrip() + "\n"
+    page = _write(folder, title, "\n".join(lines).rstrip() + "\n")
+    return Page(page, verdict)
+
+
+def _write(folder: Path, title: str, text: str) -> Path:
+    """Write a text in Markdown as it is, for readers in a terminal, and as a page; return the page."""
     with open_own(folder / "index.md", "w") as file:
         file.write(text)
     page = folder / "index.html"
@@ -159,7 +163,7 @@ def write_page(
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     with open_own(page, "w") as file:
         file.write(_HTML.format(title=escape(title), body=body))
-    return Page(page, verdict)
+    return page
 
 
 def _published_and_ours(

@@ -175,6 +175,36 @@ class Collectives:
         if event.kind == Kind.MERGE and self.shape[1] == len(groups.partition.labels):
             self._merge(rendezvous)
             return slice(None)
+        latest, ends, cost = self._ends(rendezvous, ready)
+        if len(ready) == 1:
+            rendezvous.latest, rendezvous.ends, rendezvous.costs = (
+                each.repeat(self.shape[1], axis=1) for each in (latest, ends, cost)
+            )
+            return slice(None) if event.blocking else None
+        if rendezvous.ends is rendezvous.arrivals:
+            rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty(
+                (3, *self.shape)
+            )
+        # Only what has settled now: others of the same number are still awaited.
+        here = ready[groups.labels]
+        for kept, found in (
+            (rendezvous.latest, latest),
+            (rendezvous.ends, ends),
+            (rendezvous.costs, cost),
+        ):
+            kept[:, here] = found[:, groups.labels[here]]
+        waiting = ready & event.blocking
+        for label, other in rendezvous.others.items():
+            waiting[label] = ready[label] and other.blocking
+        if waiting.all():
+            return slice(None)
+        return np.flatnonzero(waiting[groups.labels]) if waiting.any() else None
+
+    def _ends(
+        self, rendezvous: Rendezvous, ready: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the latest arrival, end and cost of each group, (M, groups); they hold for those that are `ready`."""
+        groups, event = rendezvous.groups, rendezvous.event
         # One group of all, the usual case: a maximum without sorting by group.
         if len(ready) == 1:
             latest = rendezvous.arrivals.max(axis=1, keepdims=True)
@@ -201,29 +231,7 @@ class Collectives:
                 seconds = self._cost(each, members)[:, None]
                 cost[:, own] = seconds
                 ends[:, own] = latest[:, own] + seconds
-        if len(ready) == 1:
-            rendezvous.latest, rendezvous.ends, rendezvous.costs = (
-                each.repeat(self.shape[1], axis=1) for each in (latest, ends, cost)
-            )
-            return slice(None) if event.blocking else None
-        if rendezvous.ends is rendezvous.arrivals:
-            rendezvous.latest, rendezvous.ends, rendezvous.costs = np.empty(
-                (3, *self.shape)
-            )
-        # Only what has settled now: others of the same number are still awaited.
-        here = ready[groups.labels]
-        for kept, found in (
-            (rendezvous.latest, latest),
-            (rendezvous.ends, ends),
-            (rendezvous.costs, cost),
-        ):
-            kept[:, here] = found[:, groups.labels[here]]
-        waiting = ready & event.blocking
-        for label, other in rendezvous.others.items():
-            waiting[label] = ready[label] and other.blocking
-        if waiting.all():
-            return slice(None)
-        return np.flatnonzero(waiting[groups.labels]) if waiting.any() else None
+        return latest, ends, cost
 
     def ends_together(
         self, steps: Sequence[Step], taken: Floats, latest: Floats, seconds: Floats

@@ -368,29 +368,7 @@ class Predictor:
         # one.
         key = (str(component), workers, excerpt, batch)
         if key not in self._programs:
-            per_node = self.platform.cluster.node.workers_per_node
-            asked = {"batch_per_worker": None, "batch_global": self.workload.batch}
-            if not self.workload.in_all:
-                asked = {
-                    "batch_per_worker": self.workload.batch if cut else 1,
-                    "batch_global": None,
-                }
-            training = self._run(component, 1, 1).model_copy(update=asked)
-            work = cut.work if cut else None
-            setting = Setting(
-                training,
-                workers,
-                min(workers, per_node),
-                steps,
-                self._shapes,
-                layer_work=work,
-            )
-            # As before a run: what no run accepts has no time.
-            strategy.check(setting)
-            if workers > 1 and not strategy.requires:
-                raise StudyError(
-                    f"strategy {component.name} at {workers} workers: it runs at one worker only"
-                )
+            self._require_valid(component, workers, steps, cut)
             run = self._run(component, workers, excerpt.epochs)
             serving = _serving(component, traits, workers)
             # One object for all recordings of this strategy: they share the groups that
@@ -417,6 +395,35 @@ class Predictor:
                 excerpt, programs, workers, serving, schedules[0]
             )
         return self._programs[key]
+
+    def _require_valid(
+        self, component: Component, workers: int, steps: int, cut: TableCut | None
+    ) -> None:
+        """Check a training as before a run: what no run accepts has no time.
+
+        Raises:
+            UsageError: the strategy does not suit the workload at this number of workers.
+        """
+        strategy = self.strategy(component)
+        asked = {"batch_per_worker": None, "batch_global": self.workload.batch}
+        if not self.workload.in_all:
+            asked = {
+                "batch_per_worker": self.workload.batch if cut else 1,
+                "batch_global": None,
+            }
+        setting = Setting(
+            self._run(component, 1, 1).model_copy(update=asked),
+            workers,
+            min(workers, self.platform.cluster.node.workers_per_node),
+            steps,
+            self._shapes,
+            layer_work=cut.work if cut else None,
+        )
+        strategy.check(setting)
+        if workers > 1 and not strategy.requires:
+            raise StudyError(
+                f"strategy {component.name} at {workers} workers: it runs at one worker only"
+            )
 
     def _schedules(
         self,

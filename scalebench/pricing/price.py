@@ -179,11 +179,7 @@ class _Walk:
         started: dict[int, Rendezvous] = {}
         for number, compute, steps, together in program.epochs:
             seconds = self.machines.seconds(compute, ranks)
-            stretches = (
-                np.add.reduceat(seconds, compute.starts, axis=0)
-                if len(compute.starts)
-                else seconds
-            )
+            stretches = _by_stretch(compute, seconds)
             varied = _steps_before(compute) if spread is not None else compute.shares
             # An epoch of collectives of all workers is one sum over arrays, without a
             # walk from event to event.
@@ -231,12 +227,16 @@ class _Walk:
                         yield "waits"
                 else:
                     self._exchange(event, at, ranks)
-            if compute.places:
-                taken = np.add.reduceat(seconds[compute.order], compute.firsts, axis=0)
-                for task, own in zip(compute.places, taken, strict=True):
-                    self.ledger.seconds[task][:, at] += own
+            self._count_tasks(compute, seconds, at)
             if number is not None:
                 self._close_epoch(number, at)
+
+    def _count_tasks(self, compute: Compute, seconds: Floats, at: Ints | slice) -> None:
+        """Add the compute of an epoch to the seconds of each task."""
+        if compute.places:
+            taken = np.add.reduceat(seconds[compute.order], compute.firsts, axis=0)
+            for task, own in zip(compute.places, taken, strict=True):
+                self.ledger.seconds[task][:, at] += own
 
     def _exchange(self, event: Event, at: Ints | slice, ranks: Ints) -> None:
         """Hand a request to the server and wait for its answer."""
@@ -398,6 +398,14 @@ class _Messages(NamedTuple):
     source: int
     to: int
     seconds: Floats
+
+
+def _by_stretch(compute: Compute, seconds: Floats) -> Floats:
+    """Return the seconds of each uninterrupted stretch of compute, (stretches, M, workers)."""
+    if not len(compute.starts):
+        return seconds
+    sums: Floats = np.add.reduceat(seconds, compute.starts, axis=0)
+    return sums
 
 
 def _steps_before(compute: Compute) -> Floats:
