@@ -5,8 +5,7 @@ from scalebench.analysis.grouping import cells
 from scalebench.analysis.intervals import bootstrap_cells, bootstrap_interval
 from scalebench.analysis.laws import scaling_laws
 from scalebench.analysis.loading import Results, load
-from scalebench.analysis.methodology import Finding, check
-from scalebench.analysis.methodology.times import findings
+from scalebench.analysis.methodology import Finding, check, findings
 from scalebench.analysis.native_check import agreement, virtual_error
 from scalebench.analysis.summary import summary, summary_notes, summary_table
 from scalebench.analysis.target import target_ratios, times_to_target

@@ -26,8 +26,7 @@ from scalebench.analysis.grouping import (
 )
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
-from scalebench.analysis.methodology import Evidence, check
-from scalebench.analysis.methodology.times import findings
+from scalebench.analysis.methodology import Evidence, check, findings
 from scalebench.analysis.native_check import (
     PREFERRED_ENGINES,
     agreement,

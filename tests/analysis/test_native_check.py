@@ -18,7 +18,7 @@ from scalebench.analysis import (
     virtual_error,
 )
 from scalebench.analysis.intervals import variance_between
-from scalebench.analysis.methodology.times import findings
+from scalebench.analysis.methodology import findings
 from scalebench.analysis.native_check import (
     _steady,
     checked,

@@ -15,7 +15,7 @@ from scipy import stats
 
 from scalebench.analysis import Results, differences, ratios
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, unpaired_ratio
-from scalebench.analysis.methodology.times import findings
+from scalebench.analysis.methodology import findings
 from scalebench.analysis.rounds import paired_rounds, paired_times, runs_by_cell
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.comm import engines

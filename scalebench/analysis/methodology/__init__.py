@@ -2,7 +2,7 @@
 
 Each rule is one function, found by its name. A new rule is one new function in this
 package, or in another package through the entry point group `scalebench.rules`. `check`
-applies all of them to a study's folder; `times.findings` applies those that need the
+applies all of them to a study's folder; `findings` applies those that need the
 statistics only, for the summary of a study and for figures.
 
 The twelve rules are those of T. Hoefler, R. Belli: Scientific Benchmarking of Parallel
@@ -119,6 +119,19 @@ RULES: Registry[Rule] = Registry(
 )
 
 
+# They need the statistics only, in the order in which equally grave findings stand.
+OF_REPETITIONS = (
+    "few-runs",
+    "spread",
+    "odd-runs",
+    "two-groups",
+    "drift",
+    "runs-apart",
+    "virtual-error",
+    "unsettled",
+)
+
+
 def rule(summary: str) -> Callable[[Callable[..., Iterator[Finding]]], Find]:
     """Register a function as a rule, `dirty_commit` as `dirty-commit`; thresholds are parameters with defaults."""
 
@@ -177,6 +190,16 @@ def check(study: Evidence | Path | str, ignore: Collection[str] = ()) -> Report:
         by_severity(finding for own in found.values() for finding in own),
         passed,
         ignored,
+    )
+
+
+def findings(results: Results) -> list[Finding]:
+    """Findings about the repetitions of completed runs, the gravest first."""
+    evidence = Evidence(results)
+    return by_severity(
+        finding
+        for name in OF_REPETITIONS
+        for finding in RULES.find(name).find(evidence)
     )
 
 

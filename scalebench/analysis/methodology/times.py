@@ -17,15 +17,13 @@ from scalebench.analysis import pairing
 from scalebench.analysis.environment import states_steps, supposed
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.loading import Results, cells_in
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.methodology import (
     Evidence,
     Finding,
-    by_severity,
     finding,
     rule,
 )
-from scalebench.analysis.methodology.claims import unsettled
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
@@ -36,22 +34,6 @@ from scalebench.study.spec import SIMULATED
 
 _DECIMALS = range(6)  # of coarse clocks and rounded times
 _FEWEST = 4  # different times needed to detect a tick
-
-
-def findings(results: Results) -> list[Finding]:
-    """Findings about the repetitions of completed runs, the gravest first."""
-    evidence = Evidence(results)
-    rules = (
-        few_runs,
-        spread,
-        odd_runs,
-        two_groups,
-        drift,
-        runs_apart,
-        virtual_error,
-        unsettled,
-    )
-    return by_severity(finding for find in rules for finding in find(evidence))
 
 
 @rule("every cell was repeated often enough for an interval")

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from scalebench.analysis.methodology.times import findings
+from scalebench.analysis.methodology import findings
 from tests.analysis.test_comparing import run
 
 
