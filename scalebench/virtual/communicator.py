@@ -66,6 +66,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         rendezvous = self._meet(what, payload, effect)
         if rendezvous.end is not None and self.clock.running and self.size > 1:
             if operation.kind == Kind.ALLTOALL:
+                # Each member knows its own row only; the busiest one sets the time.
                 sizes = [
                     [tensor.nbytes for tensor in row] for row in rendezvous.payloads
                 ]
@@ -81,11 +82,13 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         if rendezvous is None:
             rendezvous = self._group.pending[call] = Rendezvous(what, self.size)
         if rendezvous.what != what:
+            # Real ranks would hang here, or exchange what does not belong together.
             raise RunError(
                 f"worker {self.rank} calls {what} while others call {rendezvous.what}"
             )
         rendezvous.join(self.rank, self.clock.now, payload)
         if not rendezvous.missing:
+            # Members that have not ended it hold it themselves.
             del self._group.pending[call]
             if self._arithmetic:
                 rendezvous.result = effect(rendezvous.payloads)
@@ -101,6 +104,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             self.clock.communicated(max(now, begun.end), waited, begun.cost)
 
     def has_ended(self, begun: Rendezvous) -> bool:
+        # Members that are behind in virtual time may still come before this moment.
         self.scheduler.turn(self.world_rank, self.clock.now)
         return begun.end is not None and begun.end <= self.clock.now
 
@@ -125,6 +129,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         result = self._group.results[call]
         result[1] -= 1
         if result[1] == 0:
+            # The last member has it: a run makes as many as it takes steps.
             del self._group.results[call]
         made: _T = result[0]
         self.clock.charge(make)
@@ -232,6 +237,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
 
     def post(self, message: Operation, tensor: Tensor, to: int, tag: int) -> None:
         key = (self.rank, to, tag)
+        # The message occupies no time of the sender, who goes on at once.
         sent = self.clock.now
         arrival = sent + self.costs.time(message)
         self._group.mail.setdefault(key, []).append((sent, arrival, tensor.clone()))
@@ -259,6 +265,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         sent, arrival, message = self._group.mail[key].pop(0)
         if self.clock.running:
             now = self.clock.now
+            # Until it is sent the receiver waits; from then on the message travels.
             received, waited = max(now, arrival), max(0.0, sent - now)
             until = received + (self.costs.adding(message.nbytes) if add else 0.0)
             self.clock.communicated(until, waited, received - now - waited)

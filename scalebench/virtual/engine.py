@@ -212,6 +212,7 @@ class Simulation(Prepared):
         reports = self.scheduler.run(
             {rank: self._training(replica) for rank, replica in enumerate(replicas)}
         )
+        # After training, as an evaluation is no part of the time of any worker.
         began = perf_counter()
         verdicts = self.scheduler.run(
             {rank: self._evaluation(replica) for rank, replica in enumerate(replicas)}

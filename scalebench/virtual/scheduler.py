@@ -62,6 +62,7 @@ class Scheduler:
             )
             self.wake(rank, 0.0)
         try:
+            # The earliest first: no worker can still do anything before that moment.
             while self._heap or self.awaited():
                 rank = heapq.heappop(self._heap)[3]
                 self._resume(rank)
@@ -72,6 +73,7 @@ class Scheduler:
                 )
                 raise RunError(f"the workers wait for one another for ever: {waiting}")
         finally:
+            # A greenlet that is left suspended keeps its frames, and so its replica.
             for fiber in self._greenlets.values():
                 if not fiber.dead:
                     fiber.throw(GreenletExit)
@@ -106,6 +108,7 @@ class Scheduler:
     def wake_untied(self, rank: int, time: float) -> None:
         """Resume `rank`, whose order among others does not matter, at `time`; no tie is drawn."""
         self._events += 1
+        # A draw would change those of all later ties, and so which worker comes first.
         heapq.heappush(self._heap, (time, -1.0, self._events, rank))
 
     def _resume(self, rank: int) -> None:

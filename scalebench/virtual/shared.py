@@ -43,11 +43,13 @@ class VirtualShared:
     @contextmanager
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         store, comm, clock = self._store, self._comm, self._comm.clock
+        # All that happens earlier in virtual time has its effect on the model first.
         comm.scheduler.turn(comm.world_rank, clock.now)
         if store.held:
             store.queue.append(comm.world_rank)
             comm.scheduler.block(comm.world_rank, "a shared model")
         store.held = True
+        # Its last user has left it in the order of events, maybe later in virtual time.
         begin = max(clock.now, store.free_at)
         seconds = comm.costs.time(
             Operation(Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host))
@@ -81,9 +83,11 @@ class VirtualServer:
             return state.answer_now(comm, payload)
         asked = clock.now
         comm.count(nbytes)
+        # Requests are served in the order in which they arrive, not in that of asking.
         arrival = asked + state.seconds(Kind.TRAVEL, nbytes, comm)
         comm.scheduler.turn(comm.world_rank, arrival)
         state.handle(comm, payload, arrival)
+        # The rule may keep the reply until others have asked.
         if comm.world_rank not in state.replies:
             comm.scheduler.block(comm.world_rank, "the server's reply")
         until, tensor = state.replies.pop(comm.world_rank)
@@ -145,6 +149,7 @@ class ServerState:
         replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)
         steps = getattr(self.rule, "updates", 0) - updates
         self.free_at = begin + self.seconds(Kind.SERVE, nbytes, comm)
+        # A measured rule includes its steps; a stated machine knows those alone.
         taken = max(
             steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule)
         )

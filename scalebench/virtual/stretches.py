@@ -60,6 +60,7 @@ class Epoch:
         begin, end = self._step, len(self._cut.sizes)
         if steps is not None:
             end = min(begin + steps, end)
+        # The optimizer is reset where a block begins, so that no stretch crosses it.
         firsts = sorted(self._cut.firsts) if by_block else []
         inside = [first for first in firsts if begin < first < end]
         return [after - before for before, after in pairwise([begin, *inside, end])]
@@ -113,6 +114,7 @@ class StretchingReplica(Replica):
             if reset_per_block and batches.begins_block:
                 self.reset_optimizer()
             x, y, moments = batches.take(count)
+            # Charged first: steps that are computed with those of others end a sleep.
             if x:
                 self.clock.took_steps([each.shape[0] for each in x])
                 self.take_steps(x, y, [self._rate_at(moment) for moment in moments])

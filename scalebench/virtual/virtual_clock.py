@@ -76,8 +76,10 @@ class VirtualClock:
         if not self.running:
             return
         if self._slowness is not None:
+            # The factor of each task depends on the moment at which it begins.
             self._took_one_by_one(sizes)
             return
+        # Added in the order of `did`, as sums of floating-point numbers depend on it.
         seconds, now = self.ledger.seconds, self.now
         data, forward, backward, update = (seconds[task] for task in STEP_TASKS)
         for samples in sizes:
