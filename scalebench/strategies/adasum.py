@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +11,7 @@ from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -49,9 +51,8 @@ class Adasum(Strategy):
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
-        worker.state.adasum_ = Merging(
-            [p.numel() for p in worker.model.parameters()], worker.parameters
-        )
+        sizes = [math.prod(shape) for shape in parameter_shapes(worker)]
+        worker.state.adasum_ = Merging(sizes, worker.parameters)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):

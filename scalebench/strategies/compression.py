@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.errors import ModelError
 from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.traits import Stretch, Traits
 
 if TYPE_CHECKING:
@@ -140,13 +141,11 @@ class PowerSgd(Reducer):
         # where each matrix lies, its n, m and r
         self._pieces: list[tuple[slice, int, int, int]] = []
         self._rest: list[slice] = []
-        at = 0
-        require_matrices(
-            [tuple(parameter.shape) for parameter in worker.model.parameters()], rank
-        )
-        for parameter in worker.model.parameters():
-            n, m = rows_and_columns(tuple(parameter.shape))
-            place, at = slice(at, at + parameter.numel()), at + parameter.numel()
+        shapes, at = parameter_shapes(worker), 0
+        require_matrices(shapes, rank)
+        for shape in shapes:
+            n, m = rows_and_columns(shape)
+            place, at = slice(at, at + n * m), at + n * m
             if shrinks(n, m, rank):
                 self._pieces.append((place, n, m, min(n, m, rank)))
             else:

@@ -28,7 +28,7 @@ from scalebench.strategies.compression import (
     require_matrices,
 )
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import broadcast_bytes_
+from scalebench.strategies.replica_state import broadcast_bytes_, model_buffers
 from scalebench.strategies.traits import Traits
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class VirtualDdp(GradientAveraging):
     _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
-        worker.state.buffers = list(worker.model.buffers()) if worker.size > 1 else []
+        worker.state.buffers = model_buffers(worker) if worker.size > 1 else []
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors = PowerSgd(worker, self.rank, self.start)
         if self.find_unused_parameters:

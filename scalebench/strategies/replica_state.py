@@ -146,8 +146,22 @@ def average_at_master_(
     unpack_(vector, tensors)
 
 
-def floating_buffers(worker: Worker) -> list[Tensor]:
-    """BatchNorm's running statistics and the like; counters are no statistics.
+def parameter_shapes(worker: Worker) -> list[tuple[int, ...]]:
+    """Return the shapes of the model's parameters, in their order.
+
+    A virtual worker whose gradients another model computes builds its own when it is
+    asked for, which takes longer than all else of a set-up: it knows the shapes.
+    """
+    known: list[tuple[int, ...]] | None = getattr(
+        worker.state, "parameter_shapes", None
+    )
+    if known is not None:
+        return known
+    return [tuple(parameter.shape) for parameter in worker.model.parameters()]
+
+
+def model_buffers(worker: Worker) -> list[Tensor]:
+    """Return the buffers of the model.
 
     Asked for at every step: the modules, which stay, are listed once; a forward pass
     may replace their buffers.
@@ -161,11 +175,14 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
         for buffers in worker.state.buffers_of_modules
         if buffers
         for buffer in buffers.values()
+        if buffer is not None
     ]
-    floating = [
-        buffer for buffer in held if buffer is not None and buffer.is_floating_point()
-    ]
-    return list(dict.fromkeys(floating))  # two modules may share a buffer
+    return list(dict.fromkeys(held))  # two modules may share a buffer
+
+
+def floating_buffers(worker: Worker) -> list[Tensor]:
+    """BatchNorm's running statistics and the like; counters are no statistics."""
+    return [buffer for buffer in model_buffers(worker) if buffer.is_floating_point()]
 
 
 def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:

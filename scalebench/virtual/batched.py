@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from scalebench.models.flat import Memory, lie_in
 from scalebench.strategies.base import Batch
+from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.system.clock import Task
 from scalebench.training.replica import Replica
 from scalebench.training.torch_optimizers import FlatSgd
@@ -113,6 +114,7 @@ class Batched:
         self.initial = first.parameters.clone()
         self.fills = fills
         self._model = copy.deepcopy(first.model)
+        self.shapes = parameter_shapes(first)
         self._task = first.task
         self._trained = [
             parameter

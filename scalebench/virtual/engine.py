@@ -377,6 +377,7 @@ class Simulation(Prepared):
         if isinstance(replica, BatchedReplica):
             assert self._pool is not None
             replica.pool, replica.scheduler = self._pool, self.scheduler
+            replica.state.parameter_shapes = self._pool.shapes
             replica.initial = self._pool.initial  # equal ones, kept once
         return replica
 

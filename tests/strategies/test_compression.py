@@ -54,7 +54,11 @@ def lone_worker(model=None, n=None):
     parameters = sum(p.numel() for p in model.parameters()) if model is not None else n
     gradients = torch.zeros(parameters, dtype=torch.float64)
     return SimpleNamespace(
-        comm=Recording(), clock=WallClock(), gradients=gradients, model=model
+        comm=Recording(),
+        clock=WallClock(),
+        gradients=gradients,
+        model=model,
+        state=SimpleNamespace(),
     )
 
 

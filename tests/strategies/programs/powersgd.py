@@ -86,7 +86,11 @@ def work(rank, store, results):
     wrapped.register_comm_hook(state, powerSGD_hook)
     comm = Gloo()
     worker = SimpleNamespace(
-        comm=comm, clock=WallClock(), model=ours, gradients=torch.zeros_like(start)
+        state=SimpleNamespace(),
+        comm=comm,
+        clock=WallClock(),
+        model=ours,
+        gradients=torch.zeros_like(start),
     )
     rule = PowerSgd(worker, RANK, START)
     for step in range(STEPS):
