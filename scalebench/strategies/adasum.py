@@ -60,6 +60,7 @@ class Adasum(Strategy):
 
     def step(self, worker: Worker, batch: Batch) -> None:
         before, clock = worker.state.before, worker.clock
+        # The optimizer steps in place: its step is the change of the weights.
         before.copy_(worker.parameters)
         worker.local_step(batch)
         if worker.size > 1:

@@ -40,6 +40,8 @@ class GradientAveraging(Strategy):
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         last, first, total = worker.steps_in(epoch) - 1, 0.0, 0.0
         for batch in worker.batches(epoch):
+            # The samples of a step are known behind its last batch only: until then weights
+            # are relative to those of the first.
             samples, place = (
                 len(batch.x) * worker.size / batch.weight,
                 batch.step % self.accumulate,

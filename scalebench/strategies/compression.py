@@ -113,6 +113,8 @@ class TopK(Reducer):
     def _mean(self, messages: list[Tensor]) -> Tensor:
         import torch
 
+        # Entries that several workers sent are added in the order of their ranks, so that
+        # all have the same bits.
         every, split = torch.stack(messages), self._k * self.residual.element_size()
         values = every[:, :split].reshape(-1).clone().view(self.residual.dtype)
         places = every[:, split:].reshape(-1).clone().view(torch.int32)
@@ -182,6 +184,7 @@ class PowerSgd(Reducer):
                 [vector[place] for place in self._rest],
             )
         matrices, rest = self._views
+        # Q is equal on all workers: one of several virtual ones orthonormalises it.
         bases = self._comm.cached(self._bases)
         first = self._clock.work(self._write_first, matrices, rest, bases)
         self._comm.allreduce_(first, "mean")

@@ -46,6 +46,7 @@ class Sparta(Averaging):
     def setup(self, worker: Worker) -> None:
         import torch
 
+        # Of its own, as models draw from torch's as often as their batches ask for.
         worker.state.generator = torch.Generator().manual_seed(worker.seed)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
