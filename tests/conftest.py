@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -125,6 +126,13 @@ def pytest_collection_modifyitems(
     if hasattr(config, "workerinput"):
         first = {"ranks": 0, "hosts": 1}
         items.sort(key=lambda item: first.get(_chain(item.nodeid), len(first)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave imported modules and collected tests out of garbage collections: they stay, and each one walks them all."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
