@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from docs._generate import architectures as published
+from docs._generate.amoebanet import amoebanet_d
 from scalebench.models.layer_counting import count_layers
 from scalebench.models.layers import LayerTable
 from scalebench.models.zoo.layers import write_layers
@@ -57,6 +58,11 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] =
         published.Gpt2,
         (1024,),
         "Radford et al., 2019, 12 layers of width 768; 1024 tokens, scores of attention in memory",
+    ),
+    "amoebanet_d": (
+        partial(amoebanet_d, 18, 256),
+        _IMAGE,
+        "Real et al., AAAI 2019 (arXiv 1802.01548), AmoebaNet-D (18, 256) as measured by torchgpipe",
     ),
 }
 

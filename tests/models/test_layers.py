@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from docs._generate.amoebanet import amoebanet_d
 from docs._generate.layer_tables import ARCHITECTURES, counted
 from scalebench.errors import ModelError
 from scalebench.models.zoo.layers import (
@@ -15,9 +16,11 @@ from scalebench.models.zoo.layers import (
     read_layers,
     write_layers,
 )
+from scalebench.pricing.table_cut import TableCut
 
 # Parameters: torchvision's and transformers' model pages. Multiplications and additions
-# (GFLOPS there): torchvision's.
+# (GFLOPS there): torchvision's. Of AmoebaNet-D (18, 256) nothing is published: it is as
+# counted, and held by published parameters of other sizes below.
 PUBLISHED = {
     "resnet50": (25_557_032, 4.09),
     "resnet101": (44_549_160, 7.80),
@@ -30,6 +33,7 @@ PUBLISHED = {
     "bert_large": (335_141_888, None),
     "vit_b16": (86_567_656, 17.56),
     "gpt2": (124_439_808, None),
+    "amoebanet_d": (122_470_120, None),
 }
 
 
@@ -112,6 +116,41 @@ def test_tables_are_generated(name):
     assert write_layers(counted(name)) == write_layers(load_layers(name)), (
         "run: python docs/_generate/layer_tables.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("depth", "filters", "millions"),
+    [(18, 208, 81.5), (18, 416, 319.0), (18, 544, 542.7), (36, 544, 1060)],
+)
+def test_amoebanets_parameters_are_those_of_torchgpipe(depth, filters, millions):
+    """As many digits as its docs/benchmarks.rst has; in millions, as GPipe's paper has them, 82, 318, 542 and 1,050."""
+    with torch.device("meta"):
+        model = amoebanet_d(depth, filters)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    digit = 0.05 if millions < 1000 else 5
+    assert parameters / 1e6 == pytest.approx(millions, abs=digit)
+
+
+def test_amoebanet_is_cut_between_its_cells():
+    """The published balances are of 24 layers; what crosses a cut in the table is the output of the cell before it."""
+    with torch.device("meta"):
+        model = amoebanet_d(18, 256)
+    states = torch.empty(2, 3, 224, 224, device="meta")
+    outputs = []
+    for layer in model:
+        states = layer(states)
+        outputs.append(states[0] if isinstance(states, tuple) else states)
+    assert outputs[0].shape == (2, 64, 112, 112)
+    assert outputs[8].shape == (2, 1024, 28, 28)
+    assert outputs[15].shape == (2, 2048, 14, 14)
+    assert outputs[22].shape == (2, 4096, 7, 7)
+    assert outputs[23].shape == (2, 1000)
+    table = load_layers("amoebanet_d")
+    cut = TableCut(table, *[np.ones(len(table.layers))] * 2)
+    assert [layer.name for layer in cut.layers] == list(dict(model.named_children()))
+    assert [layer.shape for layer in cut.facts] == [
+        (output[0].numel(),) for output in outputs
+    ]
 
 
 def test_products_have_shapes():
