@@ -32,11 +32,15 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     table = evidence.ratios
     against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
     missing = against[against["note"] != ""]
-    severity: Severity = (
-        "warning" if "serial" in chosen_strategies(evidence.results) else "note"
+    chosen = "serial" in chosen_strategies(evidence.results)
+    severity: Severity = "warning" if chosen else "note"
+    undisturbed = "without oversubscription or other programs in each repetition"
+    fix = (
+        f"let serial complete {undisturbed}"
+        if chosen
+        else f"add serial to the study's strategies, and let it complete {undisturbed}"
     )
     for note, own in missing.groupby("note", sort=False):
-        fix = "add serial to the study's strategies, and let it complete without oversubscription in each repetition"
         yield finding(severity, f"no speedup can be given: {note}", own, fix)
     known = evidence.cells
     fair = (known["strategy"] == "serial") & is_representative(known)

@@ -870,6 +870,26 @@ def fix_of(folder, rule):
     return found.fix
 
 
+@pytest.mark.parametrize(
+    ("strategies", "advice"),
+    [
+        (["serial", "allreduce", "epoch_average"], "let serial complete"),
+        (["allreduce", "epoch_average"], "add serial to the study's strategies"),
+    ],
+)
+def test_only_a_base_that_the_study_lacks_is_to_be_added(
+    sound, tmp_path, strategies, advice
+):
+    serial_is_missing(sound)
+    sound.study["strategies"] = strategies
+    (fix,) = [
+        one.fix
+        for one in check(sound.write(tmp_path)).findings
+        if one.rule == "speedup-base" and one.what.startswith("no speedup")
+    ]
+    assert fix.startswith(advice)
+
+
 def test_base_that_missed_its_pace_is_not_used(sound, tmp_path):
     of_a_missed_pace(sound)
     said = [
