@@ -176,16 +176,21 @@ def test_interrupted_run_is_an_interrupted_cell(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     signals = iter([signal.SIGINT])  # a third Ctrl-C would end this process at once
+    # Ignored in what a shell has started in the background, and then left so by a run.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def stop(*_: object) -> None:
         for signum in signals:
             signal.raise_signal(signum)
 
     monkeypatch.setattr("scalebench.cli.live_progress.Watcher.ended", stop)
-    with pytest.raises(KeyboardInterrupt):
-        scalebench.run(
-            SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON
-        )
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            scalebench.run(
+                SMALL, workers="1..4", strategies=["allreduce"], repetitions=8, **ON
+            )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert 0 < len(scalebench.load("results/small").runs) < 24
 
 
