@@ -235,7 +235,9 @@ def test_dry_run_notes_local_batchnorm_statistics(scalebench):
     assert done.returncode == 0, done.stderr
     assert ", 1 epoch, " in done.stdout
     assert re.search(
-        r"^note: allreduce: .*BatchNorm.* resnet .*local", done.stdout, re.MULTILINE
+        r"^note: .*BatchNorm.* resnet .*local under allreduce ",
+        done.stdout,
+        re.MULTILINE,
     )
     assert "BatchNorm" not in scalebench(*small, "--model", "mlp").stdout
 
