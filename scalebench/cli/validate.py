@@ -57,8 +57,8 @@ def validate(
     series is calibrated on its rows of split=base, the smallest worker counts, and on
     rows without a split that have its configuration, and predicted at those of
     split=hold by the network model on the stated links. A file of pipelines (columns
-    stages, balance, micro_batches) is predicted from one device, one of GPTs (columns
-    width, heads, pipeline, tensor) from the fewest devices, one of plans (columns
+    stages, balance, micro_batches), or of GPTs (columns width, heads, pipeline,
+    tensor), is predicted from the fewest devices, one of plans (columns
     profile, stages) is planned again from profiles of layers. A file of placements
     (columns replicas, nodes, step_time_s, sync_time_s) without held rows is predicted
     at its largest node count.
@@ -158,7 +158,7 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         note = f"Calibrated on placements on up to {most[False]} nodes; predicted are those on up to {most[True]}."
         return placements.predict_placements(rows), [note]
     if pipelines.is_pipelines(file):
-        note = "Calibrated on one device; linear scaling is that of the bubble, m u / (u + m - 1)."
+        note = "Calibrated on the fewest devices; linear scaling is that of the bubble, m u / (u + m - 1)."
         rows = pipelines.read_pipelines(file)
         return pipelines.predict_pipelines(rows), [note]
     if megatron.is_megatron(file):

@@ -1,10 +1,15 @@
-"""Published pipelines: throughputs predicted from a row of one device, and plans found again from profiles of layers.
+"""Published pipelines: throughputs predicted from a row of few devices, and plans found again from profiles of layers.
 
 A row of split=base without recomputation says what a step takes on one device; its
 layers share it as the device's roofline has them. Rows of split=hold are priced as
 `predict` prices a pipeline with the stated balance, micro-batches and recomputation.
 Beside them stands the textbook's bubble: the throughput of one device, with
 recomputation where a row has that, times m u / (u + m - 1).
+
+A series that nobody measured on one device has one row of split=base, a pipeline on the
+fewest devices and with the fewest micro-batches. The step of one device is then that with
+which this row, priced as the others, takes as long as was measured; and the bubble is
+that of a row over that of the base row.
 
 Plans have replicated stages. Workers divide among stages of consecutive layers; r
 workers of a stage train replicas of it. A stage with T seconds of both passes, P bytes
@@ -62,6 +67,7 @@ COLUMNS = (
     "samples_per_s",
 )
 _STEPS = 10  # of the priced training
+_ROUNDS = 20  # of the search for the step of one device
 
 PLAN_COLUMNS = ("model", "profile", "workers", "stages", "bandwidth_bytes_per_s")
 PROFILE = ("layer", "forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
@@ -80,18 +86,17 @@ def read_pipelines(path: Path) -> pd.DataFrame:
     """Read a CSV of pipelines.
 
     Raises:
-        ResultsError: unreadable, numbers that are not positive, or a series with no base row of one stage, or several.
+        ResultsError: unreadable, numbers that are not positive, or a series with no base row, or several that fit.
     """
     table = measurements.read_csv(path)
     measurements.require_positive(
         table, ("stages", "micro_batches", "batch", "samples_per_s"), path
     )
     for series, group in table.groupby("series"):
-        base = group[(group["split"] == "base") & (group["recompute"] == "none")]
-        if len(base) != 1 or base["stages"].iloc[0] != 1:
+        if len(base := _calibrating(group)) != 1:
             raise ResultsError(
-                f"{path}: series {series}: expected a row of split=base, of one stage without recomputation, got "
-                f"{len(base)}"
+                f"{path}: series {series}: expected a row of split=base, of one stage without recomputation or of "
+                f"several stages, got {len(base)}"
             )
     return table
 
@@ -100,25 +105,52 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of the held rows, by the base row of their series."""
     rows: list[dict[str, Any]] = []
     for _, group in table.groupby("series"):
-        of_one = {
+        (base,) = measurements.records(_calibrating(group))
+        alone = _step_of_one(base)
+        bases = {
             str(row.recompute): row
             for row in measurements.records(group[group["split"] == "base"])
         }
         for row in measurements.records(group[group["split"] == "hold"]):
-            # The bubble is compared at equal recomputation where that was measured on
-            # one device.
-            alike = of_one.get(str(row.recompute), of_one["none"])
-            rows.append(_prediction(of_one["none"], alike, row))
+            # The bubble is compared at equal recomputation where that was measured.
+            alike = bases.get(str(row.recompute), base)
+            rows.append(_prediction(alone, alike, row))
     return predictions_of(rows)
 
 
-def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
-    """Return the prediction of a row, in seconds of a step; `alike` is the row of one device for the bubble."""
+def _calibrating(group: pd.DataFrame) -> pd.DataFrame:
+    """Return the base rows of one device without recomputation; those of several stages if there are none."""
+    bases = group[group["split"] == "base"]
+    of_one = bases[(bases["stages"] == 1) & (bases["recompute"] == "none")]
+    return bases[bases["stages"] > 1] if of_one.empty else of_one
+
+
+def _step_of_one(base: Any) -> Stated:
+    """Return the step of one device with which `base` takes as long as was measured."""
+    measured_s = float(base.batch / base.samples_per_s)
+    alone = Stated(measured_s, int(base.batch))
+    if base.stages == 1:
+        return alone
+    # A pipeline's seconds are nearly in proportion to those of one device: each round
+    # leaves less than a tenth of the error.
+    for _ in range(_ROUNDS):
+        predicted_s, _ = _priced(alone, base)
+        alone = Stated(alone.step_s * measured_s / predicted_s, alone.batch)
+    return alone
+
+
+def _pipelined(rate: float, row: Any) -> float:
+    """Return the throughput of a pipeline without communication, m u / (u + m - 1) times the `rate` of one device."""
+    stages, pieces = int(row.stages), int(row.micro_batches)
+    return rate * stages * pieces / (pieces + stages - 1)
+
+
+def _priced(alone: Stated, row: Any) -> tuple[float, tuple[float, float]]:
+    """Return the seconds of a step of `row` and their interval, where one device takes `alone`."""
     stages = int(row.stages)
     pieces = int(row.micro_batches)
     batch = int(row.batch)
     roofline = Roofline(load_device(str(row.device)))
-    alone = Stated(float(base.batch / base.samples_per_s), int(base.batch))
     platform = Platform(
         measurements.linked(str(row.links), stages), Scaled(alone, roofline, roofline)
     )
@@ -142,9 +174,17 @@ def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
     ]
     times = predictor.times(strategy, stages, cases)
     scale = batch / (piece * pieces) / _STEPS
-    predicted = float(times.time[0]) * scale
-    low, high = interval(float(times.time[0]), seconds_at_ends(times, 1), known.margin)
-    bubble = batch / (alike.samples_per_s * stages * pieces / (pieces + stages - 1))
+    seconds = float(times.time[0])
+    low, high = interval(seconds, seconds_at_ends(times, 1), known.margin)
+    return seconds * scale, (low * scale, high * scale)
+
+
+def _prediction(alone: Stated, alike: Any, row: Any) -> dict[str, Any]:
+    """Return the prediction of a row, in seconds of a step; `alike` is the base row for the bubble."""
+    stages = int(row.stages)
+    batch = int(row.batch)
+    predicted, (low, high) = _priced(alone, row)
+    rate_of_one = float(alike.samples_per_s) / _pipelined(1.0, alike)
     return {
         "source": str(row.source),
         "series": str(row.series),
@@ -157,11 +197,11 @@ def _prediction(base: Any, alike: Any, row: Any) -> dict[str, Any]:
         "nodes": 1,
         "measured": batch / float(row.samples_per_s),
         "predicted": predicted,
-        "low": low * scale,
-        "high": high * scale,
-        "linear": bubble,
-        "doublings": math.log2(stages),
-        "configuration": f"{row.series} | {pieces} | {batch}",
+        "low": low,
+        "high": high,
+        "linear": batch / _pipelined(rate_of_one, row),
+        "doublings": math.log2(stages / int(alike.stages)),
+        "configuration": f"{row.series} | {row.micro_batches} | {batch}",
     }
 
 
