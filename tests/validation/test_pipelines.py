@@ -32,7 +32,7 @@ def errors_of(series):
     return with_errors(predict_pipelines(table[table["series"] == series]))
 
 
-def test_torchgpipe_is_predicted_better_than_by_the_bubble():
+def test_resnet_is_predicted_better_than_by_the_bubble():
     """GOAL: 12 % in the mean, and 60 % better than the formula of the bubble."""
     assert is_pipelines(PUBLISHED)
     errors = errors_of("torchgpipe ResNet-101")
@@ -41,6 +41,18 @@ def test_torchgpipe_is_predicted_better_than_by_the_bubble():
     assert errors["linear_error"].between(-0.35, -0.17).all()
     assert errors["error"].abs().mean() <= 0.12
     assert skill(errors) >= 0.6
+
+
+def test_amoebanet_is_predicted_better_than_by_the_bubble():
+    """GOAL, alone: 12 % is met, 60 % is missed by 6 points; with ResNet-101 both are met."""
+    errors = errors_of("torchgpipe AmoebaNet-D")
+    assert errors["workers"].tolist() == [2, 2, 4, 4, 4, 8, 8, 8]
+    assert errors["error"].abs().mean() <= 0.12
+    assert skill(errors) == pytest.approx(0.54, abs=0.01)
+    every = with_errors(predict_pipelines(read_pipelines(PUBLISHED)))
+    assert len(every) == 11
+    assert every["error"].abs().mean() <= 0.12
+    assert skill(every) >= 0.6
 
 
 def test_a_series_without_a_row_of_one_device_begins_with_its_pipeline_of_the_fewest():
