@@ -1,9 +1,10 @@
-"""1,024 virtual workers, 5 epochs of 65,536 synthetic samples, a model of 9,010 parameters: wall time and memory.
+"""1,024 virtual workers, 5 epochs of 65,536 synthetic samples, a model of 9,010 parameters: CPU time and memory.
 
     python benchmarks/many_workers.py
 
 Each strategy in a process of its own, from its start to its outcome, evaluation after
-every epoch included; the data set is prepared before. Goals: 3 minutes and 4 GiB.
+every epoch included; the data set is prepared before. Goals: 5 s of CPU time and
+540 MiB.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STRATEGIES = (
     "daso-heat",
     "gossip",
 )
-WALL, MEMORY = Goal("<=", 180, "s"), Goal("<=", 4096, "MiB")
+TIME, MEMORY = Goal("<=", 5, "s"), Goal("<=", 540, "MiB")
 TRAINING = Training(
     epochs=EPOCHS,
     dataset=Component(name="synthetic", options={"n_train": SAMPLES, "features": 64}),
@@ -55,11 +56,11 @@ def main() -> Iterator[Finding]:
         name = f"{WORKERS:,} workers, {EPOCHS} epochs: {strategy}"
         yield finding(
             name,
-            wall_s,
-            WALL,
-            f"{wall_s:.1f} s",
-            f"{wall_s:.1f} s",
+            found["cpu_s"],
+            TIME,
             f"{found['cpu_s']:.1f} s CPU",
+            f"{found['cpu_s']:.1f} s CPU",
+            f"{wall_s:.1f} s",
         )
         yield finding(
             f"{name}, memory", found["peak_mib"], MEMORY, f"{found['peak_mib']:.0f} MiB"
