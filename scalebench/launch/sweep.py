@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalebench.cluster.cluster_file import Cluster, require_step_times
+from scalebench.comm import engines
 from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
@@ -404,8 +405,9 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
         return False
     if run.tasks.scheduler is not None and run.engine == TASKS:
         return False  # the workers of that scheduler have cores of their own
-    # processes of tasks stay on the host that starts them
-    on = this_host() if run.engine == TASKS else allocation or reachable()
+    # processes without ranks stay on the host that starts them
+    has_ranks = engines.named(run.engine).has_ranks
+    on = allocation or reachable() if has_ranks else this_host()
     return on.is_oversubscribed(
         run.engine, run.workers + server_ranks(run), run.threads_per_worker
     )
