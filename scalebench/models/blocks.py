@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,6 +95,8 @@ class NormaliserFreeBlock(nn.Module):
 class LogitsOf(nn.Module):
     """Wrapper of a model of the library transformers that returns only its logits."""
 
+    model: Any
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -100,6 +104,44 @@ class LogitsOf(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(pixel_values=x).logits
         return logits
+
+
+class ResNetLogits(LogitsOf):
+    """A ResNet of transformers, which can be cut between its residual blocks."""
+
+    def layers(self) -> list[nn.Module]:
+        """Return the modules of its forward pass, in order."""
+        resnet, classifier = self.model.resnet, self.model.classifier
+        blocks = [block for stage in resnet.encoder.stages for block in stage.layers]
+        return [resnet.embedder, *blocks, resnet.pooler, *classifier]
+
+
+class VitLogits(LogitsOf):
+    """A vision transformer of transformers, which can be cut between its blocks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.first = FirstToken()
+
+    def layers(self) -> list[nn.Module]:
+        """Return the modules of its forward pass, in order."""
+        vit = self.model.vit
+        # Renamed in the course of version 5.
+        blocks = vit.layers if hasattr(vit, "layers") else vit.encoder.layer
+        return [
+            vit.embeddings,
+            *blocks,
+            vit.layernorm,
+            self.first,
+            self.model.classifier,
+        ]
+
+
+class FirstToken(nn.Module):
+    """(n, tokens, width) to the (n, width) of the token that stands for the image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
 
 
 class ChannelsFirst(nn.Module):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from scalebench.errors import ModelError
+from scalebench.models.parts import layers_of
 from scalebench.models.registry import build_model, check_model
 from scalebench.study.spec import Component
 
@@ -32,6 +33,28 @@ def test_sizes_are_the_published_ones(name, side, parameters):
     made.sum().backward()
     assert any(buffer.is_floating_point() for buffer in model.buffers()) == (
         name == "resnet50"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "layers"),
+    # Embedding and classifier beside 16 residual blocks; beside 12 blocks and a norm.
+    [("resnet50", 64, 18), ("vit_b16", 32, 15)],
+)
+def test_models_are_their_layers_one_after_the_other(name, side, layers):
+    model = build(name, (3, side, side)).eval()
+    found = layers_of(model, name)
+    assert len(found) == layers
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(x)
+        for layer in found:
+            for module in layer.modules:
+                x = module(x)
+    assert torch.equal(x, expected)
+    ours = [parameter for layer in found for parameter in layer.parameters]
+    assert all(
+        one is other for one, other in zip(ours, model.parameters(), strict=True)
     )
 
 

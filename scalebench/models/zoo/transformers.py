@@ -29,7 +29,11 @@ class ResNet50(ImageArchitecture):
         layers, (planes, _, _) = self.into_images(input_shape)
         # From a configuration weights are drawn; `from_pretrained` would download some.
         config = library.ResNetConfig(num_channels=planes, num_labels=outputs)
-        return _logits(layers, library.ResNetForImageClassification(config))
+        # Here, as it imports torch.
+        from scalebench.models.blocks import ResNetLogits
+
+        model = ResNetLogits(library.ResNetForImageClassification(config))
+        return _in_sequence(layers, model)
 
 
 @MODELS.add
@@ -55,7 +59,11 @@ class VitB16(ImageArchitecture):
         config = library.ViTConfig(
             image_size=height, num_channels=planes, num_labels=outputs
         )
-        return _logits(layers, library.ViTForImageClassification(config))
+        # Here, as it imports torch.
+        from scalebench.models.blocks import VitLogits
+
+        model = VitLogits(library.ViTForImageClassification(config))
+        return _in_sequence(layers, model)
 
 
 def _transformers(name: str) -> Any:
@@ -69,10 +77,7 @@ def _transformers(name: str) -> Any:
     return transformers
 
 
-def _logits(layers: list[nn.Module], model: nn.Module) -> nn.Module:
-    """A module that returns the outputs themselves, where transformers wraps them."""
+def _in_sequence(layers: list[nn.Module], model: nn.Module) -> nn.Module:
     from torch import nn
 
-    from scalebench.models.blocks import LogitsOf
-
-    return nn.Sequential(*layers, LogitsOf(model))
+    return nn.Sequential(*layers, model)
