@@ -81,10 +81,6 @@ class Hybrid(PartsOfModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Hybrid:
-        if self.pipeline * self.tensor == 1:
-            raise ValueError(
-                "pipeline x tensor is 1, which is the strategy `within` alone; use 2 or more workers"
-            )
         require_balance(self.balance, self.pipeline, self.groups())
         # Without stages there are no micro-batches, of which too few would be refused.
         pieces = self.micro_batches if self.pipeline > 1 else self.pipeline

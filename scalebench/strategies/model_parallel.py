@@ -27,12 +27,13 @@ class ModelParallel(PartsOfModel):
 
     One stage works at a time: m workers hold one model, and are no faster than one.
     With K workers K / m replicas average the gradients of each stage after every batch.
-    A layer has parameters; what follows it without is a part of it.
+    A layer has parameters; what follows it without is a part of it. A replica of one
+    stage is a whole model, and trained as by `allreduce`.
     """
 
     stages: int = Field(
         2,
-        ge=2,
+        ge=1,
         le=65536,
         description="workers that hold a replica, each with consecutive layers",
     )

@@ -170,7 +170,10 @@ def with_default_batch(study: Study) -> Study:
     # The default is no statement: a study that leaves it may get another batch.
     stated = study.model_fields_set & {"batch_per_worker", "batch_global"}
     strategies = (registry.create(each.name, each.options) for each in study.strategies)
-    if stated or not any(isinstance(strategy, PartsOfModel) for strategy in strategies):
+    if stated or not any(
+        isinstance(strategy, PartsOfModel) and strategy.replica().parts > 1
+        for strategy in strategies
+    ):
         return study
     assert study.batch_per_worker is not None
     batch = study.batch_per_worker * max(study.workers)
@@ -262,7 +265,7 @@ class PartsOfModel(Strategy):
             folded=mesh.folded,
             micro_batches=self.pieces(),
             # a part that is lost is held by no other worker of its replica
-            resumes=False,
+            resumes=mesh.parts == 1 and self.rule.traits.resumes,
         )
 
     @property
@@ -271,7 +274,7 @@ class PartsOfModel(Strategy):
 
     def check(self, setting: Setting) -> list[str]:
         workers, parts, pieces = setting.workers, self.replica().parts, self.pieces()
-        if workers == 1:
+        if workers == 1 or parts == 1:
             return []
         if workers % parts:
             raise StudyError(

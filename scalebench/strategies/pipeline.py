@@ -61,7 +61,8 @@ class Pipeline(ModelParallel):
         return self
 
     def pieces(self) -> int:
-        return self.micro_batches
+        # Nothing is to be filled on one stage: it takes whole batches.
+        return self.micro_batches if self.stages > 1 else 1
 
     def groups(self) -> int:
         return self.stages * (self.chunks if self.schedule == "interleaved" else 1)

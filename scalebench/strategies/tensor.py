@@ -29,7 +29,7 @@ class TensorParallel(PartsOfModel):
 
     degree: int = Field(
         2,
-        ge=2,
+        ge=1,
         le=65536,
         description="t: workers that share every layer; it divides their widths",
     )

@@ -80,6 +80,20 @@ CASES = [
     ),
     ({"hybrid": {"tensor": 2, "schedule": "interleaved", "micro_batches": 2}}, 4, 1, 2),
 ]
+ALONE = [  # one worker holds each replica
+    {"model_parallel": {"stages": 1}},
+    {"pipeline": {"stages": 1}},
+    {"tensor": {"degree": 1}},
+    {"hybrid": {"pipeline": 1}},
+    {"torch_pipeline": {"stages": 1}},
+    {"torch_tensor": {"degree": 1}},
+]
+DIVIDED = [  # among all workers, of which there may be one
+    {"fsdp": {"shard": 1}},
+    {"fsdp": {"shard": 3}},
+    "adaptive",
+    "torch_fsdp",
+]
 WITHIN = [
     "allreduce",
     {"local_sgd": {"steps": 3, "optimizer_state": "average"}},
@@ -130,6 +144,25 @@ def test_parts_train_as_whole_models_in_the_same_micro_batches(
     torch.testing.assert_close(weights["final"], expected, **EXACT)
     assert [len(worker.epochs) for worker in outcome.workers] == [2] * workers
     assert outcome.facts.parameters == len(expected)
+
+
+@pytest.mark.parametrize("model", ["mlp", "convolutional", "transformer"])
+@pytest.mark.parametrize("strategy", ALONE + DIVIDED, ids=str)
+def test_one_worker_a_replica_is_serial_bit_for_bit(play, patterns, strategy, model):
+    """Weights, and metrics by running statistics; of two replicas those of allreduce."""
+    values = {"model": MODELS[model], "optimizer": {"sgd": {"momentum": 0.9}}}
+
+    def trained(strategy, workers):
+        outcome, weights = play(strategy, workers, data=patterns, **values)
+        return weights["final"], [each.metric for each in outcome.evaluations]
+
+    pairs = [("serial", 1)] + [("allreduce", 2)] * (strategy in ALONE)
+    for whole, workers in pairs:
+        (expected, metrics), (found, own) = (
+            trained(each, workers) for each in (whole, strategy)
+        )
+        assert torch.equal(found, expected)
+        assert own == metrics
 
 
 def drawing(input_shape, outputs):
@@ -588,7 +621,7 @@ def test_what_does_not_fit_is_refused(options, said):
     [
         ({"stages": 4, "micro_batches": 2}, "1f1b needs"),
         ({"balance": [1, 1, 1]}, "3 numbers of layers for 2 stages"),
-        ({"stages": 1}, "stages"),
+        ({"stages": 0}, "stages"),
         (
             {"schedule": "interleaved", "micro_batches": 3},
             "interleaved needs a multiple",
@@ -678,7 +711,7 @@ def test_what_torchs_styles_cannot_divide_is_refused(modules, said):
         ({"within": "ddp"}, "no strategy of replicas"),
         ({"within": "pipeline"}, "no strategy of replicas"),
         ({"within": {"local_sgd": {"step": 3}}}, "within: .*step"),
-        ({"pipeline": 1}, "pipeline x tensor is 1"),
+        ({"pipeline": 0}, "pipeline"),
     ],
     ids=str,
 )

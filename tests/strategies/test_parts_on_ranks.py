@@ -5,18 +5,33 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scalebench.study.spec import Component
 from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
 from tests.conftest import some
 from tests.strategies.parts_case import images, trained_alone
 from tests.strategies.test_native_equality import launched, native_runs
-from tests.strategies.test_parts_of_models import CASES, EXACT, MODELS, WITHIN, balanced
+from tests.strategies.test_parts_of_models import (
+    ALONE,
+    CASES,
+    DIVIDED,
+    EXACT,
+    MODELS,
+    WITHIN,
+    balanced,
+)
 
 ON_RANKS = {  # by place in CASES
     "mlp": [1, 2, 5, 10, 21],
     "convolutional": [3, 6, 8, 13, 14, 15, 19],
     "transformer": [2, 8, 11, 17, 20],
+}
+
+WHOLE = {  # one worker holds each replica, by run: strategy, ranks
+    f"whole-{place}-{ranks}": (strategy, ranks)
+    for place, strategy in enumerate(ALONE + DIVIDED)
+    for ranks in ((1, 2) if strategy in ALONE else (1,))
 }
 
 # Torch's own ways to divide a model, by run.
@@ -83,6 +98,7 @@ ON_EIGHT = [  # model, strategy, replicas, micro-batches
     ("transformer", {"fsdp": {"shard": 1}}, 8, 1),
     ("transformer", {"adaptive": {"layout": "least", "again": False}}, 8, 1),
 ]
+ON_EIGHT_ALWAYS = [4, 5, 8, 11]  # places of small ones of each kind
 TORCHS_ON_EIGHT = [
     ("deep", {"torch_pipeline": {"stages": 4, "schedule": "zbv"}}, 2, 4),
     ("convolutional", {"torch_pipeline": {"stages": 4}}, 2, 4),
@@ -109,7 +125,7 @@ def small(make_run, engine, name, strategy, workers, model, batch=8):
 
 
 @pytest.fixture(scope="module")
-def by_torch(make_run, patterns, tmp_path_factory):
+def on_gloo(make_run, patterns, tmp_path_factory):
     """Each run, and what its ranks ended with; all in one launch."""
     runs = {
         name: small(
@@ -125,8 +141,19 @@ def by_torch(make_run, patterns, tmp_path_factory):
         runs[name] = small(
             make_run, "gloo", name, {"torch_tensor": {"degree": degree}}, workers, model
         )
+    for name, (strategy, workers) in WHOLE.items():
+        runs[name] = small(make_run, "gloo", name, strategy, workers, "convolutional")
+    for place in ON_EIGHT_ALWAYS:
+        model, strategy, _, _ = ON_EIGHT[place]
+        name = f"eight-{place}"
+        runs[name] = small(make_run, "gloo", name, strategy, 8, model)
     found = launched(
-        "gloo", list(runs.values()), [], patterns, tmp_path_factory.mktemp("by_torch")
+        "gloo",
+        list(runs.values()),
+        [],
+        patterns,
+        tmp_path_factory.mktemp("on_gloo"),
+        ranks=8,
     )
     return {name: (run, found[run.run_id]) for name, run in runs.items()}
 
@@ -225,10 +252,36 @@ def test_eight_real_ranks_train_as_virtual_workers_and_whole_models_do(
     check_all(runs, found, expected, patterns, machine)
 
 
+@pytest.mark.parametrize("place", ON_EIGHT_ALWAYS)
+def test_parts_on_eight_ranks_train_as_whole_models_do(
+    on_gloo, patterns, machine, place
+):
+    run, native = on_gloo[f"eight-{place}"]
+    _, _, replicas, pieces = ON_EIGHT[place]
+    expected = {run.run_id: (replicas, pieces)}
+    check_all([run], {run.run_id: native}, expected, patterns, machine)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_rank_a_replica_is_serial_bit_for_bit(on_gloo, patterns, machine, name):
+    """Of two replicas allreduce."""
+    run, native = on_gloo[name]
+    whole = run.model_copy(
+        update={
+            "execution": "virtual",
+            "engine": "virtual",
+            "strategy": Component(name="serial" if run.workers == 1 else "allreduce"),
+        }
+    )
+    outcome, weights = simulate(whole, patterns, machine)
+    assert native["final"].tolist() == weights["final"].tolist()
+    assert native["metrics"].tolist() == [each.metric for each in outcome.evaluations]
+
+
 @pytest.mark.parametrize("name", PIPELINES)
-def test_torchs_own_pipelines_train_as_ours(by_torch, patterns, machine, name):
+def test_torchs_own_pipelines_train_as_ours(on_gloo, patterns, machine, name):
     """Weights, metrics and bytes; torch fills unequal micro-batches up, and so sends more."""
-    run, native = by_torch[name]
+    run, native = on_gloo[name]
     _, _, _, replicas, pieces, batch = PIPELINES[name]
     check_whole(run, native, patterns, replicas, pieces)
     counted = check_twin(run, native, patterns, machine)
@@ -237,18 +290,18 @@ def test_torchs_own_pipelines_train_as_ours(by_torch, patterns, machine, name):
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_torchs_own_shards_train_as_ours(by_torch, patterns, machine, name):
+def test_torchs_own_shards_train_as_ours(on_gloo, patterns, machine, name):
     """Weights and metrics, with running statistics and after warm-up steps, which are undone."""
-    run, native = by_torch[name]
+    run, native = on_gloo[name]
     check_whole(run, native, patterns, run.workers)
     counted = check_twin(run, native, patterns, machine)
     assert native["counted"][:, 0].tolist() == counted[:, 0].tolist()
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_torchs_own_styles_train_as_ours(by_torch, patterns, machine, name):
+def test_torchs_own_styles_train_as_ours(on_gloo, patterns, machine, name):
     """Weights, metrics and bytes, after warm-up steps, which are undone."""
-    run, native = by_torch[name]
+    run, native = on_gloo[name]
     check_whole(run, native, patterns, run.workers // run.strategy.options["degree"])
     counted = check_twin(run, native, patterns, machine)
     assert native["counted"].tolist() == counted.tolist()
