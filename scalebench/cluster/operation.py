@@ -61,6 +61,11 @@ class Operation(NamedTuple):
         return self._replace(members=(root, *others), root=0)
 
     @property
+    def synchronises(self) -> bool:
+        """True if rows count it as a synchronisation; messages hand over bytes only, a barrier nothing."""
+        return self.kind not in (Kind.SEND, Kind.BARRIER)
+
+    @property
     def depends_on_place(self) -> bool:
         """True if members hand over different numbers of bytes."""
         return self.kind == Kind.BROADCAST or (self.kind == Kind.REDUCE and self.linear)
@@ -74,6 +79,10 @@ class Operation(NamedTuple):
             messages = len(self.members) - 1 if self.linear else 1
             return int(self.nbytes) * messages if is_root else 0
         return 0 if self.linear and is_root else int(self.nbytes)
+
+
+# a synchronisation that a strategy makes of messages, which count their own bytes
+BY_MESSAGES = Operation(Kind.MERGE, 0, ())
 
 
 def busiest(sizes: Sequence[Sequence[int]]) -> int:

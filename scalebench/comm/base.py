@@ -101,21 +101,16 @@ class Communicator(Protocol):
     bytes_sent: int
     calls: int | None
 
-    def count(self, nbytes: int, calls: int | None = None) -> None:
-        """Count one synchronisation of `nbytes` made outside this communicator (DDP, inside the backward pass).
+    def operation(
+        self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False
+    ) -> Operation:
+        """Return a collective of all members as a value."""
 
-        Its time, and so the waiting of this worker, is unknown; with 0 bytes its
-        messages are counted elsewhere. `calls` is the number of collectives of the
-        engine, if known.
-        """
+    def count(self, operation: Operation, calls: int | None = 0) -> None:
+        """Count an operation that something else made and timed, in `calls` collectives of the engine.
 
-    def carried(
-        self, nbytes: int, among: int | None = None, calls: int | None = None
-    ) -> None:
-        """Count one synchronisation just made by a library (Horovod), which took the time since the last lap.
-
-        It was among all workers, or each `among` consecutive ranks, in `calls`
-        collectives of the engine.
+        `BY_MESSAGES` counts messages, sent by this communicator, as one
+        synchronisation.
         """
 
     def split(self, color: Callable[[int], int]) -> Communicator:
@@ -225,19 +220,28 @@ class OverlapCommunicator(Communicator, Protocol):
         """Average gradients in buckets, charged as if each began when the backward pass had made its tensors."""
 
 
-class GroupCommunicator(Communicator, Protocol):
-    """A communicator of an engine with PROCESS_GROUP: a library moves bytes in the group, and they are counted here."""
+class LibraryCommunicator(Communicator, Protocol):
+    """A communicator of real workers, between which a library moves bytes too: Horovod, DDP. They are counted here."""
 
     @property
-    def process_group(self) -> Any: ...
-    def tally(self, nbytes: int, calls: int | None = 0) -> None:
-        """Count one synchronisation of `nbytes` recorded in the event log."""
+    def process_group(self) -> Any:
+        """That of torch.distributed, of an engine with PROCESS_GROUP."""
+
+    def overlapped(self, operation: Operation, calls: int | None = None) -> None:
+        """Count an operation that a library made at an unknown moment, as inside the backward pass.
+
+        The waiting of this worker is unknown from then on. `calls` is the number of
+        collectives of the engine, if known.
+        """
+
+    def carried(self, operation: Operation, calls: int | None = None) -> None:
+        """Count an operation that a library has just made, which took the time since the last lap."""
 
     def called(self, more: int | None) -> None:
         """Count further collective calls of a synchronisation; None if unknown."""
 
-    def operation(self, kind: Kind, nbytes: int) -> Operation:
-        """Return a collective of all members."""
+    def operation_among(self, consecutive: int, kind: Kind, nbytes: int) -> Operation:
+        """Return a collective of this rank and its neighbours, of whom `consecutive` make a group."""
 
     def linger(self, operation: Operation) -> None:
         """Sleep for the delay of slow links in `operation`."""

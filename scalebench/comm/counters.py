@@ -75,59 +75,46 @@ class Counters:
         self.members: tuple[int, ...] = tuple(range(size))
         self._join(())
 
-    def count(self, nbytes: int, calls: int | None = None) -> None:
-        self.tally(nbytes, calls if nbytes else 0)
-        if self.slow_links is not None and nbytes and self.clock.running:
-            self.linger(self.operation(Kind.ALLREDUCE, nbytes))
-            self.clock.did(Task.COMM)
-        # At an unknown moment, so that the waits of all workers are unknown.
-        if nbytes and self.clock.running and self.size > 1:
-            self.event_log.complete = False
-
-    def tally(self, nbytes: int, calls: int | None = 0) -> None:
-        """Count one synchronisation of `nbytes` recorded in the event log."""
+    def count(self, operation: Operation, calls: int | None = 0) -> None:
         if self.clock.running and self.size > 1:
-            self._add(1, nbytes, calls)
-
-    def messages(self, nbytes: int) -> None:
-        """Count messages of `nbytes` in all that a library sent, at an unknown moment."""
-        if self.clock.running and self.size > 1:
-            self._add(0, nbytes, 0)
-            self.event_log.complete = False
+            self._add(operation.synchronises, operation.payload(self.rank), calls)
 
     def called(self, more: int | None) -> None:
-        """Count further collective calls of a synchronisation; None if unknown."""
         if self.clock.running and self.size > 1:
             self._add(0, 0, more)
 
-    def carried(
-        self, nbytes: int, among: int | None = None, calls: int | None = None
-    ) -> None:
-        clock, members = self.clock, among or self.size
+    def overlapped(self, operation: Operation, calls: int | None = None) -> None:
+        self.count(operation, calls)
+        # A message is delayed at its receiver.
+        if operation.synchronises and self.slow_links and self.clock.running:
+            self.linger(operation)
+            self.clock.did(Task.COMM)
+        # The waits of all workers are unknown, too.
+        if self.clock.running and self.size > 1:
+            self.event_log.complete = False
+
+    def carried(self, operation: Operation, calls: int | None = None) -> None:
+        clock = self.clock
         came = clock.mark
-        # The library worked among consecutive ranks, so that slow links are those
-        # between these.
-        first = self.rank // members * members
-        self.linger(
-            Operation(Kind.ALLREDUCE, nbytes, self.members[first : first + members])
-        )
+        self.linger(operation)
         clock.did(Task.COMM)
+        self.count(operation, calls)
         if clock.running and self.size > 1:
-            self._add(1, nbytes, calls)
-            group = (*self._group, "placed", members, self.rank // members)
+            group = (*self._group, "carried", operation.members)
             self.event_log.collectives[group].extend((came, came, clock.mark))
 
     def operation(
         self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False
     ) -> Operation:
-        """Return a collective of all members."""
         return Operation(kind, nbytes, self.members, root, linear)
 
-    def message_from(self, other: int, nbytes: int) -> Operation:
-        """Return a message between `other` and this rank."""
-        return Operation(
-            Kind.SEND, nbytes, (self.members[other], self.members[self.rank])
-        )
+    def operation_among(self, consecutive: int, kind: Kind, nbytes: int) -> Operation:
+        first = self.rank // consecutive * consecutive
+        return Operation(kind, nbytes, self.members[first : first + consecutive])
+
+    def message(self, source: int, to: int, nbytes: int) -> Operation:
+        """Return a message from rank `source` to rank `to`."""
+        return Operation(Kind.SEND, nbytes, (self.members[source], self.members[to]))
 
     def linger(self, operation: Operation, times: int = 1) -> None:
         """Sleep for the delay of slow links in `operation`, made so many times."""
@@ -156,11 +143,10 @@ class Counters:
             comm = comm._parent
 
     def _enter(self, operation: Operation, calls: int = 1) -> None:
-        """Count an operation, unless it is a barrier, and begin its lap."""
+        """Count an operation and begin its lap."""
         clock = self.clock
         if clock.running:
-            if self.size > 1 and operation.kind != Kind.BARRIER:
-                self._add(1, operation.payload(self.rank), calls)
+            self.count(operation, calls)
             clock.did(Task.OTHER)
             self._came = clock.mark
 

@@ -47,7 +47,7 @@ class NativeCommunicator(Counters, ABC):
 
     def barrier(self) -> None:
         operation = self.operation(Kind.BARRIER, 0)
-        self._enter(operation)
+        self._enter(operation, calls=0)
         self._barrier()
         self._leave(operation)
 
@@ -239,8 +239,7 @@ class NativeCommunicator(Counters, ABC):
         clock = self.clock
         clock.did(Task.COMM)
         if clock.running:
-            # A message is no synchronisation.
-            self._add(0, tensor.numel() * tensor.element_size(), 0)
+            self.count(self.message(self.rank, to, tensor.nbytes))
             mail = (self._group, self.rank, to, tag)
             self.event_log.sent[mail].extend((began, clock.mark))
 
@@ -256,7 +255,7 @@ class NativeCommunicator(Counters, ABC):
         if add:
             tensor.add_(target)
         if self.slow_links is not None:
-            self.linger(self.message_from(source, tensor.nbytes))
+            self.linger(self.message(source, self.rank, tensor.nbytes))
         clock.did(Task.COMM)
         if clock.running:
             mail = (self._group, source, self.rank, tag)

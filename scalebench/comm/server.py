@@ -77,7 +77,8 @@ class RankServer:
         clock.did(Task.OTHER)
         asked, number = clock.mark, self._asked
         self._asked += 1
-        self._comm.tally(payload.numel() * payload.element_size())
+        members = (self._comm.rank, self._hosts[0])
+        self._comm.count(Operation(Kind.SERVE, payload.nbytes, members))
         # All servers at once: each gets its piece of the payload.
         parts = self._spread.parted(payload) if self._spread else [payload]
         sending = [
@@ -299,16 +300,18 @@ class OneSidedState:
                 self._vector.copy_(self._staged)
             self._counter[0] += 1
             self._window.Put([self._fetched, MPI.BYTE], self._host)
-            self._comm.linger(
-                self._comm.message_from(self._host, self._vector.nbytes), times=2
+            fetched = self._comm.message(
+                self._host, self._comm.rank, self._vector.nbytes
             )
+            self._comm.linger(fetched, times=2)
         finally:
             self._window.Unlock(self._host)
             clock.did(Task.COMM)
         if clock.running:
             self._accesses.extend((asked, entered, clock.mark, self.merges))
         if counted:
-            self._comm.tally(self._vector.numel() * self._vector.element_size())
+            members = (self._comm.rank, self._host)
+            self._comm.count(Operation(Kind.ACCESS, self._vector.nbytes, members))
 
     def close(self) -> None:
         """Free the window; called by all ranks together."""

@@ -283,7 +283,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         message = Operation(
             Kind.SEND, tensor.nbytes, (self.members[self.place], self.members[to])
         )
-        self._tally(0, tensor.nbytes)
+        self.count(message)
         self.post(message, tensor, to, tag)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> SentRequest:
@@ -292,18 +292,11 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
 
     # --- counts -----------------------------------------------------------------------------------------------
 
-    def count(self, nbytes: int, calls: int | None = None) -> None:
-        self._tally(1, nbytes)
-
-    def carried(
-        self, nbytes: int, among: int | None = None, calls: int | None = None
-    ) -> None:
-        """Unsupported: only this communicator carries a simulated worker's bytes."""
-        raise NotImplementedError
-
-    def _tally(self, collectives: int, nbytes: int) -> None:
+    def count(self, operation: Operation, calls: int | None = 0) -> None:
         if not self.clock.running or self.size == 1:
             return
+        place = self.rank if operation.depends_on_place else self.place
+        collectives, nbytes = operation.synchronises, operation.payload(place)
         # Those that it was split from count the same bytes.
         comm: SimulatedCommunicator[_Begun] | None = self
         while comm is not None:
@@ -314,7 +307,6 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
     def operation(
         self, kind: Kind, nbytes: int, root: int = 0, linear: bool = False
     ) -> Operation:
-        """Return a collective of all members."""
         return Operation(kind, nbytes, self.members, root, linear)
 
     def _carry_out(
@@ -338,8 +330,7 @@ class SimulatedCommunicator(ABC, Generic[_Begun]):
         blocking: bool = True,
     ) -> _Begun:
         """Count a synchronisation and begin it."""
-        place = self.rank if operation.depends_on_place else self.place
-        self._tally(1, operation.payload(place))
+        self.count(operation)
         return self.begin(operation, what, payload, effect, blocking=blocking)
 
 

@@ -184,20 +184,18 @@ class RecordingCommunicator(SimulatedCommunicator[Recorded]):
         return True
 
     def overlapped_mean_(self, tensor: Tensor, overlap: Overlap) -> None:
-        nbytes = wire_bytes(tensor, overlap.wire)
-        self._tally(1, nbytes)
-        self.clock.wrote(
-            Event.of(
-                self.operation(Kind.ALLREDUCE, nbytes), self._partition, overlap=overlap
-            )
-        )
+        operation = self.operation(Kind.ALLREDUCE, wire_bytes(tensor, overlap.wire))
+        self.count(operation)
+        self.clock.wrote(Event.of(operation, self._partition, overlap=overlap))
 
     def cached(self, make: Callable[[], _T]) -> _T:
         return self.clock.work(make)
 
     def merge_(self, tensor: Tensor, merge: Callable[[Tensor, Tensor], None]) -> None:
         if self.size > 1:
-            self._tally(0, tensor.nbytes * (self.size.bit_length() - 1))
+            # a message to a partner at each of lg K distances
+            sent = tensor.nbytes * (self.size.bit_length() - 1)
+            self.count(self.operation(Kind.SEND, sent))
             operation = self.operation(Kind.MERGE, tensor.nbytes)
             self.clock.wrote(Event.of(operation, self._partition, name=name_of(merge)))
 
@@ -253,15 +251,12 @@ class RecordingShared:
     def exclusive(self, *, counted: bool = True) -> Iterator[Tensor]:
         yield self.vector
         self.merges += 1
-        self._clock.wrote(
-            Event.of(
-                Operation(
-                    Kind.ACCESS, self.vector.nbytes, (self._comm.place, self._host)
-                )
-            )
+        access = Operation(
+            Kind.ACCESS, self.vector.nbytes, (self._comm.place, self._host)
         )
+        self._clock.wrote(Event.of(access))
         if counted:
-            self._comm.count(self.vector.nbytes)
+            self._comm.count(access)
 
 
 class RecordingServer:
@@ -276,9 +271,9 @@ class RecordingServer:
         self._pushes = 0
 
     def request(self, payload: Any) -> Any:
-        self._comm.count(payload.nbytes)
-        self._clock.wrote(
-            Event.of(Operation(Kind.SERVE, payload.nbytes, (self._comm.place, _SERVER)))
-        )
+        members = (self._comm.place, _SERVER)
+        served = Operation(Kind.SERVE, payload.nbytes, members)
+        self._comm.count(served)
+        self._clock.wrote(Event.of(served))
         self._pushes += isinstance(payload, Message) and payload.vector.numel() > 0
         return Message(self._weights, Reply(0, True, 0, 0, self._pushes, 0))

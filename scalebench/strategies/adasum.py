@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from scalebench.comm.base import Capability
+from scalebench.cluster.operation import BY_MESSAGES, Kind
+from scalebench.comm.base import Capability, LibraryCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
@@ -65,7 +66,7 @@ class Adasum(Strategy):
         worker.local_step(batch)
         if worker.size > 1:
             clock.work(worker.parameters.sub_, before)
-            worker.comm.count(0)  # one synchronisation; its messages count their bytes
+            worker.comm.count(BY_MESSAGES)
             worker.comm.merge_(worker.parameters, worker.state.adasum_)
             clock.work(worker.parameters.add_, before)
 
@@ -124,7 +125,9 @@ class HorovodAdasum(Adasum):
             group["lr"] = worker.learning_rate
         worker.gradient(batch)
         if worker.size > 1:
-            worker.comm.count(worker.gradients.nbytes)
+            comm = cast(LibraryCommunicator, worker.comm)
+            merged = comm.operation(Kind.MERGE, worker.gradients.nbytes)
+            comm.overlapped(merged)
         worker.update()
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.comm.base import Capability
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.compression import (
@@ -214,7 +215,7 @@ class Tree(Reducer):
 
     def mean_(self, vector: Tensor) -> None:
         comm, rank, size = self._comm, self._comm.rank, self._comm.size
-        comm.count(0)  # one synchronisation; its messages count their bytes
+        comm.count(BY_MESSAGES)
         stride = 1
         while stride < size and rank % (2 * stride) == 0:
             if rank + stride < size:

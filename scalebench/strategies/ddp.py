@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from scalebench.cluster.operation import Kind
 from scalebench.comm.base import (
     Capability,
-    GroupCommunicator,
+    LibraryCommunicator,
     Overlap,
     OverlapCommunicator,
 )
@@ -186,7 +186,7 @@ class Ddp(VirtualDdp):
     def setup(self, worker: Worker) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        group = cast(GroupCommunicator, worker.comm).process_group
+        group = cast(LibraryCommunicator, worker.comm).process_group
         worker.use_optimizer(lambda optimizer: optimizer)
         state, gradients = worker.state, worker.gradients
         cap: Any = self.torchs_cap(gradients.nbytes)  # torch takes floats, and says int
@@ -260,24 +260,25 @@ class Ddp(VirtualDdp):
             worker.gradient(batch, weight, add=add)
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        state, comm = worker.state, cast(GroupCommunicator, worker.comm)
+        state, comm = worker.state, cast(LibraryCommunicator, worker.comm)
         if scale != 1.0:
             worker.gradients.mul_(scale)
         if worker.size > 1:
             # DDP has sent them before the first forward pass, dtype by dtype
             if state.buffer_bytes:
                 broadcast = comm.operation(Kind.BROADCAST, state.buffer_bytes)
-                comm.tally(broadcast.payload(worker.rank), state.buffer_calls)
+                comm.count(broadcast, state.buffer_calls)
                 comm.linger(broadcast)
             compressed = self.compression == "powersgd" and state.steps >= self.start
-            comm.count(
-                state.factors_sent if compressed else state.sent,
-                calls=3 if compressed else 0,
+            sent = state.factors_sent if compressed else state.sent
+            comm.overlapped(
+                comm.operation(Kind.ALLREDUCE, sent), calls=3 if compressed else 0
             )
             if state.used_bytes:
-                comm.tally(state.used_bytes, 1)
+                comm.count(comm.operation(Kind.ALLREDUCE, state.used_bytes), calls=1)
             if compressed:
-                comm.tally(0)  # the second factor waits for the first one's mean
+                # The second factor waits for the first one's mean.
+                comm.count(comm.operation(Kind.ALLREDUCE, 0))
         state.steps += 1
         worker.update()
 
@@ -307,7 +308,7 @@ class Ddp(VirtualDdp):
             calls = (
                 early * (first or 0) + (plain - early) * (then or 0) if known else None
             )
-            cast(GroupCommunicator, worker.comm).called(calls)
+            cast(LibraryCommunicator, worker.comm).called(calls)
 
 
 def _wrapped(worker: Worker) -> DistributedDataParallel:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
@@ -105,7 +106,7 @@ class Gossip(Averaging):
         if len(state) > 1:
             unpack_(mean[n:], state[1:])
         self.after_average(worker)
-        worker.comm.count(0)
+        worker.comm.count(BY_MESSAGES)
         return mean[:n]
 
     def _message(self, worker: Worker, vector: Tensor) -> Tensor:

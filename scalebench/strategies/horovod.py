@@ -7,7 +7,13 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from scalebench.comm.base import Capability, Overlap, OverlapCommunicator
+from scalebench.cluster.operation import Kind
+from scalebench.comm.base import (
+    Capability,
+    LibraryCommunicator,
+    Overlap,
+    OverlapCommunicator,
+)
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import GradientAveraging, mean_of_gradients
@@ -122,11 +128,11 @@ class Horovod(VirtualHorovod):
             take_back_gradients(worker)
         if scale != 1.0:
             worker.gradients.mul_(scale)
-        worker.comm.carried(
-            worker.gradients.numel() * 2
-            if self.compression == "fp16"
-            else worker.gradients.nbytes
-        )
+        comm = cast(LibraryCommunicator, worker.comm)
+        sent = worker.gradients.nbytes
+        if self.compression == "fp16":
+            sent = 2 * worker.gradients.numel()
+        comm.carried(comm.operation(Kind.ALLREDUCE, sent))
         with optimizer.skip_synchronize():
             worker.update()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
@@ -88,7 +89,7 @@ class NoLoCo(LocalSgd):
     def synchronise(self, worker: Worker) -> None:
         state = worker.state
         partner = partner_of(worker.rank, worker.size, state.draw)
-        worker.comm.count(0)  # one synchronisation; its messages count their bytes
+        worker.comm.count(BY_MESSAGES)
         own = packed([*self.averaged(worker), state.anchor])
         theirs = own
         if partner != worker.rank:

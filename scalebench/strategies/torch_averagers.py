@@ -17,7 +17,8 @@ from typing import ClassVar, cast
 
 from pydantic import Field, PositiveInt
 
-from scalebench.comm.base import Capability, GroupCommunicator
+from scalebench.cluster.operation import Kind
+from scalebench.comm.base import Capability, LibraryCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
@@ -77,10 +78,14 @@ class RealAverager:
             group = (
                 rule.group_after(worker.state.taken)
                 if isinstance(rule, HierarchicalLocalSgd)
-                else None
+                else worker.size
             )
+            comm = cast(LibraryCommunicator, worker.comm)
             # torch flattens them too
-            worker.comm.carried(worker.parameters.nbytes, group, calls=1)
+            averaged = comm.operation_among(
+                group, Kind.ALLREDUCE, worker.parameters.nbytes
+            )
+            comm.carried(averaged, calls=1)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
@@ -140,7 +145,7 @@ class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
         )
 
         _begin(self, worker)
-        group = cast(GroupCommunicator, worker.comm).process_group
+        group = cast(LibraryCommunicator, worker.comm).process_group
         worker.state.averager = PeriodicModelAverager(self.period, self.warmup, group)
 
 
@@ -202,7 +207,7 @@ class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
             (period, min(size, worker.size))
             for size, period in sorted(self.groups.items())
         )
-        group = cast(GroupCommunicator, worker.comm).process_group
+        group = cast(LibraryCommunicator, worker.comm).process_group
         worker.state.averager = HierarchicalModelAverager(sizes, process_group=group)
 
 
@@ -282,7 +287,7 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
             from torch.distributed.optim import PostLocalSGDOptimizer
 
         _begin(self, worker)
-        group = cast(GroupCommunicator, worker.comm).process_group
+        group = cast(LibraryCommunicator, worker.comm).process_group
         members = min(self.subgroup or worker.workers_per_node, worker.size)
         subgroup = dist.new_subgroups(members)[0] if members > 1 else None
         worker.state.averager = PeriodicModelAverager(self.period, self.start, group)
@@ -309,12 +314,13 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         worker.gradient(batch, batch.weight if weighted else 1.0)
         worker.update()
         worker.state.taken += 1
+        comm = cast(LibraryCommunicator, worker.comm)
         if weighted or worker.state.hook.post_local_gradient_allreduce:
             # DDP communicates inside the backward pass: counted, as its time is
             # unknown.
-            worker.comm.count(worker.gradients.nbytes)
+            comm.overlapped(comm.operation(Kind.ALLREDUCE, worker.gradients.nbytes))
         if not weighted and worker.state.rule.due(worker.state.taken):
-            worker.comm.count(worker.parameters.nbytes)
+            comm.overlapped(comm.operation(Kind.ALLREDUCE, worker.parameters.nbytes))
 
 
 def reattach(worker: Worker) -> None:

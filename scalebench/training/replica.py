@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
+from scalebench.comm.base import (
+    Communicator,
+    LibraryCommunicator,
+    Server,
+    ServerRule,
+    SharedState,
+)
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.shard import Shard, equal_batches
@@ -321,14 +327,16 @@ class Replica:
         )  # half a second of imports
 
         assert isinstance(self.stage, Stage), "a stage was taken"
-        self.stage = TorchStage(self.stage.chunks, name, micro_batches, self.replica)
+        replica = cast(LibraryCommunicator, self.replica)
+        self.stage = TorchStage(self.stage.chunks, name, micro_batches, replica)
 
     def use_styles(self) -> None:
         from scalebench.training.torch_styles import TorchStyles  # a second of imports
 
         assert isinstance(self.stage, Stage), "a share was taken"
         (chunk,) = self.stage.chunks
-        self.stage = TorchStyles(chunk, self.mesh.tensor, self.replica)
+        replica = cast(LibraryCommunicator, self.replica)
+        self.stage = TorchStyles(chunk, self.mesh.tensor, replica)
         self.optimizer = build_optimizer(
             self.run.optimizer, self.stage.trained, self.run.lr
         )
@@ -349,9 +357,8 @@ class Replica:
     def use_fully_shard(self, *, reshard: bool) -> None:
         from scalebench.training.torch_sharded import TorchShards  # a second of imports
 
-        self.torch_shards = TorchShards(
-            self.model, self._layers, self.comm, reshard=reshard
-        )
+        comm = cast(LibraryCommunicator, self.comm)
+        self.torch_shards = TorchShards(self.model, self._layers, comm, reshard=reshard)
         # torch has its own
         self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)
         self.optimizer = build_optimizer(

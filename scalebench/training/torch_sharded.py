@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from scalebench.cluster.operation import Kind
+from scalebench.comm.base import LibraryCommunicator
 from scalebench.models.flat import views
 from scalebench.models.parts import Layer
 from scalebench.system.clock import Clock, Task
@@ -23,9 +25,13 @@ class TorchShards:
     """
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], comm: Any, *, reshard: bool
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        comm: LibraryCommunicator,
+        *,
+        reshard: bool,
     ) -> None:
-        """`comm` is the communicator of a process group."""
         self.model = model
         self._comm = comm
         self._reshard = reshard
@@ -64,12 +70,13 @@ class TorchShards:
         clock.did(Task.FORWARD, len(x))
         (mean * weight).backward()
         clock.did(Task.BACKWARD, len(x))
+        comm = self._comm
         for place, nbytes in enumerate(self._whole):
             again = self._reshard and place < len(self._whole) - 1
+            own = -(-nbytes // comm.size)
             for _ in range(1 + again):
-                # allgather of this worker's shard
-                self._comm.count(-(-nbytes // self._comm.size), 1)
-            self._comm.count(nbytes, 1)  # reduce-scatter
+                comm.overlapped(comm.operation(Kind.ALLGATHER, own), calls=1)
+            comm.overlapped(comm.operation(Kind.REDUCE_SCATTER, nbytes), calls=1)
         return mean.detach()
 
     def own(self) -> Tensor:

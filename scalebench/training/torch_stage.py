@@ -16,6 +16,8 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from scalebench.cluster.operation import Kind
+from scalebench.comm.base import LibraryCommunicator
 from scalebench.data.layout import cut
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
@@ -38,9 +40,13 @@ class TorchStage:
     """
 
     def __init__(
-        self, chunks: Sequence[Chunk], schedule: str, micro_batches: int, replica: Any
+        self,
+        chunks: Sequence[Chunk],
+        schedule: str,
+        micro_batches: int,
+        replica: LibraryCommunicator,
     ) -> None:
-        """`replica` is the communicator of the process group of the workers with the other stages."""
+        """`replica` is the communicator of the workers with the other stages."""
         self._chunks = [(chunk.facts, TimedChunk(chunk)) for chunk in chunks]
         self._schedule = schedule
         self._micro_batches = micro_batches
@@ -130,7 +136,8 @@ class TorchStage:
                 if other in range(facts.stages) and other not in own
             ):
                 nbytes = number * room * torch.Size(shape).numel()
-                self._replica.messages(micro_batches * nbytes)
+                sent = self._replica.operation(Kind.SEND, micro_batches * nbytes)
+                self._replica.overlapped(sent, calls=0)
 
 
 class TimedChunk(nn.Module):

@@ -17,6 +17,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from scalebench.cluster.operation import Kind
+from scalebench.comm.base import LibraryCommunicator
 from scalebench.models.sharding import Narrow, SharedHeads, SharedLinear, called
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
@@ -30,8 +32,8 @@ class TorchStyles:
     that the strategy of the replicas works with these.
     """
 
-    def __init__(self, chunk: Chunk, degree: int, replica: Any) -> None:
-        """`replica` is the communicator of the process group of the `degree` workers that share the layers."""
+    def __init__(self, chunk: Chunk, degree: int, replica: LibraryCommunicator) -> None:
+        """`replica` is the communicator of the `degree` workers that share the layers."""
         compute = chunk.compute
         assert isinstance(compute, StageArithmetic)
         self._loss = compute.loss
@@ -73,8 +75,9 @@ class TorchStyles:
                 # Outputs in the forward pass; gradients of inputs in the backward pass,
                 # where they are needed.
                 for shape in [size.gives] + [size.takes] * size.needed:
-                    self._replica.count(
-                        self._number * samples * torch.Size(shape).numel(), 1
+                    nbytes = self._number * samples * torch.Size(shape).numel()
+                    self._replica.overlapped(
+                        self._replica.operation(Kind.ALLREDUCE, nbytes), calls=1
                     )
 
 

@@ -175,7 +175,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         if self.size == 1:
             self._charge_engine(overlap)
             return
-        self.count(wire_bytes(tensor, overlap.wire))
+        self.count(self.operation(Kind.ALLREDUCE, wire_bytes(tensor, overlap.wire)))
         start = self.clock.now - self.clock.backward_s
         payload = (tensor, start, self.clock.backward_s)
         rendezvous = self._meet(f"overlapped mean ({overlap.engine})", payload, effect)
@@ -209,12 +209,12 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         def effect(payloads: list[Any]) -> None:
             merge_pairs_([payload[0] for payload in payloads], cached)
 
+        def message(source: int, to: int) -> Operation:
+            members = (self.members[source], self.members[to])
+            return Operation(Kind.SEND, tensor.nbytes, members)
+
         def seconds(source: int, to: int) -> float:
-            return self.costs.time(
-                Operation(
-                    Kind.SEND, tensor.nbytes, (self.members[source], self.members[to])
-                )
-            )
+            return self.costs.time(message(source, to))
 
         if self.size == 1:
             return
@@ -229,8 +229,9 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             for payload, of_rank in zip(rendezvous.payloads, of_ranks, strict=True):
                 payload[2].extend(of_rank)
         self._sleep_through(rendezvous)
+        sent = message(self.place, self.place)
         for until, waited, cost in laps:
-            self._tally(0, tensor.nbytes)
+            self.count(sent)
             self.clock.communicated(until, waited, cost)
 
     # --- point to point ---------------------------------------------------------------------------------------

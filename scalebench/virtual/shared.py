@@ -51,12 +51,12 @@ class VirtualShared:
         store.held = True
         # Its last user has left it in the order of events, maybe later in virtual time.
         begin = max(clock.now, store.free_at)
-        seconds = comm.costs.time(
-            Operation(Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host))
+        access = Operation(
+            Kind.ACCESS, store.model.nbytes, (comm.world_rank, store.host)
         )
-        clock.communicated(begin + seconds, begin - clock.now)
+        clock.communicated(begin + comm.costs.time(access), begin - clock.now)
         if counted:
-            comm.count(store.model.nbytes)
+            comm.count(access)
         yield store.model
         store.merges += 1
         store.free_at = clock.now
@@ -82,7 +82,7 @@ class VirtualServer:
         if not clock.running:
             return state.answer_now(comm, payload)
         asked = clock.now
-        comm.count(nbytes)
+        comm.count(Operation(Kind.TRAVEL, nbytes, (comm.world_rank, state.host)))
         # Requests are served in the order in which they arrive, not in that of asking.
         arrival = asked + state.seconds(Kind.TRAVEL, nbytes, comm)
         comm.scheduler.turn(comm.world_rank, arrival)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
@@ -145,7 +146,7 @@ class Watching(Allreduce):
         worker.comm.allreduce_(loss, "max")
         if loss.item() < 0.3:
             worker.comm.barrier()
-            worker.comm.count(0)
+            worker.comm.count(BY_MESSAGES)
 
     @property
     def traits(self):
