@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from scalebench.system.random_state import seeded
 from scalebench.system.user_code import load_own, own_file, raised
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import nn
 
@@ -27,7 +29,7 @@ def describe_models() -> list[tuple[str, str]]:
         *MODELS.describe(),
         (
             "file.py:factory",
-            "your own: factory(input_shape, outputs, **options) -> nn.Module",
+            "your own: factory(input_shape, outputs, **options) -> nn.Module, or a class of one",
         ),
     ]
 
@@ -196,7 +198,7 @@ def check_own(name: str) -> Path:
 def build_own(
     name: str, options: dict[str, Any], input_shape: tuple[int, ...], outputs: int
 ) -> nn.Module:
-    """Call the factory of `name`.
+    """Call the factory of `name` with what it takes, see `_arguments`.
 
     Raises:
         ModelError: no such file or factory, an exception in either, or a result that is not an nn.Module.
@@ -205,8 +207,10 @@ def build_own(
 
     factory = load_own("model", name, _FORM, "function", ModelError)
     factory_name = name.rpartition(":")[2]
+    positional, named = _arguments(factory, input_shape, outputs)
+    named |= options
     try:
-        model = factory(input_shape, outputs, **options)
+        model = factory(*positional, **named)
     except (Exception, SystemExit) as error:
         # A class takes its own arguments: the advice is to wrap it in a function.
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
@@ -217,9 +221,10 @@ def build_own(
             if is_module
             else ""
         )
+        given = dict(zip(("input_shape", "outputs"), positional, strict=False)) | named
+        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
         raise ModelError(
-            f"model {name!r}: {factory_name}(input_shape={input_shape}, outputs={outputs}"
-            f"{''.join(f', {key}={value!r}' for key, value in options.items())}) raised {raised(error)}{wrap}"
+            f"model {name!r}: {factory_name}({call}) raised {raised(error)}{wrap}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -236,3 +241,30 @@ def build_own(
             f"def forward(self, x): return self.{inner}(x), or let the factory return its .{inner}"
         )
     return model
+
+
+def _arguments(
+    factory: Callable[..., Any], input_shape: tuple[int, ...], outputs: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named arguments of a call of `factory`.
+
+    Both by position where a parameter without a default, or `*args`, takes the first;
+    otherwise those that have a parameter of their name, `num_classes` as torchvision
+    and transformers call the outputs. A class like `Net()` gets neither.
+    """
+    try:
+        parameters = signature(factory).parameters
+    except ValueError:
+        # some callables of C have no signature
+        return (input_shape, outputs), {}
+    by_position = [
+        one
+        for one in parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    required = sum(one.default is one.empty for one in by_position)
+    has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    if (required and len(by_position) >= 2) or has_any:
+        return (input_shape, outputs), {}
+    known = {"input_shape": input_shape, "outputs": outputs, "num_classes": outputs}
+    return (), {name: value for name, value in known.items() if name in parameters}

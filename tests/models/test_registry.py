@@ -449,19 +449,19 @@ MODULES = """
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, hidden=8):
+    def __init__(self, hidden):
         super().__init__()
         self.first = nn.Linear(64, 10)
 
     def forward(self, x):
         return self.first(x)
 
-net = Net()
+net = Net(8)
 
 class Trained(nn.Module):  # as a LightningModule whose steps call self.net
     def __init__(self):
         super().__init__()
-        self.net = Net()
+        self.net = Net(8)
 
     def training_step(self, batch, number):
         return self.net(batch[0]).sum()
@@ -492,3 +492,45 @@ def test_refusal_of_a_module_says_how_to_wrap_it(tmp_path, factory, message):
     (tmp_path / "own.py").write_text(MODULES)
     with pytest.raises(ModelError, match=message):
         build(f"{tmp_path / 'own.py'}:{factory}")
+
+
+FACTORIES = """
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+class Classes(nn.Linear):
+    def __init__(self, num_classes=3, hidden=8):
+        super().__init__(64, num_classes)
+
+def keywords(*, outputs, input_shape):
+    return nn.Linear(input_shape[0], outputs)
+
+def shape_alone(input_shape):
+    return nn.Linear(input_shape[0], 10)
+
+def without_defaults(shape, classes=3):
+    return nn.Linear(shape[0], classes)
+
+def anything(*arguments):
+    return nn.Linear(arguments[0][0], arguments[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "factory",
+    ["Net", "Classes", "keywords", "shape_alone", "without_defaults", "anything"],
+)
+def test_a_factory_gets_what_it_takes(tmp_path, factory):
+    (tmp_path / "own.py").write_text(FACTORIES)
+    built = build(f"{tmp_path / 'own.py'}:{factory}")
+    assert built(torch.zeros(3, 64)).shape == (3, 10)
+
+
+def test_options_reach_a_class_that_takes_no_shape(tmp_path):
+    (tmp_path / "own.py").write_text(FACTORIES)
+    name = f"{tmp_path / 'own.py'}:Classes"
+    built = build({"name": name, "num_classes": 4, "hidden": 3}, outputs=4)
+    assert built(torch.zeros(3, 64)).shape == (3, 4)
