@@ -87,11 +87,11 @@ def plan(
     """Plan how to divide a training of MODEL among N devices: by data, shards, tensors, stages, or adaptively.
 
     Every mesh of replicas, stages and tensor degree that multiplies to the devices is
-    searched, with up to 8 micro-batches a stage in the order of 1f1b or interleaved,
-    and stages cut by times; where a worker does not fit into the memory, activations
-    are computed again. `adaptive` shares each layer among the number of devices that
-    moves the fewest bytes. The best of each kind has a row. Nothing is trained: every
-    number is modelled, as `predict` does.
+    searched, with up to 8 micro-batches a stage in the order of 1f1b, interleaved or
+    gpipe, or the whole batch (model_parallel), and stages cut by times; where a worker
+    does not fit into the memory, activations are computed again. `adaptive` shares each
+    layer among the number of devices that moves the fewest bytes. The best of each kind
+    has a row. Nothing is trained: every number is modelled, as `predict` does.
 
     \b
     scalebench plan vit_b16 --cluster juwels-booster --device a100-40gb --devices 8 --batch 512

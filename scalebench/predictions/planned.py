@@ -251,6 +251,8 @@ class Planned:
             Column("to", lambda each: each[1].last, left=True),
             Column("number", lambda each: Measured(each[1].layers), COUNT),
             Column("both passes", lambda each: Measured(each[1].pass_s), TIME_ALONE),
+            Column("communication", lambda each: Measured(each[1].comm_s), TIME_ALONE),
+            Column("bubble", lambda each: Measured(each[1].bubble_s), TIME_ALONE),
             *map(size, ("parameters", "gradients", "optimizer", "activations")),
             Column("memory", lambda each: Measured(each[1].memory.total), MEMORY),
         ]
@@ -260,7 +262,7 @@ class Planned:
             list(enumerate(self.planner.stages(step.layout))),
             [
                 "from, to: the ends of each chunk of layers; both passes: of a micro-batch, with what is computed "
-                "once; memory has the strategy's own tensors, too"
+                "once; communication, bubble: of a step; memory has the strategy's own tensors, too"
             ],
         )
 
@@ -269,6 +271,12 @@ class Planned:
         planner, adaptive = self.planner, self.found.adaptive
         if adaptive is None or max(planner.degrees(adaptive.layout)) == 1:
             return
+
+        def size(name: str) -> Column[ComponentOf]:
+            return Column(
+                name, lambda each: Measured(getattr(each.memory, name)), MEMORY
+            )
+
         columns: list[Column[ComponentOf]] = [
             Column("from", lambda each: each.shared.first, left=True),
             Column("to", lambda each: each.shared.last, left=True),
@@ -280,7 +288,9 @@ class Planned:
                 COUNT,
             ),
             Column("both passes", lambda each: Measured(each.pass_s), TIME_ALONE),
-            Column("parameters", lambda each: Measured(each.parameters), MEMORY),
+            Column("communication", lambda each: Measured(each.comm_s), TIME_ALONE),
+            *map(size, ("parameters", "gradients", "optimizer", "activations")),
+            Column("memory", lambda each: Measured(each.memory.total), MEMORY),
             Column("moved", lambda each: Measured(each.moved), MEMORY),
             Column("by data alone", lambda each: Measured(each.moved_by_data), MEMORY),
         ]
@@ -290,7 +300,8 @@ class Planned:
             planner.components(adaptive.layout),
             [
                 "moved: by a device in a step: gradients, sums among those that share a layer, rows between "
-                "components; by data alone: if every device held all layers"
+                "components; by data alone: if every device held all layers; no component waits for another: there "
+                "is no bubble"
             ],
         )
 
@@ -313,8 +324,8 @@ def _at_ends(found: Plan) -> str:
 def _layout(step: Step) -> str:
     strategy = step.layout.strategy
     shard = f" shard {strategy.options['shard']}" if "shard" in strategy.options else ""
-    interleaved = " interleaved" if step.layout.chunks > 1 else ""
-    return f"{strategy.name}{shard}{interleaved}"
+    order = f" {strategy.options['schedule']}" if "schedule" in strategy.options else ""
+    return f"{strategy.name}{shard}{order}"
 
 
 def _gib(nbytes: int) -> str:

@@ -41,6 +41,8 @@ from scalebench.study.spec import Component
 from scalebench.training.stage import most_kept
 
 Solver = Literal["viterbi", "greedy"]
+# of the micro-batches on a stage; None: of whole batches, or without stages
+Order = Literal["gpipe", "1f1b", "interleaved"] | None
 _GIB, _MIB = 2**30, 2**20
 # micro-batches for each stage: they idle for a ninth of the step at most
 _MOST_PIECES = 8
@@ -48,6 +50,9 @@ _CHUNKS = 2  # of layers on each stage, where micro-batches move interleaved
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "all")  # the fastest first
 # kind of the layouts whose layers are shared by numbers of devices of their own
 ADAPTIVE = "adaptive"
+# kinds of the layouts in stages whose order another one beats in time or memory: priced
+# beside these, and never chosen
+PLACED, GPIPE = "model_parallel", "gpipe"
 DATA = Component(name="ddp")
 SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
 
@@ -84,27 +89,31 @@ class Step:
 class StageOf(NamedTuple):
     """A stage of a layout: its layers, seconds of both passes of a micro-batch, and memory of one of its workers.
 
-    `first` and `last` are the layers at the ends of each of its chunks.
+    `first` and `last` are the layers at the ends of each of its chunks; `comm_s`,
+    exposed and without the bubble, and `bubble_s` are those of a step.
     """
 
     first: str
     last: str
     layers: int
     pass_s: float
+    comm_s: float
+    bubble_s: float
     memory: WorkerMemory
 
 
 class ComponentOf(NamedTuple):
     """A component of an adaptive layout: seconds of its passes, and bytes that a worker holds and moves in a step.
 
-    `moved` are those of its gradients, of sums among the devices that share it, and of
-    the rows that are gathered for it; `moved_by_data` those of its gradients if every
-    device held it whole.
+    `moved`, in `comm_s`, are those of its gradients, of sums among the devices that
+    share it, and of the rows that are gathered for it; `moved_by_data` those of its
+    gradients if every device held it whole.
     """
 
     shared: Shared
     pass_s: float
-    parameters: float
+    comm_s: float
+    memory: WorkerMemory
     moved: float
     moved_by_data: float
 
@@ -196,12 +205,12 @@ class Planner:
             )
         if self.uncut:
             return found
-        for mesh, pieces, chunks in _divisions(
+        for mesh, pieces, order in _divisions(
             self.devices, self.batch, len(self._cut(1).layers)
         ):
             if (
                 self._is_shareable(mesh.tensor)
-                and (layout := self._in_parts(mesh, pieces, chunks)) is not None
+                and (layout := self._in_parts(mesh, pieces, order)) is not None
             ):
                 found.append(layout)
         if (
@@ -275,17 +284,19 @@ class Planner:
     def components(self, layout: Layout) -> list[ComponentOf]:
         """Return the components of an adaptive layout."""
         number, costs = ELEMENT_BYTES[self.predictor.workload.dtype], self._moved
+        samples = self.batch / self.devices
         cut, layers, degrees = (
-            self._cut(self.batch / self.devices),
+            self._cut(samples),
             self._profiles,
             self.degrees(layout),
         )
-        forward, backward, _ = self.predictor.step_seconds(
-            self.devices, self.batch / self.devices, 1
-        )
+        forward, backward, _ = self.predictor.step_seconds(self.devices, samples, 1)
         place, before, found = 0, 1, []
-        for shared in components_of(layers, degrees):
+        parts = components_of(layers, degrees)
+        behind = [*(shared.degree for shared in parts[1:]), 1]
+        for shared, after in zip(parts, behind, strict=True):
             own = range(place, place + shared.layers)
+            neighbours = before, after
             moved = sum(costs.of_layer(layers[each], shared.degree) for each in own)
             moved += costs.of_move(layers[place].takes, before, shared.degree)
             place, before = own.stop, shared.degree
@@ -299,7 +310,8 @@ class Planner:
                         + backward * cut.facts[each].backward
                         for each in own
                     ),
-                    parameters=number * shared.parameters / shared.degree,
+                    comm_s=self._exchanged_s(layout, own, shared.degree, neighbours),
+                    memory=self._component_memory(own, shared),
                     moved=number * moved,
                     moved_by_data=number
                     * sum(costs.of_layer(layers[each], 1) for each in own),
@@ -307,16 +319,79 @@ class Planner:
             )
         return found
 
+    def _component_memory(self, own: range, shared: Shared) -> WorkerMemory:
+        """Return the memory of a worker in a component of the layers `own`."""
+        workload = self.predictor.workload
+        samples = self.batch / self.devices
+        held = round(shared.parameters / shared.degree)
+        kept = samples * self._cut(samples).kept(own)
+        return replace(
+            part_memory(
+                workload.layers,
+                round(samples),
+                workload.dtype,
+                optimizer_states(workload.optimizer),
+                PartMemory(None, held, held, held, (), 0, None),
+                workload.products,
+            ),
+            activations=round(
+                kept * ELEMENT_BYTES[workload.products or workload.dtype]
+            ),
+        )
+
+    def _exchanged_s(
+        self, layout: Layout, own: range, degree: int, neighbours: tuple[int, int]
+    ) -> float:
+        """Return the seconds of a step's communication in a component of the layers `own`; `neighbours` are degrees.
+
+        Its gradients are averaged, its products summed, and rows that its workers lack
+        are gathered: outputs before it forward, and gradients behind it backward.
+        """
+        workload, costs = (
+            self.predictor.workload,
+            self.predictor.communication(layout.strategy),
+        )
+        number, samples = ELEMENT_BYTES[workload.dtype], self.batch / self.devices
+        cut = self._cut(samples)
+        sizes = [own.start, len(own), len(cut.facts) - own.stop]
+        # Of the first layers nothing needs the gradient of the samples.
+        (held,) = cut.held(sizes[own.start == 0 :], [int(own.start > 0)], degree)
+
+        def seconds(kind: Kind, numbers: float, members: range) -> float:
+            return costs.time(Operation(kind, round(numbers * number), members))
+
+        exchanged = 0.0
+        if degree < self.devices:
+            alike = range(0, self.devices, degree)
+            exchanged += seconds(Kind.ALLREDUCE, held.parameters, alike)
+        sharing = range(degree)
+        for each in held.segments:
+            rows = samples * degree
+            if each.divided:
+                exchanged += seconds(Kind.ALLREDUCE, rows * each.gives[0], sharing)
+            if each.divided and each.needed:
+                exchanged += seconds(Kind.ALLREDUCE, rows * each.takes[0], sharing)
+        before, after = neighbours
+        if degree > 1 and before != degree:
+            exchanged += seconds(
+                Kind.ALLGATHER, samples * self._profiles[own.start].takes, sharing
+            )
+        if degree > 1 and after != degree:
+            exchanged += seconds(
+                Kind.ALLGATHER, samples * self._profiles[own.stop - 1].gives, sharing
+            )
+        return exchanged
+
     # --- layouts in parts ---------------------------------------------------------------------------------------
 
-    def _in_parts(self, mesh: Mesh, pieces: int, chunks: int) -> Layout | None:
+    def _in_parts(self, mesh: Mesh, pieces: int, order: Order) -> Layout | None:
         """Return the layout of a mesh that computes least again of those that fit, else the one that needs least.
 
         None if a stage has nothing to share among its workers.
         """
         tried: list[Layout] = []
         for recompute in _RECOMPUTE:
-            layout = _in_parts(mesh, pieces, chunks, recompute)
+            layout = _in_parts(mesh, pieces, order, recompute)
             # What is computed again does not change what can be shared.
             if not tried and not self._can_be_held(layout):
                 return None
@@ -392,7 +467,13 @@ class Planner:
         self, layout: Layout, strategy: PartsOfModel, stage: int
     ) -> set[tuple[int, ...]]:
         """Return the micro-batches of each chunk of a stage that are between their passes at the same time."""
-        key = (layout.mesh.pipeline, layout.micro_batches, layout.chunks, stage)
+        key = (
+            layout.kind,
+            layout.mesh.pipeline,
+            layout.micro_batches,
+            layout.chunks,
+            stage,
+        )
         if key not in self._counts:
             moves = strategy.order(stage, layout.mesh.pipeline, layout.micro_batches)
             self._counts[key] = most_kept(
@@ -404,6 +485,7 @@ class Planner:
         """Return the stages of a layout in parts."""
         forward, backward, _ = self._seconds(layout)
         layers, found = self._cut_of(layout).layers, []
+        ledger = self.predictor.ledger(layout.strategy, self.devices)
         for stage, memory in enumerate(self._memories(layout)):
             chunks = [chunk.stage for chunk in self._held_by(layout, stage)]
             segments = [
@@ -421,7 +503,11 @@ class Planner:
                 )
             )
             count = sum(each.last - each.first for each in chunks)
-            found.append(StageOf(first, last, count, seconds, memory))
+            # the workers that share a stage are in step
+            waited = ledger.of(stage * layout.mesh.tensor)
+            bubble_s = waited["bubble_s"]
+            comm_s = waited["comm_s"] - bubble_s
+            found.append(StageOf(first, last, count, seconds, comm_s, bubble_s, memory))
         return found
 
     def _strategy(self, layout: Layout) -> PartsOfModel:
@@ -647,7 +733,10 @@ class Planner:
         Each takes the fastest that fits with the decisions before; of those that do not
         fit the one that needs least. None if no layout is found that fits.
         """
-        uniform = [layout for layout in self.layouts if layout.kind != ADAPTIVE]
+        beside = (ADAPTIVE, PLACED, GPIPE)
+        uniform = [layout for layout in self.layouts if layout.kind not in beside]
+        if not uniform:
+            return None
         left = [layout for layout in uniform if layout.mesh.pipeline == 1]
         if not left:
             left = _with_fewest_pieces(uniform)
@@ -691,8 +780,8 @@ class Planner:
 
 def _divisions(
     devices: int, batch: int, layers: int
-) -> Iterator[tuple[Mesh, int, int]]:
-    """Yield the meshes whose replicas have several workers, with each number of micro-batches, and of chunks."""
+) -> Iterator[tuple[Mesh, int, Order]]:
+    """Yield the meshes whose replicas have several workers, with each number of micro-batches, and their order."""
     for parts in _divisors(devices)[1:]:
         replicas = devices // parts
         if batch % replicas:
@@ -702,20 +791,25 @@ def _divisions(
             if stages > layers:
                 continue
             if stages == 1:
-                yield mesh, 1, 1
+                yield mesh, 1, None
                 continue
+            # Of more stages than samples the workers are better used otherwise.
+            if mesh.tensor == 1 and stages <= batch // replicas:
+                yield mesh, 1, None
             for pieces in _divisors(batch // replicas):
                 # With fewer micro-batches than stages these idle for half of the step
                 # or longer.
                 if stages <= pieces <= _MOST_PIECES * stages:
-                    yield mesh, pieces, 1
+                    yield mesh, pieces, "1f1b"
+                    if mesh.tensor == 1:
+                        yield mesh, pieces, "gpipe"
                     # Interleaved micro-batches move in rounds of as many as there are
                     # stages.
                     if pieces % stages == 0 and _CHUNKS * stages <= layers:
-                        yield mesh, pieces, _CHUNKS
+                        yield mesh, pieces, "interleaved"
 
 
-def _in_parts(mesh: Mesh, pieces: int, chunks: int, recompute: Recompute) -> Layout:
+def _in_parts(mesh: Mesh, pieces: int, order: Order, recompute: Recompute) -> Layout:
     """Return the layout of a mesh whose stages, or chunks of layers on these, are cut by times."""
     options: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
     if mesh.pipeline == 1:
@@ -724,14 +818,25 @@ def _in_parts(mesh: Mesh, pieces: int, chunks: int, recompute: Recompute) -> Lay
             Component(name="tensor", options={"degree": mesh.tensor, **options}),
             mesh,
         )
-    options = {"micro_batches": pieces, "balance": "times", **options}
-    if chunks > 1:
-        options |= {"schedule": "interleaved", "chunks": chunks}
+    options = {"balance": "times", **options}
+    if order is None:
+        component = Component(
+            name="model_parallel", options={"stages": mesh.pipeline, **options}
+        )
+        return Layout(PLACED, component, mesh)
+    options = {"micro_batches": pieces, **options}
+    chunks = 1
+    if order == "interleaved":
+        chunks = _CHUNKS
+        options |= {"schedule": order, "chunks": chunks}
+    elif order == "gpipe":
+        options["schedule"] = order
     if mesh.tensor == 1:
         component = Component(
             name="pipeline", options={"stages": mesh.pipeline, **options}
         )
-        return Layout("pipeline", component, mesh, pieces, chunks)
+        kind = GPIPE if order == "gpipe" else "pipeline"
+        return Layout(kind, component, mesh, pieces, chunks)
     component = Component(
         name="hybrid",
         options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options},

@@ -261,6 +261,14 @@ class Predictor:
         time, compute, data, other, comm, wait, transfer, bubble = columns
         return Times(time, compute, data, other, comm, wait, transfer, bubble, queued)
 
+    def ledger(self, strategy: Component, workers: int) -> TimeArrays:
+        """Return the times of each recorded worker in the longest recorded epoch, without a server, on the platform."""
+        shape = self.batches(strategy, workers)
+        recorded = self._recorded(strategy, workers, *shape)
+        cases = [Case(self.platform, self.workload.batch)]
+        machines = self._machines(strategy, recorded, cases, [shape[1]])
+        return walk(recorded.programs[-1], machines, len(recorded.schedules))[-1]
+
     def schedule(self, strategy: Component, workers: int) -> Schedule:
         """Return a schedule of the excerpt, which has the memory of the whole."""
         return self.schedules(strategy, workers)[0]

@@ -127,6 +127,11 @@ class TableCut:
             float(self._both[layer.first : layer.last].sum()) for layer in self.layers
         ]
 
+    def kept(self, layers: range) -> float:
+        """Return the numbers a sample that consecutive layers keep for the backward pass."""
+        first, last = self.layers[layers.start].first, self.layers[layers.stop - 1].last
+        return float(self._kept[first:last].sum())
+
     def profiles(self, workers: int) -> list[LayerProfile]:
         """Return what the choice of a layout needs to know of each layer."""
 

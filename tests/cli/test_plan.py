@@ -33,13 +33,22 @@ def test_one_sentence_answers_and_each_kind_has_a_row(invoke):
     assert "ends of the intervals" in second
     assert third.startswith("adaptive shares")
     assert "Deciding one number after the other" in fourth
-    kinds = ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "adaptive")
+    kinds = (
+        "ddp",
+        "fsdp",
+        "tensor",
+        "model_parallel",
+        "pipeline",
+        "hybrid",
+        "adaptive",
+    )
     rows = [line for line in rest if line.startswith(kinds)]
     assert [sum(line.startswith(name) for line in rows) for name in kinds] == [
         1,
         3,
         1,
         1,
+        2,
         1,
         1,
     ]
@@ -130,10 +139,11 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     invoke("run", "study.yaml")
     runs = load(tmp_path / "results" / study["name"]).completed
     assert len(runs) == len(study["strategies"])
-    (staged,) = (each["pipeline"] for each in study["strategies"] if "pipeline" in each)
-    assert all(isinstance(layers, int) for layers in staged["balance"]), (
-        "as planned, and no rule"
-    )
+    staged = [each["pipeline"] for each in study["strategies"] if "pipeline" in each]
+    assert [each.get("schedule") == "gpipe" for each in staged].count(True) == 1
+    assert all(
+        isinstance(layers, int) for each in staged for layers in each["balance"]
+    ), "as planned, and no rule"
     meshes = runs[["data_parallel", "pipeline_parallel", "tensor_parallel"]]
     assert set(meshes.prod(axis=1)) == {1, 4}
     assert set(runs["batch_global"]) == {32}

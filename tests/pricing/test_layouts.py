@@ -65,6 +65,7 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
 def test_layouts_are_all_meshes_with_their_micro_batches():
     found = planner(devices=4, batch=8).layouts
     whole = {(4, 1, 1, 1, 1), (2, 1, 2, 1, 1), (1, 1, 4, 1, 1)}
+    placed = {(2, 2, 1, 1, 1), (1, 4, 1, 1, 1)}
     staged = [
         (2, 2, 1, 2),
         (2, 2, 1, 4),
@@ -77,10 +78,12 @@ def test_layouts_are_all_meshes_with_their_micro_batches():
     assert {
         (each.mesh.data, each.mesh.pipeline, each.mesh.tensor, *each[3:])
         for each in found
-    } == whole | {(*each, chunks) for each in staged for chunks in (1, 2)}
+    } == whole | placed | {(*each, chunks) for each in staged for chunks in (1, 2)}
     assert [each.kind for each in found].count("data") == 1
-    # data, three of shards, tensor, pipeline, hybrid, adaptive
-    assert len({each.kind for each in found}) == 4 + 4
+    # data, three of shards, tensor, placement, gpipe, other pipelines, hybrid, adaptive
+    assert len({each.kind for each in found}) == 4 + 6
+    orders = [each.strategy.options.get("schedule") for each in found]
+    assert orders.count("gpipe") == sum(mesh[2] == 1 for mesh in staged)
 
 
 def test_memory_without_a_recording_is_that_of_the_recording():
@@ -155,6 +158,54 @@ def test_stages_are_those_of_the_layout(chunks, first, last):
         sum(stage.memory.parameters for stage in stages)
         == 4 * own.predictor.workload.layers.parameters
     )
+
+
+def test_stages_have_the_communication_and_the_bubble_of_the_step():
+    """Means over the stages are those of the layout; the waiting of a stage is not that of another."""
+    own = planner()
+    for step in own.plan().steps:
+        if step.layout.mesh.pipeline > 1:
+            stages = own.stages(step.layout)
+            for of_stage, of_step in (("comm_s", "comm_s"), ("bubble_s", "bubble_s")):
+                each = [getattr(stage, of_stage) for stage in stages]
+                assert min(each) >= 0
+                assert sum(each) / len(each) == pytest.approx(
+                    getattr(step, of_step), rel=1e-9
+                )
+            assert len({stage.bubble_s for stage in stages}) > 1
+
+
+def test_gpipe_takes_no_less_memory_and_placement_no_less_time_than_1f1b():
+    own = planner(batch=256)
+    steps = {step.layout.kind: step for step in own.plan().steps}
+    alike = [
+        each
+        for each in own.layouts
+        if each.mesh == steps["gpipe"].layout.mesh
+        and each.micro_batches == steps["gpipe"].layout.micro_batches
+        and each.chunks == 1
+    ]
+    gpipe, other = sorted(alike, key=lambda each: each.kind)
+    assert (gpipe.kind, other.kind) == ("gpipe", "pipeline")
+    assert own.memory(gpipe).total > own.memory(other).total
+    assert steps["model_parallel"].step_s > steps["pipeline"].step_s
+
+
+def test_components_add_up_to_the_communication_and_the_memory_of_the_step():
+    """Equal workers wait for nobody: seconds are those of the collectives alone."""
+    own = planner(batch=64, model="vgg16", cluster="juwels-booster")
+    plan = own.plan()
+    assert plan.adaptive is not None
+    components = own.components(plan.adaptive.layout)
+    assert len(components) > 1
+    comm_s = float(
+        own.predictor.ledger(plan.adaptive.layout.strategy, 8).transfer.mean()
+    )
+    assert sum(each.comm_s for each in components) == pytest.approx(comm_s, rel=1e-3)
+    for part in ("parameters", "gradients", "optimizer", "activations"):
+        each = [getattr(component.memory, part) for component in components]
+        whole = getattr(plan.adaptive.memory, part)
+        assert sum(each) == pytest.approx(whole, rel=1e-3)
 
 
 @pytest.mark.parametrize("measured", [True, False])
