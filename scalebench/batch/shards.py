@@ -24,7 +24,6 @@ from scalebench.launch.engine_choice import in_job
 from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.model_check import estimate, kept_step, trains
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.sweep import Sweep
 from scalebench.native.job_files import server_ranks
 from scalebench.study.spec import Run, Study
 from scalebench.study.validation import StrictModel
@@ -173,7 +172,7 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
         StudyError: the study as it is planned now lacks runs of the shard.
     """
     known = set(shard.run_ids)
-    runs = [run for run in plan.sweep.runs if run.run_id in known]
+    runs = tuple(run for run in plan.sweep.runs if run.run_id in known)
     if missing := known - {run.run_id for run in runs}:
         raise StudyError(
             f"{shard}: {counted(len(missing), 'run')} of it, such as {min(missing)}, "
@@ -182,11 +181,11 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
         )
     # with --group all its runs may decide which others follow
     whole = len(known) == len(plan.sweep.runs)
-    further = plan.sweep.further if whole else []
+    further = plan.sweep.further if whole else ()
     return replace(
         plan,
-        sweep=Sweep(runs, plan.sweep.notes, further),
-        trials=plan.trials if whole else [],
+        sweep=replace(plan.sweep, runs=runs, further=further),
+        trials=plan.trials if whole else (),
         # real runs are launched on what the job really got
         allocation=None,
     )

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
@@ -214,7 +215,7 @@ def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> int:
     from scalebench.launch.study_run import standing
 
     # a dry run promises what a run would do, and that would refuse such a model
-    plan.prepared.notes += look_at_model(plan)
+    plan = replace(plan, remarks=tuple(look_at_model(plan)))
     _show_standing(standing(plan, output / plan.study.name), jobs)
     return 0
 

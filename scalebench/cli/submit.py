@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -272,7 +273,7 @@ def _planned(
     plan = plan_study(wanted, allocation)
     # torch takes seconds of a login node
     if not fits_unseen(plan):
-        plan.prepared.notes += look_at_model(plan)
+        plan = replace(plan, remarks=tuple(look_at_model(plan)))
     divided = shards.divide(
         plan,
         allocation,

@@ -30,7 +30,7 @@ from scalebench.launch import processes
 from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import is_oversubscribed
-from scalebench.launch.work import Reporter, Tally
+from scalebench.launch.work import Ended, Reporter, Tally, next_work
 from scalebench.native.heartbeat import create_heartbeats, mark_over, read_heartbeats
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines, settings_of
 from scalebench.native.postmortem import Pulse, cause_of_death
@@ -140,11 +140,11 @@ def run_elastic(
     with folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
         keep_study(folder, plan.study)
         with ElasticTable(folder) as table:
-            left = [
-                run
-                for run in runs
-                if (run.run_id, run.config_hash) not in table.completed
-            ]
+            work = next_work(
+                plan.only({run.run_id for run in runs}),
+                Ended(dict.fromkeys(table.completed)),
+            )
+            left = work.runs if work is not None else ()
             tally = Tally(
                 folder, done_before=len(runs) - len(left), remaining=len(left)
             )

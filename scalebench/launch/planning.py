@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scalebench.cluster.cluster_file import Cluster, load_cluster
@@ -35,7 +35,7 @@ NATIVE_BUDGET_S = 90.0  # of real runs beside virtual ones
 FEW_STEPS = 8
 
 
-@dataclass
+@dataclass(frozen=True)
 class Preparation:
     """Data sets on disk and their division among the workers, by worker count.
 
@@ -43,33 +43,41 @@ class Preparation:
     and workers of a replica.
     """
 
-    folders: dict[int, Path] = field(default_factory=dict)
-    datasets: dict[int, Dataset] = field(default_factory=dict)
-    plans: dict[int, BatchPlan] = field(default_factory=dict)
-    of_parts: dict[tuple[int, int], BatchPlan] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    folders: Mapping[int, Path] = field(default_factory=dict)
+    datasets: Mapping[int, Dataset] = field(default_factory=dict)
+    plans: Mapping[int, BatchPlan] = field(default_factory=dict)
+    of_parts: Mapping[tuple[int, int], BatchPlan] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
-    def add(
-        self,
+    @classmethod
+    def of(
+        cls,
         study: Study,
         runs: Iterable[Run],
-        workers: int,
-        folder: Path,
+        folder_of: Callable[[int], Path],
         seed: int,
         what: str,
-    ) -> None:
-        """Divide the data in `folder` for `runs` at so many workers; a failure to do so is said of `what`."""
-        self.folders[workers], self.datasets[workers] = folder, open_dataset(folder)
-        for parts in sorted({parts_of(run) for run in runs if run.workers == workers}):
-            among = f"{what}, {parts} of which hold a replica" if parts > 1 else what
+    ) -> Preparation:
+        """Divide the data that `folder_of` gives at each worker count of `runs`; `what` begins errors."""
+        folders: dict[int, Path] = {}
+        datasets: dict[int, Dataset] = {}
+        plans: dict[int, BatchPlan] = {}
+        of_parts: dict[tuple[int, int], BatchPlan] = {}
+        # sorted by parts: the first plan has the most replicas, and the smallest shards
+        for workers, parts in sorted({(run.workers, parts_of(run)) for run in runs}):
+            if workers not in folders:
+                folders[workers] = folder_of(workers)
+                datasets[workers] = open_dataset(folders[workers])
+            among = f"{what}at {counted(workers, 'worker')}"
+            if parts > 1:
+                among += f", {parts} of which hold a replica"
             try:
-                plan = BatchPlan.of(study, workers, seed, self.datasets[workers], parts)
+                plan = BatchPlan.of(study, workers, seed, datasets[workers], parts)
             except DataError as error:
                 raise DataError(f"{among}: {error}") from None
-            self.of_parts[workers, parts] = plan
-            # sorted by parts: the first plan has the most replicas, and the smallest
-            # shards
-            self.plans.setdefault(workers, plan)
+            of_parts[workers, parts] = plan
+            plans.setdefault(workers, plan)
+        return cls(folders, datasets, plans, of_parts)
 
     def plan_of(self, run: Run) -> BatchPlan:
         """Return the batches of the workers of `run`."""
@@ -101,27 +109,43 @@ def _micro_batches(run: Run) -> int:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class StudyPlan:
     """The runs of a study, the cluster and the prepared data.
 
     `trials` come first where the study is tuned, on the data in `validation`; `sweep`
-    has the values of the study until the trials have given others
-    (`trials.with_chosen`). `allocation` is the one that was stated, None for this one.
+    has the values of the study until it `is_settled` by those of the trials
+    (`work.settled`). `allocation` is the one that was stated, None for this one.
+    `remarks` are on its model.
     """
 
     study: Study
     cluster: Cluster
     sweep: Sweep
     prepared: Preparation
-    trials: list[Run] = field(default_factory=list)
+    trials: tuple[Run, ...] = ()
     validation: Preparation = field(default_factory=Preparation)
     allocation: Allocation | None = None
+    remarks: tuple[str, ...] = ()
+    is_settled: bool = False
+
+    def only(self, run_ids: Container[str]) -> StudyPlan:
+        """Return the plan of these trials and runs alone: nothing follows from them."""
+        runs = (*self.sweep.runs, *self.sweep.further)
+        sweep = replace(
+            self.sweep,
+            runs=tuple(run for run in runs if run.run_id in run_ids),
+            further=(),
+            until=None,
+        )
+        trials = tuple(run for run in self.trials if run.run_id in run_ids)
+        return replace(self, sweep=sweep, trials=trials, is_settled=True)
 
     @property
     def notes(self) -> list[str]:
         return [  # of these `run` prints few: what changes results stands first
             *self.prepared.notes,
+            *self.remarks,
             *self.sweep.notes,
             *why_oversubscribed(self.sweep.runs, self.allocation),
             *beyond_the_slots(self.sweep.runs, self.allocation),
@@ -223,23 +247,40 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
     warnings = strategy_warnings(there, sweep.runs, cluster, allocation, steps=steps)
     # the same strategies were asked before the data were known; only what the steps add
     # is new
-    prepared.notes += [warning for warning in warnings if warning not in sweep.notes]
+    notes = [warning for warning in warnings if warning not in sweep.notes]
     # nobody asked for it: replicas of several workers have no batch per worker
     if study.batch_global != given.batch_global:
-        prepared.notes.append(
+        notes.append(
             f"a replica has several workers: batch_policy is global, {study.batch_global} samples in a step of all "
             f"workers at every worker count ({given.batch_per_worker} a worker at {max(study.workers)}); state another "
             "with --batch-global, or --batch-per-worker"
         )
+    prepared = replace(prepared, notes=(*prepared.notes, *notes))
     trials = trials_of(there, sweep.runs)
-    validation = Preparation()  # samples of the training part, held out for trials
-    for workers in sorted({run.workers for run in trials}):
-        assert study.tune is not None
-        # no trial sees the test samples, by which the runs are judged
-        folder = prepare_validation(there, workers, study.tune.validation, study.seed)
-        what = f"tune: trials at {counted(workers, 'worker')}"
-        validation.add(there, trials, workers, folder, trials[0].seed, what)
-    return StudyPlan(study, cluster, sweep, prepared, trials, validation, allocation)
+    return StudyPlan(
+        study,
+        cluster,
+        sweep,
+        prepared,
+        trials,
+        _prepare_trials(there, trials),
+        allocation,
+    )
+
+
+def _prepare_trials(study: Study, trials: Sequence[Run]) -> Preparation:
+    """Divide samples of the training part: no trial sees the test samples, by which the runs are judged."""
+    if not trials:
+        return Preparation()
+    assert study.tune is not None
+    held_out = study.tune.validation
+    return Preparation.of(
+        study,
+        trials,
+        lambda workers: prepare_validation(study, workers, held_out, study.seed),
+        trials[0].seed,
+        "tune: trials ",
+    )
 
 
 def between_nodes(runs: Iterable[Run], cluster: Cluster) -> list[str]:
@@ -348,7 +389,7 @@ def beyond_the_slots(
     ]
 
 
-def prepare_study(study: Study, runs: list[Run]) -> Preparation:
+def prepare_study(study: Study, runs: Sequence[Run]) -> Preparation:
     """Fetch or build the data, and check that every worker count can be served.
 
     Raises:
@@ -358,34 +399,26 @@ def prepare_study(study: Study, runs: list[Run]) -> Preparation:
     # before data are fetched, which may take minutes
     check_model(study.model, trained=any(run.execution != "modelled" for run in runs))
     check_optimizer(study.optimizer)
-    made = Preparation()
-    for workers in sorted({run.workers for run in runs}):
-        made.add(
-            study,
-            runs,
-            workers,
-            prepare(study, workers),
-            study.seed,
-            f"at {counted(workers, 'worker')}",
-        )
-        of_plans = (
-            note
-            for (count, _), plan in made.of_parts.items()
-            if count == workers
-            for note in plan.notes
-        )
-        made.notes += [
-            f"{counted(workers, 'worker')}: {note}" for note in dict.fromkeys(of_plans)
-        ]
+    made = Preparation.of(
+        study, runs, lambda workers: prepare(study, workers), study.seed, ""
+    )
+    # once for each worker count, however many plans of it say so
+    of_plans = dict.fromkeys(
+        f"{counted(workers, 'worker')}: {note}"
+        for (workers, _), plan in made.of_parts.items()
+        for note in plan.notes
+    )
     of_data = dict.fromkeys(
         note for dataset in made.datasets.values() for note in dataset.notes
     )
-    made.notes += [f"data set {study.dataset.name}: {note}" for note in of_data]
-    made.notes += model_notes(
-        study.model, next(iter(made.datasets.values())).input_shape
+    notes = (
+        *of_plans,
+        *(f"data set {study.dataset.name}: {note}" for note in of_data),
+        *model_notes(study.model, next(iter(made.datasets.values())).input_shape),
+        *_few_steps(study, made),
+        *_long_steps(study),
     )
-    made.notes += _few_steps(study, made) + _long_steps(study)
-    return made
+    return replace(made, notes=notes)
 
 
 def _few_steps(study: Study, made: Preparation) -> list[str]:

@@ -23,6 +23,7 @@ from scalebench.comm.launchers import chosen
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import reachable, require_seen, require_there
 from scalebench.launch.processes import environment, launch_command, start, stop
+from scalebench.launch.work import in_new_processes
 from scalebench.native import job_files
 from scalebench.native.heartbeat import create_heartbeats, is_stopped, mark_over
 from scalebench.native.postmortem import Pulse, cause_of_death, what_to_check
@@ -90,12 +91,8 @@ class RealRuns:
         for part in _by_settings(runs, self.ranks):
             barren, left = 0, part.runs
             while left and not self.stopping():
-                warm = [
-                    run
-                    for run in warm_ups(left, self.warmup_runs)
-                    if run.run_id not in cold
-                ]
-                watch = _Launch(self, part, [*warm, *left])
+                work = in_new_processes(left, self.warmup_runs, cold)
+                watch = _Launch(self, part, [run for one in work for run in one.runs])
                 # a first launch that came to nothing may have failed to bind
                 watch.run(bind=barren == 0)
                 left = [run for run in watch.left.values() if not run.warmup]
@@ -126,31 +123,12 @@ class RealRuns:
         from scalebench.tasks.run import TaskRuns
 
         with closing(TaskRuns(self.folders, self.ranks, self.weights_folder)) as tasks:
-            for run in [*warm_ups(runs, self.warmup_runs), *runs]:
-                if self.stopping():
-                    return
-                self.on_start(run)
-                self.on_outcome(run, tasks.execute(run))
-
-
-def warm_ups(runs: Sequence[Run], count: int) -> list[Run]:
-    """`count` runs on each engine of `runs`, like the first of its largest, marked as made to warm up."""
-    largest: dict[str, Run] = {}
-    for run in runs:
-        known = largest.setdefault(run.engine, run)
-        if run.workers > known.workers:
-            largest[run.engine] = run
-    return [
-        run.model_copy(
-            update={
-                "run_id": f"warmup{number}-{run.run_id}",
-                "warmup": True,
-                "save_weights": False,
-            }
-        )
-        for run in largest.values()
-        for number in range(count)
-    ]
+            for work in in_new_processes(runs, self.warmup_runs):
+                for run in work.runs:
+                    if self.stopping():
+                        return
+                    self.on_start(run)
+                    self.on_outcome(run, tasks.execute(run))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from scalebench.launch.calibrating import request_of
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.trials import with_chosen
-from scalebench.launch.work import Reporter
+from scalebench.launch.work import Ended, Reporter, Timed, next_work
 from scalebench.pricing.machine import Machine
 from scalebench.records.folder import (
     CALIBRATION,
@@ -108,7 +108,10 @@ def recalibrate(
     plan = with_chosen(plan, results.trials)
     before = before and with_chosen(before, results.trials)
     pairs = _pairs(plan, before or plan, results)
-    runs = [run for run, _ in pairs]
+    work = next_work(plan.only({run.run_id for run, _ in pairs}), Ended({}))
+    # of a plan whose virtual runs are all there is, and have not ended
+    assert isinstance(work, Timed)
+    runs = work.runs
     charged = _charged_by(plan, calibration, require_quiet=require_quiet)
     with (
         folder_lock(folder),

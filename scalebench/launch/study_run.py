@@ -34,7 +34,18 @@ from scalebench.launch.processes import new_logs, redact_logs, remove_logs
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
-from scalebench.launch.work import Ended, Reporter, Stage, Tally, Work, WorkQueue
+from scalebench.launch.work import (
+    Ended,
+    Reporter,
+    Tally,
+    Trial,
+    Work,
+    left,
+    next_work,
+    planned,
+    rule_of,
+    settled,
+)
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import (
@@ -106,7 +117,7 @@ def run_study(
     if plan.sweep.simulated:
         start_forkserver()
     # before the folder is touched: a model that cannot be built leaves nothing there
-    plan.prepared.notes += look_at_model(plan)
+    plan = replace(plan, remarks=tuple(look_at_model(plan)))
     cost_sources.check_given_calibration(request_of(plan, plan.sweep.simulated))
     with (
         using(study.launcher),
@@ -124,7 +135,7 @@ def run_study(
                 fail_fast=fail_fast,
                 only_failed=only_failed,
             )
-            measures = plan.measures and study_run.queue.left()
+            measures = plan.measures and study_run.left()
             background = _background_notes(busy) if measures else []
             # the gravest first
             for note in [*_notes_of_a_kill(store), *background, *plan.notes]:
@@ -133,12 +144,12 @@ def run_study(
             # study's plan
             if not only_failed:
                 study_run.keep_plan()
-            if study_run.queue.left():
+            if study_run.left():
                 study_run.execute(jobs or _jobs(busy))
-            for note in study_run.queue.too_wide():
+            for note in study_run.too_wide():
                 reporter.note(note)
             study_run.tally.interrupted = interruption.signum
-            study_run.tally.remaining = len(study_run.queue.left())
+            study_run.tally.remaining = len(study_run.left())
             return study_run.tally
 
 
@@ -193,24 +204,27 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
             key = attempts.run_id[place], attempts.config_hash[place]
             del completed[key], tried[key]
             without_epochs.append(attempts.run_id[place])
-    queue = WorkQueue(plan, Ended(completed, tried, partial(read_trials, folder)))
-    left = queue.left()
+    ended = Ended(completed, tried, partial(read_trials, folder))
+    plan = settled(plan, ended)
+    to_do = left(plan, ended)
     # Rows that exist were charged by the calibration beside them, and ratios allow no
     # second one.
     charged = any(is_simulated(run_id) for run_id, _ in tried)
-    if charged and any(run.is_virtual for run in left):
+    if charged and any(run.is_virtual for run in to_do):
         cost_sources.check_kept_calibration(
-            request_of(queue.plan, queue.plan.sweep.simulated), folder
+            request_of(plan, plan.sweep.simulated), folder
         )
-    ids = {run.run_id for run in left}
-    done = [run for run in queue.planned() if run.run_id not in ids]
-    return Standing(queue.plan, left, done, queue.most_to_come(), without_epochs)
+    ids = {run.run_id for run in to_do}
+    done = [run for run in planned(plan, ended) if run.run_id not in ids]
+    return Standing(
+        plan, to_do, done, rule_of(plan, ended).most_to_come(), without_epochs
+    )
 
 
 class StudyRun:
-    """The runs of a study that one command makes: in which order, their rows, and their tally.
+    """The runs of a study that one command makes, their rows, and their tally.
 
-    `queue` says what is next. Warm-up runs get rows too, but are not counted.
+    Warm-up runs get rows too, but are not counted.
     """
 
     def __init__(
@@ -226,15 +240,20 @@ class StudyRun:
         self.folder = store.folder
         self._store, self._reporter, self._interruption = store, reporter, interruption
         self._fail_fast, self._only_failed = fail_fast, only_failed
-        read = partial(read_trials, store.folder)
-        self.queue = WorkQueue(
-            plan, Ended(store.completed, store.tried, read, store.numbered)
+        self._in_vain: set[str] = set()
+        self._ended = Ended(
+            store.completed,
+            store.tried,
+            partial(read_trials, store.folder),
+            # as it was before this command
+            store.numbered,
+            self._in_vain,
         )
-        self.tally = Tally(
-            self.folder, done_before=len(self.queue.planned()) - len(self.queue.left())
-        )
+        self._plan = settled(plan, self._ended)
+        certain = planned(self._plan, self._ended)
+        self.tally = Tally(self.folder, done_before=len(certain) - len(self.left()))
         if only_failed:
-            self.queue.only(store.failed)
+            self._plan = self._plan.only(frozenset(store.failed))
         self._calibration = ""  # content of calibration.json
         self._provenance: dict[str, Any] = {}
         self._started_utc: dict[str, str] = {}
@@ -246,8 +265,16 @@ class StudyRun:
 
     @property
     def plan(self) -> StudyPlan:
-        """The plan of the study, with the values that tuning chose."""
-        return self.queue.plan
+        """The plan of the study, with the values that tuning chose once its trials have ended."""
+        return self._plan
+
+    def left(self) -> list[Run]:
+        """Return the planned trials and runs that have not ended."""
+        return left(self._plan, self._ended)
+
+    def too_wide(self) -> list[str]:
+        """Note the points whose interval is wider than asked although no run is left."""
+        return rule_of(self._plan, self._ended).too_wide()
 
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
@@ -259,13 +286,13 @@ class StudyRun:
                 # kept, to be written again if the file is deleted meanwhile
                 self._calibration = read_text(self.folder / CALIBRATION)
             with self._interruption.runs_under_way():
-                stage: Stage | None = None
-                while (work := self.queue.next()) and not self._is_over():
-                    if work.stage is not stage:
-                        self._begin(work, after=stage)
-                        stage = work.stage
+                before: Work | None = None
+                while (work := self._next_work()) and not self._is_over():
+                    self._begin(work, after=before)
+                    before = work
                     self._announce(work.runs)
-                    if simulator := simulators.get(work.stage):
+                    if work.runs[0].is_virtual:
+                        simulator = simulators[isinstance(work, Trial)]
                         run_virtual(
                             work.runs,
                             simulator,
@@ -282,12 +309,17 @@ class StudyRun:
                         f"the {budget} for real runs are over (native_budget_s)"
                     )
 
-    def _begin(self, work: Work, *, after: Stage | None) -> None:
-        """Say what is to be said between two stages; real runs have their budget of time from now on."""
+    def _next_work(self) -> Work | None:
+        # kept, as names of runs are hashes of their values
+        self._plan = settled(self._plan, self._ended)
+        return next_work(self._plan, self._ended)
+
+    def _begin(self, work: Work, *, after: Work | None) -> None:
+        """Say what is to be said between two kinds of work; the first real runs begin their budget of time."""
         # the runs have got the values of the best trials, and other names with them
-        if after is Stage.TRIALS:
+        if isinstance(after, Trial):
             self.keep_plan()
-        if work.stage is Stage.REAL:
+        if not work.runs[0].is_virtual and (after is None or after.runs[0].is_virtual):
             self._real_until = time.monotonic() + self.plan.native_budget_s
             if after is not None:
                 self._reporter.simulated(self.folder)
@@ -306,19 +338,19 @@ class StudyRun:
                 group_of(run.execution, run.engine),
                 run.epochs,
             )
-            for run in self.queue.planned()
+            for run in planned(self._plan, self._ended)
         ]
         keep_planned(
             self.folder,
             runs,
-            most_to_come=self.queue.most_to_come(),
+            most_to_come=rule_of(self._plan, self._ended).most_to_come(),
             begun_in=Path.cwd(),
         )
 
-    def _simulators(self) -> dict[Stage, Simulator]:
-        """What makes virtual runs and trials, on a machine that is measured or read now; empty if none is left."""
-        left = [run for run in self.queue.left() if run.is_virtual]
-        if not left:
+    def _simulators(self) -> dict[bool, Simulator]:
+        """What makes virtual runs, and (True) trials, on a machine measured or read now; empty if none is left."""
+        to_do = [run for run in self.left() if run.is_virtual]
+        if not to_do:
             return {}
         # step times of other machines are stated, not measured
         if self.plan.cluster.compute == "this-machine":
@@ -329,11 +361,11 @@ class StudyRun:
         machine = machine_for(
             request, self.folder, charged=charged, note=self._reporter.note
         )
-        self._note_unmeasured(left, machine.engines)
+        self._note_unmeasured(to_do, machine.engines)
         return {
             # weights of trials are not kept
-            Stage.TRIALS: Simulator(machine, self.plan.validation.folders, self.folder),
-            Stage.VIRTUAL: Simulator(
+            True: Simulator(machine, self.plan.validation.folders, self.folder),
+            False: Simulator(
                 machine,
                 self.plan.prepared.folders,
                 self.folder / "weights",
@@ -341,7 +373,7 @@ class StudyRun:
             ),
         }
 
-    def _launch(self, runs: list[Run]) -> None:
+    def _launch(self, runs: Sequence[Run]) -> None:
         """Make `runs` in real processes; keep the logs of these if a run failed."""
         failed_before = len(self.tally.failed)
         logs = new_logs(self.folder)
@@ -358,7 +390,7 @@ class StudyRun:
                 stopping=self._is_over,
                 job_is_ending=self._job_is_ending,
                 # a fixed number of runs is known to the ranks from the start
-                more=self._next_block if self.queue.grows else None,
+                more=self._next_block if self.plan.sweep.until else None,
                 warmup_runs=self.plan.study.warmup_runs,
             ).launch(runs)
         finally:
@@ -393,16 +425,16 @@ class StudyRun:
             self._interruption.end_with_job()
         return self._interruption.asked()
 
-    def _next_block(self) -> list[Run]:
-        work = self.queue.next()
+    def _next_block(self) -> Sequence[Run]:
+        work = self._next_work()
         if work is None:
-            return []
+            return ()
         self._announce(work.runs)
         return work.runs
 
     def _announce(self, runs: Sequence[Run]) -> None:
         # the stopping rule may have added runs since the plan was kept
-        if self.queue.grows:
+        if self.plan.sweep.until:
             self.keep_plan()
         block = (
             f", block {runs[0].repetition + 1}"
@@ -450,8 +482,8 @@ class StudyRun:
             self._write_deleted()
             self._store.append(row, epochs)
             if not run.warmup:
-                train_s = row.train_s if outcome.status == "completed" else None
-                self.queue.ended(run, train_s, failed=outcome.failed(run))
+                if outcome.failed(run):
+                    self._in_vain.add(run.run_id)
                 self.tally.count(run, outcome)
         if not run.warmup:
             self._reporter.ended(run, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,15 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.choices import VIRTUAL, Execution
 from scalebench.study.heterogeneity import STATED, VirtualOptions
-from scalebench.study.spec import ADAMW_DECAY, Component, Run, Study, Training, slug
+from scalebench.study.spec import (
+    ADAMW_DECAY,
+    Component,
+    Run,
+    Study,
+    Training,
+    Until,
+    slug,
+)
 
 if TYPE_CHECKING:
     from scalebench.models.parts import Layer
@@ -57,17 +65,18 @@ _OF_SIMULATIONS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """The runs of a study in the order of execution, with notes for the user.
 
-    `further` are the runs that a study with `until` may add, up to the last block it
-    allows.
+    `further` are the runs that may be added `until` intervals are narrow enough, up to
+    the last block that the study allows.
     """
 
-    runs: list[Run]
-    notes: list[str] = field(default_factory=list)
-    further: list[Run] = field(default_factory=list)
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+    further: tuple[Run, ...] = ()
+    until: Until | None = None
 
     @property
     def simulated(self) -> list[Run]:
@@ -86,13 +95,13 @@ class Sweep:
         if first == 0:
             return self
         runs, further = (
-            [
+            tuple(
                 run.model_copy(update={"run_order": first + run.run_order})
                 for run in runs
-            ]
+            )
             for runs in (self.runs, self.further)
         )
-        return Sweep(runs, self.notes, further)
+        return replace(self, runs=runs, further=further)
 
     def engines(self) -> list[str]:
         """Native engines in use, in the order of their launches."""
@@ -160,11 +169,11 @@ def expand(
         EngineError: an engine that was asked for is missing or cannot carry a strategy.
         ClusterError: virtual runs without step times of their device, or more workers than the cluster holds.
     """
-    sweep = Sweep([])
+    notes: list[str] = []
     found = [
         cell
         for component in study.strategies
-        for cell in _cells(study, component, allocation, sweep.notes)
+        for cell in _cells(study, component, allocation, notes)
     ]
     # a strategy that is named twice, or serial at each count, runs once
     cells = list(
@@ -173,29 +182,32 @@ def expand(
             for cell in found
         }.values()
     )
-    cells = _possible(study, cells, cluster, allocation, sweep.notes)
-    sweep.notes += strategy_warnings(study, cells, cluster, allocation)
+    cells = _possible(study, cells, cluster, allocation, notes)
+    notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:
         raise StudyError(
-            f"nothing to run: {'; '.join(sweep.notes) or 'no strategy fits the worker counts'}"
+            f"nothing to run: {'; '.join(notes) or 'no strategy fits the worker counts'}"
         )
     if any(cell.engine == VIRTUAL for cell in cells):
         if timed:
             require_step_times(cluster, study)
         # raises where the cluster has too few nodes
         cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == VIRTUAL))
-    _check_paced(study, cluster, cells, sweep.notes)
+    _check_paced(study, cluster, cells, notes)
     if study.until and any(cell.engine == VIRTUAL for cell in cells):
-        sweep.notes.append(
+        notes.append(
             Detail(
                 "virtual points repeat until their mean is known so well; how far the calibration "
                 "and virtual time may be off is in their interval beside it, and no repetition narrows that"
             )
         )
     runs = _ordered(study, cells, allocation)
-    sweep.runs = [run for run in runs if run.repetition < study.repetitions]
-    sweep.further = [run for run in runs if run.repetition >= study.repetitions]
-    return sweep
+    return Sweep(
+        tuple(run for run in runs if run.repetition < study.repetitions),
+        tuple(notes),
+        tuple(run for run in runs if run.repetition >= study.repetitions),
+        study.until,
+    )
 
 
 def _cells(

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 _STREAM = 0x7E57  # of the study's random numbers
 
 
-def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
+def trials_of(study: Study, runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the trials of each virtual cell among `runs`, in an order drawn by the study's seed.
 
     Raises:
         StudyError: a value or option of the search space is invalid, or no strategy has anything to tune.
     """
     if study.tune is None:
-        return []
+        return ()
     points = search_points(study)
     for point in points:
         _check_training(study, point)
@@ -71,10 +71,10 @@ def trials_of(study: Study, runs: Sequence[Run]) -> list[Run]:
         # refuses an option or value that the strategy does not take
         registry.create(trial.strategy.name, trial.strategy.options, "virtual")
     order = np.random.default_rng([study.seed, _STREAM]).permutation(len(trials))
-    return [
+    return tuple(
         named(trials[place].model_copy(update={"run_order": at}))
         for at, place in enumerate(order)
-    ]
+    )
 
 
 def search_points(study: Study) -> list[dict[str, Any]]:
@@ -119,12 +119,12 @@ def with_chosen(plan: StudyPlan, trials: pd.DataFrame) -> StudyPlan:
             "another name"
         )
     runs, further = (
-        [
+        tuple(
             named(_tuned(run, values[_label(run), run.workers]))
             if _cell(run) in wanted
             else run
             for run in some
-        ]
+        )
         for some in (plan.sweep.runs, plan.sweep.further)
     )
     return replace(plan, sweep=replace(plan.sweep, runs=runs, further=further))

@@ -1,10 +1,10 @@
-"""What a study has still to do: it follows from its plan and from what has ended, and is tried without a machine.
+"""The work that a study has still to do, which follows from its plan and from what has ended alone.
 
-Trials of tuning come first; once all have ended, the runs get the values of the best
+Trials of tuning come first; once all have a result, the runs get the values of the best
 ones. Virtual runs follow, then real ones, each in blocks as the stopping rule asks for
-them. A command that resumes, retries, or goes on where another was interrupted asks the
-same question of the rows that it finds. It learns of events by a reporter, and has
-counts at the end.
+them. To resume, to retry, to grow and to charge anew is the same loop: ask for the
+`next_work` of a plan, or of a part of it, by the rows there are, and make it. What
+makes it reports events to a reporter, and has counts at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,114 +32,145 @@ if TYPE_CHECKING:
 Seconds = Mapping[tuple[str, str], float | None]
 
 
-class Stage(Enum):
-    """Kinds of work, in the order in which a study makes them."""
-
-    TRIALS = "trials of tuning"
-    VIRTUAL = "virtual runs"
-    REAL = "real runs"
-
-
-@dataclass(frozen=True)
-class Work:
-    """Runs of one stage that can be made now."""
-
-    stage: Stage
-    runs: list[Run]
+def _no_trials() -> pd.DataFrame:
+    raise AssertionError("no trial has ended")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What the rows of a study say has ended.
+    """What has ended of a study, by its rows and by what a command has seen; its mappings may grow meanwhile.
 
     `completed` are runs, `tried` trials with a result; `trials` reads the rows of
-    trials. `numbered` are run_id and run_order of all rows, in theirs.
+    trials. `numbered` are run_id and run_order of the rows before this command, in
+    theirs. Runs `in_vain` have ended in this command without a result, which does not
+    make them again.
     """
 
     completed: Seconds
-    tried: Seconds
-    trials: Callable[[], pd.DataFrame]
+    tried: Seconds = field(default_factory=dict)
+    trials: Callable[[], pd.DataFrame] = _no_trials
     numbered: Sequence[tuple[str, int]] = ()
+    in_vain: Container[str] = frozenset()
 
 
-class WorkQueue:
-    """The trials and runs of `plan`, of which some have `ended`, and the work that is next.
+@dataclass(frozen=True)
+class Trial:
+    """Trials of tuning, whose results the values of the runs follow from."""
 
-    `plan` has the values that tuning chose, once its trials have ended.
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Runs that count for nothing, made by processes that have just started."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Runs that the study is about, all of them virtual or all real."""
+
+    runs: tuple[Run, ...]
+
+
+Work = Trial | Warmup | Timed
+
+
+def settled(plan: StudyPlan, ended: Ended) -> StudyPlan:
+    """Return `plan` with the values of the best trials, numbered after earlier rows; as it is until all have a result.
 
     Raises:
         ResultsError: no trial of a cell was completed.
     """
+    if plan.is_settled or any(not _has_result(run, ended) for run in plan.trials):
+        return plan
+    if plan.trials:
+        # read only now: the rows of the last trials have to be there
+        plan = with_chosen(plan, ended.trials())
+    return replace(plan, sweep=plan.sweep.continued(ended.numbered), is_settled=True)
 
-    def __init__(self, plan: StudyPlan, ended: Ended) -> None:
-        self.plan, self._before = plan, ended
-        self._trials = StoppingRule.of_sweep(Sweep(plan.trials), None, ended.tried)
-        self._waits_for_trials = bool(self._trials.left())
-        self._stops_after_trials = False
-        self._runs = self._runs_of_plan()
 
-    def _runs_of_plan(self) -> StoppingRule:
-        if self.plan.trials and not self._waits_for_trials:
-            # read only now: the rows of the last trials have to be there
-            self.plan = with_chosen(self.plan, self._before.trials())
-        self.plan = replace(
-            self.plan, sweep=self.plan.sweep.continued(self._before.numbered)
-        )
-        return StoppingRule.of_sweep(
-            self.plan.sweep, self.plan.study.until, self._before.completed
-        )
+def next_work(plan: StudyPlan, ended: Ended) -> Work | None:
+    """Return the work that can be made now; None if all is done, or a trial failed on which the rest depends.
 
-    def only(self, run_ids: Container[str]) -> None:
-        """Leave nothing but these trials and runs; no run follows from the trials."""
-        self._trials, self._runs = self._trials.of(run_ids), self._runs.of(run_ids)
-        self._stops_after_trials = bool(self._trials.left())
-        self._waits_for_trials = False
-
-    def next(self) -> Work | None:
-        """Return the work that can be made now; None if all is done, or a trial failed on which the rest depends."""
-        if trials := self._trials.left():
-            return Work(Stage.TRIALS, trials)
-        if self._stops_after_trials:
-            return None
-        if self._waits_for_trials:
-            self._waits_for_trials = False
-            self._runs = self._runs_of_plan()
-        runs = self._runs.left()
-        # virtual runs first: they answer every worker count in seconds
-        for stage, virtual in ((Stage.VIRTUAL, True), (Stage.REAL, False)):
-            if found := [run for run in runs if run.is_virtual == virtual]:
-                return Work(stage, found)
+    Raises:
+        ResultsError: no trial of a cell was completed.
+    """
+    plan = settled(plan, ended)
+    if trials := _trials_left(plan, ended):
+        return Trial(trials)
+    # the best of some trials is not the best of all
+    if not plan.is_settled:
         return None
+    runs = rule_of(plan, ended).left()
+    # virtual runs first: they answer every worker count in seconds
+    for virtual in (True, False):
+        if found := tuple(run for run in runs if run.is_virtual == virtual):
+            return Timed(found)
+    return None
 
-    def ended(self, run: Run, seconds: float | None, *, failed: bool = False) -> None:
-        """Record the end of a trial or run, with its training time if it was completed."""
-        if run.trial is None:
-            self._runs.ended(run, seconds)
-            return
-        self._trials.ended(run, None)
-        # the best of some trials is not the best of all
-        self._stops_after_trials |= failed
 
-    @property
-    def grows(self) -> bool:
-        """Return True if further blocks of runs may follow."""
-        return self._runs.grows
+def in_new_processes(
+    runs: Sequence[Run], warmups: int, in_vain: Container[str] = ()
+) -> tuple[Warmup, Timed]:
+    """Return the work of processes that start for `runs`: on each engine of these so many warm-ups come first.
 
-    def planned(self) -> list[Run]:
-        """All trials and runs that are certain by now."""
-        return [*self._trials.planned(), *self._runs.planned()]
+    A warm-up is like the first of the engine's runs with most workers. Those `in_vain`
+    are left out: they have failed already.
+    """
+    largest: dict[str, Run] = {}
+    for run in runs:
+        known = largest.setdefault(run.engine, run)
+        if run.workers > known.workers:
+            largest[run.engine] = run
+    made = [
+        run.model_copy(
+            update={
+                "run_id": f"warmup{number}-{run.run_id}",
+                "warmup": True,
+                "save_weights": False,
+            }
+        )
+        for run in largest.values()
+        for number in range(warmups)
+    ]
+    return (
+        Warmup(tuple(run for run in made if run.run_id not in in_vain)),
+        Timed(tuple(runs)),
+    )
 
-    def left(self) -> list[Run]:
-        """The planned trials and runs that have not ended."""
-        return [*self._trials.left(), *self._runs.left()]
 
-    def most_to_come(self) -> int:
-        """Number of runs that may follow the planned ones."""
-        return self._runs.most_to_come()
+def planned(plan: StudyPlan, ended: Ended) -> list[Run]:
+    """Return all trials and runs that are certain by now."""
+    return [*plan.trials, *rule_of(plan, ended).planned()]
 
-    def too_wide(self) -> list[str]:
-        """Note the points whose interval is wider than asked although no run is left."""
-        return self._runs.too_wide()
+
+def left(plan: StudyPlan, ended: Ended) -> list[Run]:
+    """Return the planned trials and runs that have not ended."""
+    return [*_trials_left(plan, ended), *rule_of(plan, ended).left()]
+
+
+def _trials_left(plan: StudyPlan, ended: Ended) -> tuple[Run, ...]:
+    return tuple(
+        run
+        for run in plan.trials
+        if not _has_result(run, ended) and run.run_id not in ended.in_vain
+    )
+
+
+def _has_result(trial: Run, ended: Ended) -> bool:
+    return (trial.run_id, trial.config_hash) in ended.tried
+
+
+def rule_of(plan: StudyPlan, ended: Ended) -> StoppingRule:
+    """Return the stopping rule of the runs of `plan`, as far as they have ended."""
+    done = ended.completed
+    known = (
+        (run.run_id, run.config_hash) for run in (*plan.sweep.runs, *plan.sweep.further)
+    )
+    seconds = {key[0]: done[key] for key in known if key in done}
+    return StoppingRule(plan.sweep, seconds, ended.in_vain)
 
 
 class StoppingRule:
@@ -157,86 +188,44 @@ class StoppingRule:
     until that run has been repeated.
 
     `planned` are the runs that are certain so far, `left` those of them that have not
-    ended; a block may add others. `runs` are certain, `further` possible, both in order
-    of execution. `seconds` are the training times of completed runs, by run_id.
+    ended; a block may add others. `seconds` are the training times of completed runs,
+    by run_id; those `in_vain` have ended without one.
     """
 
     def __init__(
         self,
-        runs: Sequence[Run],
-        further: Sequence[Run],
-        until: Until | None,
-        seconds: Mapping[str, float | None],
-    ) -> None:
-        self._runs, self._until = list(runs), until
-        self._blocks: dict[int, dict[Cell, Run]] = {}
-        # by repetition
-        self._seconds: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in runs}
-        self._ended: set[str] = set()
-        for run in (*runs, *further):
-            if run.run_id in seconds:
-                self.ended(run, seconds[run.run_id])
-        for run in further:
-            self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
-        self._baselines = {point: self._compared_with(point) for point in self._seconds}
-
-    @classmethod
-    def of_sweep(
-        cls,
         sweep: Sweep,
-        until: Until | None,
-        done: Mapping[tuple[str, str], float | None],
-    ) -> StoppingRule:
-        """The rule of a whole study; `done` has the training times of completed runs, by run_id and config_hash."""
-        known = ((run.run_id, run.config_hash) for run in (*sweep.runs, *sweep.further))
-        return cls(
-            sweep.runs,
-            sweep.further,
-            until,
-            {key[0]: done[key] for key in known if key in done},
-        )
-
-    def ended(self, run: Run, seconds: float | None) -> None:
-        """Record the end of `run`, with its training time if it was completed."""
-        self._ended.add(run.run_id)
-        # the interval is one of logarithms
-        if seconds is not None and seconds > 0:
-            self._seconds[Cell.of(run)][run.repetition] = seconds
-
-    @property
-    def grows(self) -> bool:
-        """Return True if further blocks may follow."""
-        return self._until is not None
-
-    def of(self, run_ids: Container[str]) -> StoppingRule:
-        """A rule for these runs only, as far as they have not ended."""
-        runs = [
-            *self._runs,
-            *(run for block in self._blocks.values() for run in block.values()),
-        ]
-        return StoppingRule(
-            [
-                run
-                for run in runs
-                if run.run_id in run_ids and run.run_id not in self._ended
-            ],
-            [],
-            None,
-            {},
-        )
+        seconds: Mapping[str, float | None],
+        in_vain: Container[str] = (),
+    ) -> None:
+        self._runs, self._until = sweep.runs, sweep.until
+        self._completed, self._in_vain = seconds, in_vain
+        # by repetition
+        self._seconds: dict[Cell, dict[int, float]] = {
+            Cell.of(run): {} for run in sweep.runs
+        }
+        for run in (*sweep.runs, *sweep.further):
+            # the interval is one of logarithms
+            if (second := seconds.get(run.run_id)) is not None and second > 0:
+                self._seconds[Cell.of(run)][run.repetition] = second
+        self._blocks: dict[int, dict[Cell, Run]] = {}
+        for run in sweep.further:
+            self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
 
     def planned(self) -> list[Run]:
         """All runs that are certain by now, in order of execution."""
         further = [run for block in self._due() for run in block]
-        return (
-            sorted(self._runs + further, key=lambda run: run.run_order)
-            if further
-            else self._runs
-        )
+        if not further:
+            return list(self._runs)
+        return sorted([*self._runs, *further], key=lambda run: run.run_order)
 
     def left(self) -> list[Run]:
         """The planned runs that have not ended."""
-        return [run for run in self.planned() if run.run_id not in self._ended]
+        return [
+            run
+            for run in self.planned()
+            if run.run_id not in self._completed and run.run_id not in self._in_vain
+        ]
 
     def wide(self) -> list[Cell]:
         """The points whose interval is not known to be as narrow as asked."""
@@ -297,19 +286,22 @@ class StoppingRule:
             > self._until.ci_width
         )
 
-    def _compared_with(self, point: Cell) -> list[Cell]:
-        """Return the baselines of `point` in its execution; serial, which is in every block, has none."""
+    @cached_property
+    def _baselines(self) -> dict[Cell, list[Cell]]:
+        """The baselines of each point in its execution; serial, which is in every block, has none."""
         names = {Cell.of(run): run.strategy.name for run in self._runs}
-        if names[point] == "serial":  # its baselines would return after a gap
-            return []
-        wanted = baselines_of(names[point])
-        return [
-            other
-            for other, name in names.items()
-            if other.execution == point.execution
-            and name in wanted
-            and other.workers == (1 if name == "serial" else point.workers)
-        ]
+        found: dict[Cell, list[Cell]] = {}
+        for point, of in names.items():
+            # those of serial would return after a gap
+            wanted = baselines_of(of) if of != "serial" else ()
+            found[point] = [
+                other
+                for other, name in names.items()
+                if other.execution == point.execution
+                and name in wanted
+                and other.workers == (1 if name == "serial" else point.workers)
+            ]
+        return found
 
 
 def relative_width(seconds: Sequence[float], until: Until) -> float:

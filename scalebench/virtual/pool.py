@@ -146,7 +146,7 @@ class Simulator:
     """
 
     machine: Machine
-    folders: dict[int, Path]
+    folders: Mapping[int, Path]
     weights_folder: Path
     fail_fast: bool = False
     traces: Mapping[str, Trace] = field(default_factory=dict)

@@ -20,8 +20,9 @@ from scalebench.comm.launchers import mpirun
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
 from scalebench.launch.processes import environment, launch_command
-from scalebench.launch.real_runs import RealRuns, warm_ups
+from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed
+from scalebench.launch.work import in_new_processes
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
@@ -632,12 +633,15 @@ def test_warmups_use_the_largest_worker_count_of_each_engine():
         make_run("c", 4),
         make_run("d", 2, engine="gloo", save_weights=True),
     ]
-    made = warm_ups(runs, 2)
-    assert [run.run_id for run in made] == [
+    made, timed = in_new_processes(runs, 2)
+    assert timed.runs == tuple(runs)
+    assert [run.run_id for run in made.runs] == [
         "warmup0-b",
         "warmup1-b",
         "warmup0-d",
         "warmup1-d",
     ]
-    assert all(run.warmup and not run.save_weights for run in made)
-    assert warm_ups(runs, 0) == []
+    assert all(run.warmup and not run.save_weights for run in made.runs)
+    assert in_new_processes(runs, 0)[0].runs == ()
+    warm, _ = in_new_processes(runs, 1, in_vain={"warmup0-b"})
+    assert [run.run_id for run in warm.runs] == ["warmup0-d"]

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.cluster_file import load_cluster
-from scalebench.launch.sweep import expand
+from scalebench.launch.sweep import Sweep, expand
 from scalebench.launch.work import StoppingRule, relative_width
 from scalebench.study.cell import Cell
 from scalebench.study.spec import Study
@@ -29,19 +29,19 @@ SWEEP = expand(STUDY, load_cluster(STUDY.cluster), 4)
 ALL = [*SWEEP.runs, *SWEEP.further]
 
 
-def replication(seconds=None):
-    return StoppingRule(SWEEP.runs, SWEEP.further, STUDY.until, seconds or {})
+def replication(seconds=None, in_vain=()):
+    return StoppingRule(SWEEP, seconds or {}, in_vain)
 
 
-def run_study(made, times, stop_after=math.inf):
-    """Run until nothing is left; return the times of the runs by run_id."""
-    done = {}
-    while left := made.left():
+def run_study(times, stop_after=math.inf, before=None):
+    """Run what the times `before` leave, until nothing is left; return the times of the runs by run_id."""
+    done, made = dict(before or {}), 0
+    while left := replication(done).left():
         for run in left:
-            if len(done) >= stop_after:
+            if made >= stop_after:
                 return done
             done[run.run_id] = times[run.run_id]
-            made.ended(run, times[run.run_id])
+            made += 1
     return done
 
 
@@ -63,19 +63,18 @@ def counts(done):
 
 
 def test_quiet_points_get_the_minimum_of_runs():
-    assert set(counts(run_study(replication(), noisy({}))).values()) == {3}
+    assert set(counts(run_study(noisy({}))).values()) == {3}
 
 
 def test_noisy_point_is_repeated_with_its_baselines():
-    done = counts(run_study(replication(), noisy({("epoch_average", 4): 0.5})))
+    done = counts(run_study(noisy({("epoch_average", 4): 0.5})))
     together = {("epoch_average", 4), ("allreduce", 4), ("horovod", 4), ("serial", 1)}
     assert {point for point, count in done.items() if count == 8} == together
     assert {count for point, count in done.items() if point not in together} == {3}
 
 
 def test_run_order_does_not_depend_on_open_points():
-    made = replication()
-    run_study(made, noisy({("epoch_average", 4): 0.5}))
+    made = replication(run_study(noisy({("epoch_average", 4): 0.5})))
     orders = [run.run_order for run in made.planned()]
     assert orders == sorted(set(orders))
     blocks = [run.repetition for run in made.planned()]
@@ -87,9 +86,9 @@ def test_run_order_does_not_depend_on_open_points():
                        st.floats(0.001, 0.2)), st.integers(0, 99), st.integers(0, 80))  # fmt: skip
 def test_interrupted_study_continues_to_the_same_runs(spread, seed, stop_after):
     times = noisy(spread, seed)
-    whole = run_study(replication(), times)
-    before = run_study(replication(), times, stop_after)
-    assert before.keys() | run_study(replication(before), times).keys() == whole.keys()
+    whole = run_study(times)
+    before = run_study(times, stop_after)
+    assert run_study(times, before=before).keys() == whole.keys()
 
 
 @settings(max_examples=30)
@@ -98,8 +97,8 @@ def test_interrupted_study_continues_to_the_same_runs(spread, seed, stop_after):
 @given(spread=st.floats(0.001, 0.2), seed=st.integers(0, 99))
 def test_closed_point_is_narrow_or_exhausted(spread, seed):
     times = noisy({(run.strategy.name, run.workers): spread for run in ALL}, seed)
-    made = replication()
-    done = run_study(made, times)
+    done = run_study(times)
+    made = replication(done)
     by_cell: dict[Cell, dict[int, float]] = {}
     for run in ALL:
         if run.run_id in done:
@@ -116,25 +115,22 @@ def test_closed_point_is_narrow_or_exhausted(spread, seed):
 
 def test_point_with_a_failed_run_waits_for_its_repetition():
     times = noisy({("epoch_average", 4): 0.5})
-    made, again = replication(), replication()
     broken = next(
         run
         for run in SWEEP.runs
         if (run.strategy.name, run.workers) == ("epoch_average", 4)
     )
-    for run in made.left():
-        made.ended(run, None if run is broken else times[run.run_id])
-    assert made.left() == []
-    for run in SWEEP.runs:
-        again.ended(run, times[run.run_id])
-    assert {run.repetition for run in again.left()} == {3}
-    assert made.of({broken.run_id}).left() == []
-    assert replication().of({broken.run_id}).left() == [broken]
+    assert broken in replication().left()
+    done = {run.run_id: times[run.run_id] for run in SWEEP.runs if run is not broken}
+    assert replication(done, in_vain={broken.run_id}).left() == []
+    assert replication(done).left() == [broken]
+    done[broken.run_id] = times[broken.run_id]
+    assert {run.repetition for run in replication(done).left()} == {3}
 
 
 def test_without_until_the_runs_are_fixed():
-    made = StoppingRule(SWEEP.runs, [], None, {SWEEP.runs[0].run_id: 1.0})
-    assert made.left() == SWEEP.runs[1:]
+    made = StoppingRule(Sweep(SWEEP.runs), {SWEEP.runs[0].run_id: 1.0})
+    assert made.left() == list(SWEEP.runs[1:])
     assert (made.wide(), made.most_to_come()) == ([], 0)
 
 

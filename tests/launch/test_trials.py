@@ -165,7 +165,7 @@ def test_invalid_values_are_one_line(over, said):
 
 def test_an_untuned_study_has_no_trials_and_keeps_its_hashes():
     made = plan(tune=None)
-    assert made.trials == []
+    assert made.trials == ()
     assert with_chosen(made, pd.DataFrame()) is made
     assert {run.config_hash for run in made.sweep.runs} == {
         run.config_hash for run in plan().sweep.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.launch.planning import plan_study
-from scalebench.launch.work import Ended, Stage, WorkQueue
+from scalebench.launch.work import (
+    Ended,
+    Timed,
+    Trial,
+    left,
+    next_work,
+    planned,
+    settled,
+)
 from scalebench.study.spec import Study
 
 STUDY = {
@@ -27,17 +36,23 @@ GROWING = TUNED | {"until": {"ci_width": "5%", "at_least": 3, "at_most": 6}}
 
 
 class Rows:
-    """The rows of a study, and a queue that a command would make of them."""
+    """The rows of a study, of which a command makes some."""
 
     def __init__(self, study):
         self.plan = plan_study(Study.model_validate(study))
-        self.completed, self.tried, self.rows = {}, {}, []
+        self.completed, self.tried, self.rows, self.in_vain = {}, {}, [], set()
 
-    def queue(self):
-        return WorkQueue(self.plan, Ended(self.completed, self.tried, self.trials))
+    @property
+    def ended(self):
+        return Ended(
+            self.completed, self.tried, self.trials, in_vain=frozenset(self.in_vain)
+        )
 
     def trials(self):
         return pd.DataFrame(self.rows)
+
+    def next(self):
+        return next_work(self.plan, self.ended)
 
     def append(self, run, seconds):
         key = run.run_id, run.config_hash
@@ -66,30 +81,39 @@ def seconds_of(run, spread=0.2):
     return math.exp(random.Random(run.run_id).gauss(0, spread))
 
 
-def made_in_order(rows, queue, most=math.inf):
-    """Make the work of `queue` as a command does; return (stage, run_id) of each run, at most `most`."""
+def made_in_order(rows, most=math.inf):
+    """Make work as a command does; return (kind, is virtual, run_id) of each run, at most `most`."""
     made = []
-    while work := queue.next():
+    while work := rows.next():
         for run in work.runs:
             if len(made) >= most:
                 return made
-            made.append((work.stage, run.run_id))
-            seconds = seconds_of(run)
-            rows.append(run, seconds)
-            queue.ended(run, seconds)
+            made.append((type(work), run.is_virtual, run.run_id))
+            rows.append(run, seconds_of(run))
     return made
 
 
 def test_trials_come_first_then_virtual_runs_then_real_ones():
-    rows = Rows(STUDY)
-    stages = [stage for stage, _ in made_in_order(rows, rows.queue())]
-    assert stages == sorted(stages, key=list(Stage).index)
-    assert set(stages) == {Stage.VIRTUAL, Stage.REAL}
+    made = made_in_order(Rows(STUDY))
+    virtual = [is_virtual for _, is_virtual, _ in made]
+    assert {kind for kind, _, _ in made} == {Timed}
+    assert virtual == sorted(virtual, reverse=True)
+    assert set(virtual) == {True, False}
     rows = Rows(TUNED)
-    stages = [stage for stage, _ in made_in_order(rows, rows.queue())]
+    kinds = [kind for kind, _, _ in made_in_order(rows)]
     # 5 points, 3 trials and 3 repetitions of each
-    assert stages == [Stage.TRIALS] * 15 + [Stage.VIRTUAL] * 15
-    assert rows.queue().next() is None
+    assert kinds == [Trial] * 15 + [Timed] * 15
+    assert rows.next() is None
+
+
+def test_next_work_is_the_same_when_it_is_asked_again():
+    rows = Rows(STUDY)
+    first = rows.next()
+    assert rows.next() == first
+    rows.append(first.runs[0], 1.0)
+    assert rows.next().runs == first.runs[1:]
+    with pytest.raises(FrozenInstanceError):
+        rows.plan.sweep = None
 
 
 def test_runs_have_the_values_of_the_best_trials_once_all_have_ended():
@@ -99,10 +123,9 @@ def test_runs_have_the_values_of_the_best_trials_once_all_have_ended():
         for run in rows.plan.trials
         if run.trial == 0
     }
-    queue = rows.queue()
-    assert made_in_order(rows, queue, most=15)[-1][0] is Stage.TRIALS
-    work = queue.next()
-    assert work.stage is Stage.VIRTUAL
+    assert made_in_order(rows, most=15)[-1][0] is Trial
+    work = rows.next()
+    assert isinstance(work, Timed)
     assert len(work.runs) == 15
     assert {(run.strategy.name, run.workers): run.lr for run in work.runs} == best
 
@@ -111,47 +134,47 @@ def test_runs_have_the_values_of_the_best_trials_once_all_have_ended():
 @given(stops=st.lists(st.integers(0, 40), max_size=4))
 def test_an_interrupted_study_makes_the_runs_of_one_that_was_not(stops):
     whole, parts = Rows(GROWING), Rows(GROWING)
-    expected = made_in_order(whole, whole.queue())
+    expected = made_in_order(whole)
     assert len(expected) > 30  # blocks follow
-    made = [
-        pair for most in stops for pair in made_in_order(parts, parts.queue(), most)
-    ]
-    made += made_in_order(parts, parts.queue())
+    made = [found for most in stops for found in made_in_order(parts, most)]
+    made += made_in_order(parts)
     assert sorted(made, key=str) == sorted(expected, key=str)
-    assert [stage for stage, _ in made] == [stage for stage, _ in expected]
+    assert [kind for kind, _, _ in made] == [kind for kind, _, _ in expected]
 
 
 def test_nothing_follows_from_a_trial_that_failed_until_it_is_made_again():
     rows = Rows(TUNED)
-    queue = rows.queue()
-    first, *others = queue.next().runs
-    queue.ended(first, None, failed=True)
+    first, *others = rows.next().runs
+    rows.in_vain.add(first.run_id)
     for run in others:
         rows.append(run, 1.0)
-        queue.ended(run, 1.0)
-    assert queue.next() is None
-    again = rows.queue()
-    assert again.next().runs == [first]
+    assert rows.next() is None
+    rows.in_vain.clear()  # another command
+    assert rows.next() == Trial((first,))
     rows.append(first, 1.0)
-    again.ended(first, 1.0)
-    assert again.next().stage is Stage.VIRTUAL
+    assert isinstance(rows.next(), Timed)
 
 
-@pytest.mark.parametrize(
-    ("study", "stage"), [(STUDY, Stage.REAL), (TUNED, Stage.TRIALS)]
-)
-def test_only_what_failed_is_left_to_a_retry(study, stage):
+def test_a_run_that_failed_is_not_made_again_by_the_same_command():
+    rows = Rows(STUDY)
+    failed = rows.next().runs[0]
+    rows.in_vain.add(failed.run_id)
+    assert failed.run_id not in {run_id for _, _, run_id in made_in_order(rows)}
+    rows.in_vain.clear()
+    assert rows.next() == Timed((failed,))
+
+
+@pytest.mark.parametrize(("study", "kind"), [(STUDY, Timed), (TUNED, Trial)])
+def test_only_what_failed_is_left_to_a_retry(study, kind):
     rows = Rows(study)
     failed = next(
         run
-        for run in rows.queue().planned()
-        if (run.trial is not None) == (stage is Stage.TRIALS)
-        and run.is_virtual == (stage is Stage.TRIALS)
+        for run in planned(rows.plan, rows.ended)
+        if (run.trial is not None) == (kind is Trial)
+        and run.is_virtual == (kind is Trial)
     )
-    queue = rows.queue()
-    queue.only({failed.run_id})
-    assert queue.left() == [failed]
-    work = queue.next()
-    assert (work.stage, work.runs) == (stage, [failed])
-    queue.ended(failed, 1.0)
-    assert queue.next() is None
+    rows.plan = settled(rows.plan, rows.ended).only({failed.run_id})
+    assert left(rows.plan, rows.ended) == [failed]
+    assert rows.next() == kind((failed,))
+    rows.append(failed, 1.0)
+    assert rows.next() is None
