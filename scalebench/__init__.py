@@ -2,8 +2,8 @@
 
 In a notebook, `scalebench.run(...)` runs a study and
 `scalebench.load("results/my-study")` reads one, `scalebench.plot(results,
-"time-reduction")` draws a figure and `scalebench.predict("resnet50", ...)` predicts
-times. `scalebench.analysis` has the numbers that the command line prints,
+"time-reduction")` draws a figure, `scalebench.predict("resnet50", ...)` predicts times
+and `scalebench.plan("vit_b16", ...)` finds layouts. `scalebench.analysis` has the numbers that the command line prints,
 `scalebench.figures` all figures as files. They are imported when they are asked for, so
 that `import scalebench` takes no time.
 """
@@ -14,12 +14,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analysis", "figures", "load", "plot", "predict", "run"]
+__all__ = [
+    "__version__",
+    "analysis",
+    "figures",
+    "load",
+    "plan",
+    "plot",
+    "predict",
+    "run",
+]
 
 if TYPE_CHECKING:
     from scalebench import analysis as analysis
     from scalebench import figures as figures
     from scalebench.notebook import load as load
+    from scalebench.notebook import plan as plan
     from scalebench.notebook import plot as plot
     from scalebench.notebook import predict as predict
     from scalebench.notebook import run as run
@@ -28,7 +38,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     if name in ("analysis", "figures"):
         return importlib.import_module(f"scalebench.{name}")
-    if name in ("load", "plot", "predict", "run"):
+    if name in ("load", "plan", "plot", "predict", "run"):
         return getattr(importlib.import_module("scalebench.notebook"), name)
     raise AttributeError(f"module 'scalebench' has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""Run, read, draw and predict from Python, as the commands do: `scalebench.run`, `load`, `plot` and `predict`."""
+"""Run, read, draw, predict and plan from Python as the commands do: `run`, `load`, `plot`, `predict` and `plan`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from scalebench import analysis
 from scalebench.errors import ScalebenchError, UsageError
 
 if TYPE_CHECKING:
+    import click
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -258,6 +259,37 @@ def predict(
     return table
 
 
+@_named_by_keywords()
+def plan(
+    model: str | None = None, *, devices: int, batch: int, **options: Any
+) -> pd.DataFrame:
+    """Plan how to divide a training of `model` among devices; return a row for the best layout of each kind.
+
+    `batch` are the samples of a step of all devices, and `options` those of `scalebench
+    plan`. The columns are those of its `--format json`; `attrs["answer"]` is the answer
+    in sentences, `attrs["study"]` a study of these layouts that `scalebench.run` takes.
+
+    Raises:
+        UsageError: an unknown option, or a value that is out of its range.
+    """
+    from scalebench.cli.plan import plan as command
+    from scalebench.cli.plan import planned, study_of
+    from scalebench.tables import records
+
+    if not {"format", "write"}.isdisjoint(options):
+        raise UsageError(
+            "plan: format and write are options of the command alone; the table has to_csv, and attrs the study"
+        )
+    words = [] if model is None else [model]
+    words += ["--devices", str(devices), "--batch", str(batch), *_words_of(options)]
+    flags = _parsed(command, words)
+    found = planned(model, flags["devices"], flags["batch"], flags)
+    table = pd.DataFrame(records(next(found.tables())))
+    table.attrs["answer"] = list(found.answer())
+    table.attrs["study"] = study_of(found, model, flags)
+    return table
+
+
 def _flags_of_predict(
     model: str | None,
     strategies: str | Sequence[str],
@@ -265,8 +297,6 @@ def _flags_of_predict(
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the parameters of `scalebench predict` that stand for these keywords, checked as the command does."""
-    import click
-
     from scalebench.cli.predict import predict as command
 
     if not {"csv", "figure"}.isdisjoint(options):
@@ -278,6 +308,15 @@ def _flags_of_predict(
         words += ["--workers", str(workers)]
     elif workers is not None:
         words += ["--workers", ",".join(map(str, workers))]
+    words += _words_of(options)
+    for strategy in _several(strategies):
+        words += ["--strategy", strategy]
+    return _parsed(command, words)
+
+
+def _words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command line that give these options."""
+    words: list[str] = []
     for name, given in options.items():
         option = f"--{name.replace('_', '-')}"
         # two axes are a list
@@ -286,18 +325,24 @@ def _flags_of_predict(
                 words += [option]
             elif value is not None and value is not False:
                 words += [option, str(value)]
-    for strategy in _several(strategies):
-        words += ["--strategy", strategy]
+    return words
+
+
+def _parsed(command: click.Command, words: list[str]) -> dict[str, Any]:
+    """Return the parameters of `command` that these words give."""
+    import click
+
+    assert command.name is not None
     try:
         # through the command's own parser: one set of checks and defaults
-        return command.make_context("predict", words).params
+        return command.make_context(command.name, words).params
     except click.UsageError as error:
         message = (
             error.format_message()
             .removeprefix("Invalid value for ")
             .replace("No such option", "no such keyword")
         )
-        raise UsageError(f"predict: {message}") from None
+        raise UsageError(f"{command.name}: {message}") from None
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 import scalebench
 from scalebench.calibration.calibration_file import Calibration
@@ -224,6 +225,30 @@ def test_predict_gives_the_numbers_of_the_command(tmp_path, invoke) -> None:
         printed["train_s_high"].tolist(), rel=1e-12
     )
     assert table.attrs["answer"][0][:60] in said
+
+
+def test_plan_gives_the_layouts_of_the_command(tmp_path, invoke) -> None:
+    where = ("--cluster", "juwels-booster", "--device", "a100-40gb")
+    words = ("vit_b16", *where, "--devices", "8", "--batch", "512")
+    file = tmp_path / "layouts.yaml"
+    first, *_ = json.loads(invoke("plan", *words, "--format", "json"))
+    invoke("plan", *words, "--format", "json", "--write", str(file))
+    layouts = scalebench.plan(
+        "vit_b16",
+        cluster="juwels-booster",
+        device="a100-40gb",
+        devices=8,
+        batch=512,
+    )
+    assert len(layouts) == len(first["rows"]) > 1
+    for name in ("layout", "step", "step low", "memory"):
+        assert layouts[name].tolist() == [row[name] for row in first["rows"]]
+    assert layouts.attrs["study"] == yaml.safe_load(file.read_text())
+    assert layouts["layout"][0] in layouts.attrs["answer"][0]
+    with pytest.raises(UsageError, match="no such keyword clster"):
+        scalebench.plan("vit_b16", clster="juwels-booster", devices=8, batch=512)
+    with pytest.raises(UsageError, match="write"):
+        scalebench.plan("vit_b16", devices=8, batch=512, write="layouts.yaml")
 
 
 def test_predict_varies_a_number(invoke) -> None:

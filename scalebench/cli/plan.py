@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from scalebench.errors import writing
 if TYPE_CHECKING:
     from torch import nn
 
+    from scalebench.predictions.planned import Planned
     from scalebench.pricing.prediction import Predictor
 
 _OUTPUTS = 1000  # of an own model, as its layers are counted
@@ -99,26 +101,39 @@ def plan(
     """
     # for a command of seconds: what torch alone makes are 400,000 objects that stay
     gc.disable()
+    found = planned(model, devices, batch, flags)
+    show_tables(form, *found.answer(), *found.tables())
+    # after the answer, which a file that cannot be written would hide
+    if study is not None:
+        _write(study, study_of(found, model, flags))
+    return 0
+
+
+def planned(
+    model: str | None, devices: int, batch: int, flags: Mapping[str, Any]
+) -> Planned:
+    """Return the layouts of a training on so many devices, `batch` samples a step of all; `flags` as of the command.
+
+    Raises:
+        UsageError: the flags do not say what is trained, or where.
+    """
     from scalebench.predictions.planned import Planned
     from scalebench.pricing.layouts import Planner
 
     predictor = predictor_of(
         # the batch of all devices is fixed: layouts divide it in different ways
         model,
-        flags | {"batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
+        {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
     )
     planner = Planner(predictor, devices, _module(model or "", predictor))
-    found = Planned(planner, planner.plan())
-    show_tables(form, *found.answer(), *found.tables())
-    # after the answer, which a file that cannot be written would hide
-    if study is not None:
-        _write(
-            study,
-            found.study(
-                model or "", flags["layers"], flags["cluster"] or "this-machine"
-            ),
-        )
-    return 0
+    return Planned(planner, planner.plan())
+
+
+def study_of(
+    found: Planned, model: str | None, flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the study that compares the layouts found with these flags."""
+    return found.study(model or "", flags["layers"], flags["cluster"] or "this-machine")
 
 
 def _module(model: str, predictor: Predictor) -> nn.Module | None:

@@ -282,6 +282,16 @@ def _unrounded(cell: Entry, shown: Rounded, factor: float) -> Rounded:
 
 def as_json(table: Table, label: str = "") -> str:
     """Return title, notes and rows; a number is unrounded, in its SI unit, with its bounds where it has some."""
+    content = {
+        "title": table.title,
+        "rows": records(table),
+        "notes": list(table.notes),
+    }
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    """Return the values of each row by column: unrounded numbers in SI units, their bounds where they have some."""
     rows = []
     for row in table.rows:
         named: dict[str, Any] = {}
@@ -297,8 +307,7 @@ def as_json(table: Table, label: str = "") -> str:
             if cell.mark:
                 named[f"{key} mark"] = cell.mark.strip()
         rows.append(named)
-    content = {"title": table.title, "rows": rows, "notes": list(table.notes)}
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+    return rows
 
 
 def as_latex(table: Table, label: str = "") -> str:
