@@ -12,7 +12,13 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, writing
-from scalebench.pricing.machine import OperationTimes, StepTable, Trained, loads_up_to
+from scalebench.pricing.machine import (
+    Choices,
+    OperationTimes,
+    StepTable,
+    Trained,
+    loads_up_to,
+)
 from scalebench.study.load import from_home, to_home
 from scalebench.study.validation import explain
 from scalebench.system.file_access import read_text, write_atomic
@@ -34,6 +40,7 @@ class Measurement(BaseModel):
     cores: int
     torch: str
     device: str = "cpu"  # that computes the steps: cpu, or the name of a GPU
+    model_sha256: str | None = None  # of a user's file
 
     @property
     def machine(self) -> str:
@@ -59,7 +66,10 @@ class Measurement(BaseModel):
 
 
 class Calibration(BaseModel):
-    """Step times, engine costs and times of operations; no `tables` where a study states its step times."""
+    """Step times, engine costs, times of operations, and how virtual gradients are computed.
+
+    No `tables` and no `arithmetic` where a study states its step times.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -71,6 +81,8 @@ class Calibration(BaseModel):
     tables: list[StepTable]
     engines: EngineCosts
     operations: OperationTimes = {}
+    # Not a cost: kept here, a study with this file computes the same bits anywhere.
+    arithmetic: Choices = {}
     # the reference step at the machine speed of all these
     reference_s: PositiveFloat | None = None
 
@@ -79,19 +91,17 @@ class Calibration(BaseModel):
         if self.reference_s is None:
             return self
         factor = reference_s / self.reference_s
-        return Calibration(
-            key=self.key,
-            measured=self.measured,
-            trained=self.trained,
-            tables=[table.scaled(factor) for table in self.tables],
-            engines=self.engines.at(reference_s),
-            operations={
-                name: {
-                    operation: time.scaled(factor) for operation, time in own.items()
-                }
-                for name, own in self.operations.items()
-            },
-            reference_s=reference_s,
+        operations = {
+            name: {operation: time.scaled(factor) for operation, time in own.items()}
+            for name, own in self.operations.items()
+        }
+        return self.model_copy(
+            update={
+                "tables": [table.scaled(factor) for table in self.tables],
+                "engines": self.engines.at(reference_s),
+                "operations": operations,
+                "reference_s": reference_s,
+            }
         )
 
     def lacking(self, sizes: Collection[int], most_workers: int) -> str:
@@ -121,6 +131,14 @@ class Calibration(BaseModel):
                 update={"batches": [*before.batches, *further]}
             )
         return self.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
+
+    def with_arithmetic(self, measured: Choices) -> Calibration:
+        """Add the choices of `measured` for batch sizes and worker counts that are new."""
+        both = {
+            size: measured.get(size, {}) | self.arithmetic.get(size, {})
+            for size in sorted({*measured, *self.arithmetic})
+        }
+        return self.model_copy(update={"arithmetic": both})
 
     def save(self, path: Path) -> None:
         """Write the file whole, paths in it as in study.yaml, or raise ResultsError."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,7 @@ from scalebench.pricing.charges import carrier
 from scalebench.pricing.devices import Stated as StatedSteps
 from scalebench.pricing.devices import step_table
 from scalebench.pricing.machine import (
+    Choices,
     Machine,
     OperationTime,
     OperationTimes,
@@ -64,10 +65,14 @@ from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge
+from scalebench.virtual.arithmetic import choice_for, is_chosen, workers_tried
 from scalebench.virtual.engine import Simulation
+from scalebench.virtual.lock_step import strategy_of
 from scalebench.virtual.virtual_clock import VirtualClock
 
 _ENGINES_SHARE = 0.4  # of the time for a calibration
+# on which it depends whether gradients can be batched
+_OF_ARITHMETIC = ("model", "model_sha256", "dtype", "optimizer")
 Note = Callable[[str], None]
 _T = TypeVar("_T")
 _STEPS = 16  # of an epoch
@@ -115,20 +120,17 @@ def machine_of(
     )
     if calibration is None:
         return Machine(request.cluster, engines, [_stated_steps(request)])
-    if request.states_steps or not request.is_here:
-        return Machine(
-            request.cluster,
-            engines,
-            [_stated_steps(request)],
-            {},
-            calibration.reference_s,
-        )
+    computed_alike = calibration.measured is not None and (
+        not calibration.measured.differences(request.measurement, _OF_ARITHMETIC)
+    )
+    stated = request.states_steps or not request.is_here
     return Machine(
         request.cluster,
         engines,
-        calibration.tables,
-        calibration.operations,
+        [_stated_steps(request)] if stated else calibration.tables,
+        {} if stated else calibration.operations,
         calibration.reference_s,
+        calibration.arithmetic if computed_alike else {},
     )
 
 
@@ -180,7 +182,7 @@ def _obtained(
     return (
         calibration
         if request.states_steps
-        else _with_operations(calibration, request, path, note)
+        else _with_what_runs_compute(calibration, request, path, note)
     )
 
 
@@ -251,7 +253,9 @@ def calibrate(
             kept = _measured(request, {size}, kept, each_s, note)
             kept.save(path)
     assert kept is not None
-    return kept if request.states_steps else _with_operations(kept, request, path, note)
+    if request.states_steps:
+        return kept
+    return _with_what_runs_compute(kept, request, path, note, sizes)
 
 
 def _measured(
@@ -333,28 +337,32 @@ def _engines_of(request: cost_sources.Request, note: Note) -> EngineCosts:
     return costs
 
 
-def _with_operations(
-    kept: Calibration, request: cost_sources.Request, path: Path, note: Note
+def _with_what_runs_compute(
+    kept: Calibration,
+    request: cost_sources.Request,
+    path: Path,
+    note: Note,
+    batches: Iterable[int] = (),
 ) -> Calibration:
-    """Add the operations of those strategies that `kept` lacks, measured now; of GPUs none, with a note."""
+    """Measure how gradients are computed, and operations of strategies, as far as `kept` lacks them; save it to `path`.
+
+    These are gradients of `batches`, else of those of the runs.
+    """
+    background = BackgroundLoad()
+    completed = kept.with_arithmetic(_choices(request, kept, batches))
     lacking = request.without_operations(kept)
     if lacking and request.device == "cuda":
         note(
             "on a GPU nothing is charged for what strategies compute beside their steps, such as merging models"
         )
+    elif lacking:
+        further = measure_operations(
+            lacking, _datasets(request, lacking), _of_steps(request, completed)
+        )
+        operations = kept.operations | further
+        completed = completed.model_copy(update={"operations": operations})
+    if completed == kept:
         return kept
-    if not lacking:
-        return kept
-    datasets = {
-        run.workers: open_dataset(request.folders[run.workers]) for run in lacking
-    }
-    background = BackgroundLoad()
-    further = measure_operations(
-        lacking,
-        datasets,
-        Machine(request.cluster, EngineCosts(), kept.tables, {}, kept.reference_s),
-    )
-    completed = kept.model_copy(update={"operations": kept.operations | further})
     completed.save(path)
     if kept.tables and not disturbed(background.cores()):
         # a user's file may change
@@ -366,6 +374,43 @@ def _with_operations(
             completed.model_copy(update={"operations": keepable})
         )
     return completed
+
+
+def _of_steps(request: cost_sources.Request, kept: Calibration) -> Machine:
+    return Machine(request.cluster, EngineCosts(), kept.tables, {}, kept.reference_s)
+
+
+def _datasets(request: cost_sources.Request, runs: Iterable[Run]) -> dict[int, Dataset]:
+    """Open the data of `runs`, by worker count."""
+    counts = {run.workers for run in runs}
+    return {workers: open_dataset(request.folders[workers]) for workers in counts}
+
+
+def _choices(
+    request: cost_sources.Request, kept: Calibration, batches: Iterable[int]
+) -> Choices:
+    """Measure how gradients of `batches` samples, else of the runs' batches, are computed, where `kept` lacks it."""
+    # Trials have data of their own, of fewer samples.
+    runs = [
+        run for run in request.runs if run.execution == "virtual" and run.trial is None
+    ]
+    datasets = _datasets(request, runs)
+    sizes_of: dict[tuple[int, int], Collection[int]] = {}  # by workers and parts
+    found: Choices = {}
+    for run in runs:
+        strategy, dataset = strategy_of(run), datasets[run.workers]
+        if not is_chosen(run, strategy):
+            continue
+        parts = strategy.traits.mesh(run.workers).parts
+        if (run.workers, parts) not in sizes_of:
+            plan = BatchPlan.of(run, run.workers, run.seed, dataset, parts)
+            sizes_of[run.workers, parts] = set(batches) or {plan.batch_size}
+        workers = workers_tried(run)
+        for size in sizes_of[run.workers, parts]:
+            known = kept.arithmetic.get(size, {}) | found.get(size, {})
+            if workers not in known:
+                found.setdefault(size, {})[workers] = choice_for(run, dataset, size)
+    return found
 
 
 class _BudgetSpentError(RunError):

@@ -109,6 +109,7 @@ class Request:
             cores=hardware.cores(),
             torch=torch.__version__,
             device=torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
+            model_sha256=self.study.model_sha256,
         )
 
     @property
@@ -362,11 +363,11 @@ def _require_kept(
 class KeptSteps:
     """What earlier studies of the model of `run` measured here, undisturbed, for calibrations with `key`; in the cache.
 
-    These are step times, and times of what scalebench's own strategies compute beside
-    their steps. They count in reference steps: at another speed of the machine they are
-    scaled by the reference step of now. Beside busy programs that says nothing of the
-    machine's speed, and the last one counts that nothing disturbed. Costs of engines
-    are kept by `engine_measurement`.
+    These are step times, how gradients are computed the fastest, and times of what
+    scalebench's own strategies compute beside their steps. Times count in reference
+    steps: at another speed of the machine they are scaled by the reference step of now.
+    Beside busy programs that says nothing of the machine's speed, and the last one
+    counts that nothing disturbed. Costs of engines are kept by `engine_measurement`.
     """
 
     def __init__(self, key: str, run: Run) -> None:
@@ -415,8 +416,10 @@ class KeptSteps:
             # At one speed of the machine, before they stand in one table.
             before = before.at(measured.reference_s)
             operations = before.operations | measured.operations
-            measured = measured.with_tables(before.tables).model_copy(
-                update={"operations": operations}
+            measured = (
+                measured.with_tables(before.tables)
+                .with_arithmetic(before.arithmetic)
+                .model_copy(update={"operations": operations})
             )
         # a cache that cannot be written is one that nothing is read from
         with suppress(OSError, ResultsError):

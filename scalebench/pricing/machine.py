@@ -274,6 +274,23 @@ class OperationTime(BaseModel):
 OperationTimes = dict[str, dict[str, OperationTime]]
 
 
+class Choice(BaseModel):
+    """Ways to compute the gradients of one model and batch size, and why a replica has to compute by itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batched: bool = False
+    fills: bool = False  # batches of different size, to be computed in one call
+    one_batch: bool = False
+    # operations, which do not depend on values: repeated, they give the same bits
+    records: bool = False
+    reason: str = ""
+
+
+# by samples of a batch, then by the workers among which they were measured
+Choices = dict[PositiveInt, dict[PositiveInt, Choice]]
+
+
 def name_of(operation: Callable[..., Any]) -> str:
     """Return the qualified name of a function or method, also in a partial; of other objects that of the class."""
     while isinstance(operation, partial):
@@ -284,7 +301,7 @@ def name_of(operation: Callable[..., Any]) -> str:
 @dataclass(frozen=True)
 class Machine:
     """Prices of a virtual run: the cluster, the engines' costs, the step times by load of a node, and the
-    operations of strategies."""
+    operations of strategies; and how gradients are computed, as far as it was measured."""
 
     cluster: Cluster
     engines: EngineCosts
@@ -292,6 +309,8 @@ class Machine:
     operations: OperationTimes = field(default_factory=dict)
     # the machine speed of both, as the time of the reference step
     reference_s: float | None = None
+    # It changes no time, but the last bits of weights: equal costs give equal runs.
+    arithmetic: Choices = field(default_factory=dict)
 
     # Of more workers than a node holds, each node is full.
     def table_for(self, workers: int) -> StepTable:

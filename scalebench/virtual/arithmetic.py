@@ -3,18 +3,14 @@
 Where all replicas are equal and their gradients are averaged, one replica computes the
 gradient of the mean loss over the batches of all. This and batched gradients are faster
 for small models only, and need a model without statistics, random numbers and hooks:
-`choose` tries and measures both once for each model, batch size and machine, and keeps
-the choice in the cache.
+both are tried, and measured where a calibration keeps what was faster (`choice_for`).
+Elsewhere the size of the model decides, so that equal studies compute equal bits.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
 from statistics import median
 
 import numpy as np
@@ -27,17 +23,16 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.errors import in_one_line
 from scalebench.models.flat import Memory, equal_attributes, module_attributes, views
-from scalebench.records.machine_facts import cpu_model
+from scalebench.pricing.machine import Choice, Machine
 from scalebench.strategies.allreduce import GradientAveraging
-from scalebench.strategies.base import Batch, Worker
+from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import WallClock
-from scalebench.system.file_access import cache_folder
 from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
-from scalebench.virtual.lock_step import Trace
+from scalebench.virtual.lock_step import Trace, rows_stay
 from scalebench.virtual.recorded import RecordedReplica
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
@@ -45,22 +40,13 @@ _TRIED = 16  # workers, at most, among which batched gradients are tried
 _STEPS, _ROUNDS = 3, 5  # of a measurement
 # of the processor time of single replicas, from which gradients are batched
 _FASTER = 0.8
+# Where nothing was measured: weights of a larger model fill the caches, and a call for
+# few workers takes longer than theirs one by one (shares in docs/measurements.md).
+_SMALL, _SEVERAL = 65_536, 4  # parameters, workers
 _CLOSE = {
     torch.float64: 1e-9,
     torch.float32: 1e-3,
 }  # relative difference of equal gradients
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Ways to compute the gradients of one model and batch size, and why a replica has to compute by itself."""
-
-    batched: bool = False
-    fills: bool = False  # batches of different size, to be computed in one call
-    one_batch: bool = False
-    # operations, which do not depend on values: repeated, they give the same bits
-    records: bool = False
-    reason: str = ""
 
 
 # --- one for all --------------------------------------------------------------------------------------------------
@@ -184,20 +170,56 @@ def train_one_for_all(
 # --- the choice ---------------------------------------------------------------------------------------------------
 
 
-def choose(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
-    """Return how the gradients of `run` are computed, as measured once on this machine and kept in its cache."""
-    choice = _kept_or_measured(run, dataset, plan)
-    return (
-        choice
-        if run.workers > 1
-        else replace(choice, batched=False, reason="a lone worker")
-    )
+def holds_whole_models(run: Run, strategy: Strategy) -> bool:
+    """Return True if each worker computes gradients of a whole model."""
+    traits = strategy.traits
+    parts = traits.mesh(run.workers).parts
+    return parts == 1 and not traits.sharded and not traits.mixed
 
 
-def _kept_or_measured(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
+def equals_one_batch(run: Run, strategy: Strategy) -> bool:
+    """Return True if one replica on the batches of all ends with the weights of each of several."""
+    return run.workers > 1 and strategy.traits.equals_one_batch and rows_stay(run)
+
+
+def is_chosen(run: Run, strategy: Strategy) -> bool:
+    """Return True if `run` computes gradients in a way that is chosen; parts of a model always compute their own."""
+    return holds_whole_models(run, strategy) or equals_one_batch(run, strategy)
+
+
+def choose(run: Run, dataset: Dataset, plan: BatchPlan, machine: Machine) -> Choice:
+    """Return how the gradients of `run` are computed: as `machine` knows, else as the size of the model suggests."""
+    kept = machine.arithmetic.get(plan.batch_size, {})
+    choice = kept.get(workers_tried(run)) or _supposed(run, dataset, plan.batch_size)
+    return choice if run.workers > 1 else _single(choice, "a lone worker")
+
+
+def workers_tried(run: Run) -> int:
+    """Return among how many workers it is measured what is faster for `run`: 2, 4, 8 or 16."""
+    return max(2, 1 << (min(run.workers, _TRIED).bit_length() - 1))
+
+
+def choice_for(run: Run, dataset: Dataset, size: int) -> Choice:
+    """Return how gradients of batches of `size` samples are computed the fastest, tried and measured now."""
+
+    def too_slow(
+        pool: Batched, replicas: Sequence[RecordedReplica], batches: Sequence[Batch]
+    ) -> str:
+        share = _share_of_time(
+            lambda: _ask_all(pool, replicas, batches, _STEPS), replicas, batches
+        )
+        takes = f"batched gradients take {share:.2f} of the time of single ones"
+        return takes if share >= _FASTER else ""
+
+    return _tried(run, dataset, size, workers_tried(run), too_slow)
+
+
+_supposed_before: dict[tuple[object, ...], Choice] = {}  # of this process
+
+
+def _supposed(run: Run, dataset: Dataset, size: int) -> Choice:
+    """Return how gradients are computed where nothing was measured: what the model allows is tried once."""
     facts = (
-        torch.__version__,
-        cpu_model(),
         run.threads_per_worker,
         str(run.model),
         run.model_sha256,
@@ -206,32 +228,38 @@ def _kept_or_measured(run: Run, dataset: Dataset, plan: BatchPlan) -> Choice:
         dataset.input_shape,
         dataset.outputs,
         dataset.task,
-        plan.batch_size,
-        _workers_tried(run),
-        *(field.name for field in fields(Choice)),
+        size,
     )
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    path = cache_folder("arithmetic") / f"{key}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return Choice(**json.loads(path.read_text()))
-    measured = _measure(run, dataset, plan.batch_size)
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump(asdict(measured), file)
-        except FileExistsError:  # of several processes the first one's choice counts
-            with suppress(ValueError, TypeError):
-                return Choice(**json.loads(path.read_text()))
-    return measured
+
+    def too_large(
+        pool: Batched, replicas: Sequence[RecordedReplica], batches: Sequence[Batch]
+    ) -> str:
+        numbers = len(pool.initial)
+        large = f"its {numbers:,} parameters are many, and nothing was measured"
+        return large if numbers > _SMALL else ""
+
+    if facts not in _supposed_before:
+        _supposed_before[facts] = _tried(run, dataset, size, 2, too_large)
+    choice = _supposed_before[facts]
+    few = f"there are fewer than {_SEVERAL} workers, and nothing was measured"
+    return _single(choice, few) if run.workers < _SEVERAL else choice
 
 
-def _workers_tried(run: Run) -> int:
-    return max(2, min(run.workers, _TRIED))
+def _single(choice: Choice, reason: str) -> Choice:
+    if not choice.batched:
+        return choice
+    return choice.model_copy(update={"batched": False, "reason": reason})
 
 
-def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
-    workers = min(_workers_tried(run), dataset.n_train // size)
+def _tried(
+    run: Run,
+    dataset: Dataset,
+    size: int,
+    workers: int,
+    too_slow: Callable[[Batched, Sequence[RecordedReplica], Sequence[Batch]], str],
+) -> Choice:
+    """Return what the model allows, tried on batches of `size` samples of few `workers`, unless it is `too_slow`."""
+    workers = min(workers, dataset.n_train // size)
     if workers < 2:
         return Choice(reason="fewer samples than two batches")
     rows = workers * size
@@ -272,11 +300,7 @@ def _measure(run: Run, dataset: Dataset, size: int) -> Choice:
     if not equal:
         reason = "its gradients differ when they are batched"
         return Choice(one_batch=one_batch, records=records, reason=reason)
-    share = _share_of_time(
-        lambda: _ask_all(pool, replicas, batches, _STEPS), replicas, batches
-    )
-    if share >= _FASTER:
-        reason = f"batched gradients take {share:.2f} of the time of single ones"
+    if reason := too_slow(pool, replicas, batches):
         return Choice(one_batch=one_batch, records=records, reason=reason)
     pool.fills = True
     fills = size > 1 and _agrees(

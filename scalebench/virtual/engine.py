@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
 from scalebench.data.dataset import Dataset
 from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.pricing.charges import jitter_of
-from scalebench.pricing.machine import Machine
+from scalebench.pricing.machine import Choice, Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import RecordingWorker, trainable_numbers
 from scalebench.pricing.table_cut import cut_of
@@ -33,14 +32,15 @@ from scalebench.training.outcome import Outcome, WorkerReport
 from scalebench.training.replica import Replica
 from scalebench.virtual import lock_step
 from scalebench.virtual.arithmetic import (
-    Choice,
     choose,
     drawn_in_a_step,
+    equals_one_batch,
+    holds_whole_models,
     train_one_for_all,
 )
 from scalebench.virtual.batched import Batched, BatchedReplica
 from scalebench.virtual.communicator import VirtualCommunicator
-from scalebench.virtual.lock_step import Prepared, Trace, Weights, rows_stay
+from scalebench.virtual.lock_step import Prepared, Trace, Weights
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.scheduler import Group, Scheduler
 from scalebench.virtual.shared import HostedState, Hosts
@@ -155,12 +155,11 @@ class Simulation(Prepared):
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
-        traits = self.strategy.traits
-        # models
-        whole = self.mesh.parts == 1 and not traits.sharded and not traits.mixed
-        choice = choose(self.run, self.dataset, self.plan) if whole else Choice()
-        if traits.takes_signs:  # batched gradients are rounded differently
-            choice = replace(choice, batched=False, reason="")
+        whole = holds_whole_models(self.run, self.strategy)
+        choice = self._choice() if whole else Choice()
+        # batched gradients are rounded differently
+        if self.strategy.traits.takes_signs:
+            choice = choice.model_copy(update={"batched": False, "reason": ""})
         batched = choice.batched and not drawn
         steps = self.plan.steps(0) * self.run.epochs
         worth_recording = self.run.workers * steps >= _WORTH_RECORDING
@@ -234,14 +233,13 @@ class Simulation(Prepared):
 
     def choice_of_one_batch(self) -> Choice | None:
         """Return how one replica computes in place of all; None if each has to, or if there is only one."""
-        if (
-            self.run.workers == 1
-            or not self.strategy.traits.equals_one_batch
-            or not rows_stay(self.run)
-        ):
+        if not equals_one_batch(self.run, self.strategy):
             return None
-        choice = choose(self.run, self.dataset, self.plan)
+        choice = self._choice()
         return choice if choice.one_batch else None
+
+    def _choice(self) -> Choice:
+        return choose(self.run, self.dataset, self.plan, self.machine)
 
     def train_one(self, *, records: bool) -> Trace:
         """Train one replica in place of all, which stay equal; every one if the model draws random numbers."""

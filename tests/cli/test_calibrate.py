@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
+from scalebench.calibration import charging
 from scalebench.calibration.calibration_file import read_calibration
 from scalebench.calibration.steps_under_load import MeasuredTables
 from scalebench.errors import RunError
-from scalebench.pricing.machine import OperationTime
+from scalebench.pricing.machine import Choice, OperationTime
 
 STUDY = (
     "--dataset",
@@ -88,6 +89,8 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     scalebench("run", *STUDY, "--execution", "virtual", "--name", "mine", "--jobs", "1", "--epochs", "1",
                "--repetitions", "1", "--calibration", FILE)  # fmt: skip
     assert len(load("results/mine").completed) == 3
+    ways = {size: list(known) for size, known in found.arithmetic.items()}
+    assert ways == {4: [2], 8: [2], 16: [2]}, "of two workers, the most of the study"
     scalebench("recalibrate", "results/mine", "--calibration", FILE)
     assert scalebench.measured == [4, 8, 16]
     predicted = scalebench(
@@ -115,6 +118,38 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     assert "has nothing" in scalebench(
         "predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2
     )
+
+
+def bits(name):
+    """How the gradients of a study were computed, and losses that show every bit of its weights."""
+    runs = load(f"results/{name}").completed.sort_values("run_id")
+    return set(runs["arithmetic"]), runs["final_train_loss"].tolist()
+
+
+def test_file_says_how_gradients_are_computed(scalebench, monkeypatch, tmp_path):
+    words = ("run", "--dataset", "wine", "--execution", "virtual", "--jobs", "1", "--epochs", "1", "--workers", "4",
+             "--strategy", "epoch_average", "--repetitions")  # fmt: skip
+    slow = Choice(records=True, reason="measured as slow")
+    monkeypatch.setattr(charging, "choice_for", lambda *_: slow)
+    scalebench(*words, 1, "--name", "mine")
+    path = Path("results/mine/calibration.json")
+    assert read_calibration(path).arithmetic == {16: {4: slow}}
+
+    monkeypatch.setattr(charging, "choice_for", lambda *_: pytest.fail("measured"))
+    scalebench(*words, 2, "--name", "mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another machine"))
+    scalebench(*words, 2, "--name", "again", "--calibration", path)
+    assert bits("again") == bits("mine")
+    assert bits("mine")[0] == {"per_replica"}
+
+    raw = json.loads(path.read_text())
+    of_adam = raw | {"measured": raw["measured"] | {"optimizer": "adam"}}
+    without = {key: value for key, value in raw.items() if key != "arithmetic"}
+    for name, content in {"of-adam": of_adam, "without": without}.items():
+        Path(f"{name}.json").write_text(json.dumps(content))
+        scalebench(*words, 2, "--name", name, "--calibration", f"{name}.json")
+        assert bits(name)[0] == {"batched"}, "by the size of the model"
+    assert bits("of-adam") == bits("without")
 
 
 def test_steps_on_gpus_are_measured_in_seconds_with_one_process_for_each(

@@ -16,13 +16,13 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import DataError, StudyError
 from scalebench.launch.real_runs import RealRuns
+from scalebench.pricing.machine import Choice
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.ad_psgd import AdPsgd, neighbours_of
 from scalebench.study.spec import Run
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 
 QUIET = {"ties": "rank", "jitter": "none"}

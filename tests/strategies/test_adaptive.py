@@ -16,12 +16,12 @@ from scalebench.errors import StudyError
 from scalebench.models.parts import layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import sharing_degrees_of
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.adaptive import Adaptive, Costs, chosen
 from scalebench.strategies.base import LayerProfile
 from scalebench.study.spec import Component
 from scalebench.virtual import engine as virtual_engine
-from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import compute_and_time, model_time, simulate
 from scalebench.virtual.lock_step import is_lock_step
 from tests.conftest import setting, some

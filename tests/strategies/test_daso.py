@@ -10,10 +10,10 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.daso import Skips, calls_of
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.base import Synchronisation
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 

@@ -18,6 +18,7 @@ from scalebench.errors import ModelError, StudyError
 from scalebench.models.parts import facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
+from scalebench.pricing.machine import Choice
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry
 from scalebench.strategies.parts import placed
@@ -25,7 +26,6 @@ from scalebench.study.spec import Component
 from scalebench.training.replica import Replica
 from scalebench.training.stage import sizes_of
 from scalebench.virtual import engine as virtual_engine
-from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
 from tests.conftest import setting
 from tests.strategies.parts_case import images, trained_alone

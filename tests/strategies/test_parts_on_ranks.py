@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scalebench.pricing.machine import Choice
 from scalebench.study.spec import Component
 from scalebench.virtual import engine as virtual_engine
-from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.engine import simulate
 from tests.conftest import some
 from tests.strategies.parts_case import images, trained_alone

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from scalebench.pricing.machine import Choice
 from scalebench.records.rows import rows_of
 from scalebench.strategies import registry, replica_state
 from scalebench.strategies.averaging import Averaging
@@ -19,7 +20,6 @@ from scalebench.strategies.registry import options_of
 from scalebench.training.loop import evaluate
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 
 MODEL = f"{Path(__file__).parent / 'models' / 'normalised.py'}:build"
 POLICIES = ("buffers", "optimizer_state", "weighting", "trailing")

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.replica_state import joined, packed, unpack_
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.communicator import VirtualCommunicator
 
 MODELS = Path(__file__).parent / "models"

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.few_bits import RowScaled, packed_codes, unpacked_codes
 from scalebench.strategies.streaming_diloco import fragments_of
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import setting
 from tests.strategies import daso_case
 

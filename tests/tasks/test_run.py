@@ -14,9 +14,9 @@ import pytest
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.real_runs import RealRuns
+from scalebench.pricing.machine import Choice
 from scalebench.tasks.run import TaskRuns, _Tasks
 from scalebench.virtual import engine
-from scalebench.virtual.arithmetic import Choice
 from tests.conftest import needs_mpi, some
 from tests.tasks.conftest import SLOW, task_run
 

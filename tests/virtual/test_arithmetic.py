@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +12,13 @@ from torch import nn
 
 from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.data.batch_plan import BatchPlan
+from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.training.replica import Replica
 from scalebench.virtual import arithmetic, batched, engine, lock_step
-from scalebench.virtual.arithmetic import Choice, choose
+from scalebench.virtual.arithmetic import choice_for, choose
 from scalebench.virtual.pool import simulate_alike
 from tests.conftest import some
 
@@ -52,8 +53,8 @@ ONE_BATCH_WITH = [
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def _nothing_tried_before(monkeypatch):
+    monkeypatch.setattr(arithmetic, "_supposed_before", {})
 
 
 def weights_by(choice, run, dataset, machine, monkeypatch):
@@ -366,7 +367,7 @@ def test_models_without_a_batched_form_keep_single_gradients(
     monkeypatch.setattr("scalebench.training.replica.build_model", built)
     monkeypatch.setattr(arithmetic, "_FASTER", 1e9)
     run = make_run("local_sgd", WORKERS)
-    choice = choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs))
+    choice = choice_for(run, blobs, 8)
     assert choice.one_batch is one_batch
     assert choice.fills is False, "a coupled model must not see samples twice"
     assert choice.records is (not reason or "differ" in reason)
@@ -385,7 +386,7 @@ def test_operation_without_a_batched_form_gives_no_warning(
     run = make_run("local_sgd", WORKERS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose(run, blobs, BatchPlan.of(run, WORKERS, 0, blobs)).batched
+        assert choice_for(run, blobs, 8).batched
 
 
 @pytest.mark.parametrize(
@@ -401,25 +402,66 @@ def test_why_gradients_are_single_is_a_fact_of_the_run(
     assert outcome.facts.why_single == why
 
 
-def test_choice_is_measured_once_for_a_model_and_batch(
-    make_run, blobs, monkeypatch, tmp_path
-):
+@pytest.fixture
+def chosen(blobs, machine):
+    """How a run of batches of 8 samples is computed, on a machine that knows `arithmetic`."""
+
+    def choice(run, arithmetic=None, dataset=blobs):
+        plan = BatchPlan.of(run, run.workers, 0, dataset)
+        return choose(run, dataset, plan, replace(machine, arithmetic=arithmetic or {}))
+
+    return choice
+
+
+def test_measured_choice_counts_the_time(make_run, blobs, monkeypatch):
     run = make_run("local_sgd", WORKERS)
-    plan = BatchPlan.of(run, WORKERS, 0, blobs)
     monkeypatch.setattr(arithmetic, "_FASTER", 0.0)
-    slow = choose(run, blobs, plan)
+    slow = choice_for(run, blobs, 8)
     assert not slow.batched
     assert slow.one_batch
     assert "of the time of single ones" in slow.reason
     monkeypatch.setattr(arithmetic, "_FASTER", 1e9)
-    assert choose(run, blobs, plan) == slow
-    (kept,) = tmp_path.rglob("arithmetic/*.json")
-    kept.write_text("damaged")
-    assert choose(run, blobs, plan).batched, "measured again"
-    assert not choose(make_run("local_sgd", 1), blobs, plan).batched
-    other = dataclasses.replace(
-        blobs, x_train=blobs.x_train[:, :1], x_test=blobs.x_test[:, :1]
-    )
-    assert choose(run, other, BatchPlan.of(run, WORKERS, 0, other)).batched, (
-        "another input shape is another model"
-    )
+    assert choice_for(run, blobs, 8).batched
+
+
+def test_choice_of_the_machine_counts_at_its_batch_and_workers(make_run, chosen):
+    single, batched = Choice(reason="it is slow"), Choice(batched=True)
+    known = {8: {2: single, 4: batched, 8: single}, 9: {4: single}}
+    found = {
+        workers: chosen(make_run("local_sgd", workers), known)
+        for workers in (1, 2, 3, 4, 7, 8, 9)
+    }
+    assert found == {
+        1: single,
+        2: single,
+        3: single,
+        4: batched,
+        7: batched,
+        8: single,
+        9: single,
+    }
+    lone = chosen(make_run("local_sgd", 1), {8: {2: batched}})
+    assert (lone.batched, lone.reason) == (False, "a lone worker")
+
+
+def test_small_models_of_several_workers_are_batched_where_nothing_was_measured(
+    make_run, blobs, chosen, monkeypatch
+):
+    found = {
+        workers: chosen(make_run("local_sgd", workers)) for workers in (1, 2, 3, 4, 16)
+    }
+    assert [choice.batched for choice in found.values()] == 3 * [False] + 2 * [True]
+    assert "fewer than 4 workers" in found[3].reason
+    assert all(choice.one_batch and choice.records for choice in found.values())
+    narrow = replace(blobs, x_train=blobs.x_train[:, :1], x_test=blobs.x_test[:, :1])
+    monkeypatch.setattr(arithmetic, "_SMALL", 1)
+    run = make_run("local_sgd", WORKERS)
+    assert chosen(run).batched, "tried before in this process"
+    large = chosen(run, dataset=narrow)
+    assert "parameters are many" in large.reason, "another input is another model"
+    assert not large.batched
+
+
+def test_time_does_not_decide_where_nothing_was_measured(make_run, chosen, monkeypatch):
+    monkeypatch.setattr(arithmetic, "_share_of_time", lambda *_: pytest.fail("timed"))
+    assert chosen(make_run("local_sgd", WORKERS)).batched

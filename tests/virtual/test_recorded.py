@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from scalebench.data.batch_plan import BatchPlan
+from scalebench.pricing.machine import Choice
 from scalebench.virtual import engine, recorded
-from scalebench.virtual.arithmetic import Choice
 from scalebench.virtual.pool import simulate_alike
 from scalebench.virtual.recorded import RecordedReplica
 
