@@ -7,13 +7,12 @@ operations below them a fifth.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.node import map_aggregate
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Results = Sequence[Tensor | None]
@@ -56,14 +55,19 @@ def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
 
 
 class _Tape(TorchDispatchMode):
-    """Takes down operations below autograd and vmap, without views of inputs and what changes nothing."""
+    """Takes down operations below autograd and vmap, without views of inputs and what changes nothing.
+
+    They become the lines of a function in Python. `torch.fx` writes such lines too, but
+    with it a recording takes twice as long, and a run makes one for each batch shape.
+    """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._places = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        self._graph = fx.Graph()
-        self._lasting: dict[str, Tensor] = {}  # by name in the graph
-        self._nodes: dict[Tensor, fx.Node] = {}
+        self._lines: list[str] = []
+        self._bound: dict[str, Any] = {}  # operations and values, by name in the lines
+        self._names: dict[Tensor, str] = {}  # of what the lines make
+        self._made = 0
         # of which one stands for two, equal as long as none is changed
         self._once: set[Tensor] = set()
 
@@ -73,13 +77,11 @@ class _Tape(TorchDispatchMode):
 
     def repeat(self, results: Results) -> Callable[[], Results]:
         """Return a function that executes the operations again and returns what `results` are then."""
-        self._graph.output(
-            [None if result is None else self._node(result) for result in results]
-        )
-        module = fx.GraphModule(self._lasting, self._graph)
-        # found at once, and not by a search among buffers
-        vars(module).update(self._lasting)
-        repeated: Callable[[], Results] = module.forward
+        lines = _with_releases([*self._lines, f"return {self._text(results)}"])
+        source = "\n    ".join(["def repeated():", *lines])
+        # Names and integers only: all else is bound to names.
+        exec(source, self._bound)  # noqa: S102
+        repeated: Callable[[], Results] = self._bound["repeated"]
         return repeated
 
     def __torch_dispatch__(
@@ -100,47 +102,68 @@ class _Tape(TorchDispatchMode):
             if self._lasts(of) and self._lasts(made):
                 return made
             if _is_the_same(made, of):
-                self._name(made, self._node(of))
+                self._names[made] = self._text(of)
                 return made
             if operation is _TIMES and arguments[1] == 1 and made.dtype == of.dtype:
-                self._name(made, self._node(of))
+                self._names[made] = self._text(of)
                 self._once.update((made, of))
                 return made
         if not isinstance(made, Tensor | Sequence):
             raise RuntimeError(
                 f"{operation} reads a value, on which what follows may depend"
             )
-        nodes = map_aggregate((tuple(arguments), keywords or {}), self._node)
-        node = self._graph.call_function(_binding(operation), *nodes)
+        words = [self._text(each) for each in arguments]
+        for name, argument in (keywords or {}).items():
+            words.append(f"{name}={self._text(argument)}")
+        call = f"{self._bind(_binding(operation))}({', '.join(words)})"
         if isinstance(made, Tensor):
-            self._name(made, node)
+            self._lines.append(f"{self._name(made)} = {call}")
         else:
-            for place, each in enumerate(made):
-                if isinstance(each, Tensor):
-                    self._name(
-                        each, self._graph.call_function(operator.getitem, (node, place))
-                    )
+            self._lines.append(f"{', '.join(map(self._name, made))}, = {call}")
         return made
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Return True if `tensor` is an input or a view of one: the same when the operations are repeated."""
         return (
-            tensor not in self._nodes
+            tensor not in self._names
             and tensor.untyped_storage().data_ptr() in self._places
         )
 
-    def _node(self, argument: Any) -> Any:
-        """Return the node that makes a tensor; what no operation has made stays where it is."""
-        if not isinstance(argument, Tensor):
-            return argument
-        if argument in self._nodes:
-            return self._nodes[argument]
-        name = f"lasting_{len(self._graph.nodes)}"
-        self._lasting[name] = argument.detach()
-        return self._graph.get_attr(name)
+    def _text(self, argument: Any) -> str:
+        """Return how a line names an argument; a tensor that no line has made stays where it is."""
+        if isinstance(argument, Tensor):
+            return self._names.get(argument) or self._bind(argument.detach())
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(map(self._text, argument))}]"
+        if argument is None or isinstance(argument, int):
+            return repr(argument)
+        return self._bind(argument)
 
-    def _name(self, tensor: Tensor, node: fx.Node) -> None:
-        self._nodes[tensor] = node
+    def _bind(self, value: Any) -> str:
+        name = f"bound_{len(self._bound)}"
+        self._bound[name] = value
+        return name
+
+    def _name(self, made: Any) -> str:
+        """Return a new name for what a line makes; of several results some may be no tensors."""
+        name = f"made_{self._made}"
+        self._made += 1
+        if isinstance(made, Tensor):
+            self._names[made] = name
+        return name
+
+
+def _with_releases(lines: Sequence[str]) -> Iterator[str]:
+    """Yield `lines` that let go of each tensor where it is read last: the next one takes its place in the cache."""
+    last = {
+        name: place
+        for place, line in enumerate(lines)
+        for name in re.findall(r"made_\d+", line)
+    }
+    for place, line in enumerate(lines[:-1]):
+        done = [name for name, at in last.items() if at == place]
+        yield f"{line}; del {', '.join(done)}" if done else line
+    yield lines[-1]
 
 
 def _is_the_same(view: Tensor, of: Tensor) -> bool:
