@@ -55,6 +55,17 @@ def test_amoebanet_is_predicted_better_than_by_the_bubble():
     assert skill(every) >= 0.6
 
 
+def test_rows_of_amoebanet_lie_inside_the_intervals_and_errors_of_the_page():
+    """`docs/accuracy.md` states an error for each of the eight rows; 0.1 points are its rounding."""
+    errors = errors_of("torchgpipe AmoebaNet-D")
+    assert errors["seconds"].between(errors["low"], errors["high"]).all()
+    page = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text()
+    _, table = page.split("Of AmoebaNet-D (18, 256)")
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
+    stated = [float(row[5].split()[0]) / 100 for row in rows[1:9]]
+    assert errors["error"].tolist() == pytest.approx(stated, abs=1e-3)
+
+
 def test_a_series_without_a_row_of_one_device_begins_with_its_pipeline_of_the_fewest():
     """The base row, held out too, is predicted as it was measured; the bubble of its own row is none."""
     table = read_pipelines(PUBLISHED)
