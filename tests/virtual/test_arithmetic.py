@@ -20,7 +20,6 @@ from scalebench.training.replica import Replica
 from scalebench.virtual import arithmetic, batched, engine, lock_step
 from scalebench.virtual.arithmetic import choice_for, choose
 from scalebench.virtual.pool import simulate_alike
-from tests.conftest import some
 
 # float64, relative to weights of order 1: sums over samples and workers in another
 # order
@@ -71,9 +70,7 @@ def losses(outcome):
     )
 
 
-@pytest.mark.parametrize(
-    "name", some(SEVERAL, "epoch_average", "epoch_async", "allreduce", "slowmo", "ssp")
-)
+@pytest.mark.parametrize("name", SEVERAL)
 def test_batched_gradients_give_the_weights_and_times_of_single_ones(
     name, make_run, blobs, machine, monkeypatch
 ):
@@ -84,10 +81,9 @@ def test_batched_gradients_give_the_weights_and_times_of_single_ones(
     run = make_run({name: NEEDS.get(name, {})}, WORKERS, **values)
     single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     batched, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
-    assert (single.facts.arithmetic, batched.facts.arithmetic) == (
-        "per_replica",
-        "batched",
-    )
+    # A sum that is rounded differently has another sign now and then.
+    way = "per_replica" if TRAITS[name].takes_signs else "batched"
+    assert (single.facts.arithmetic, batched.facts.arithmetic) == ("per_replica", way)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
     assert losses(batched) == pytest.approx(losses(single), abs=SUMS)
     assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), (
@@ -102,9 +98,7 @@ def by_epoch(outcome):
     ]
 
 
-@pytest.mark.parametrize(
-    "strategy", some([*ONE_BATCH, *ONE_BATCH_WITH], "allreduce", "bsp", "pipeline")
-)
+@pytest.mark.parametrize("strategy", [*ONE_BATCH, *ONE_BATCH_WITH])
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_replica_gives_the_weights_and_times_of_all_that_average_gradients(
     strategy, workers, make_run, blobs, machine, monkeypatch
