@@ -16,7 +16,7 @@ The worker counts at which two strategies are compared form one family of tests
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -136,23 +136,21 @@ def ratios(results: Results) -> pd.DataFrame:
     cells = sorted(runs_by_cell(results), key=lambda runs: runs.at.sort_key)
     comparer = pairing.Comparer(results)
     baselines = Baselines(cells)
-    rows = []
-    for cell in cells:
-        for base in baselines.of(cell):
-            ratio = (
-                pairing.NO_RATIO
-                if base.cell is None
-                else comparer.ratio(base.cell, cell)
-            )
-            row = _row(cell, base, ratio)
-            if base.name == "serial":
-                row |= _scaling(cell, ratio)
-            if base.name in LIBRARY_BASELINES:
-                # allreduce on the cell's engine lies between: it synchronises as often
-                # as the library does, and by the same engine as the cell.
-                row |= _parts(cell, baselines.find("allreduce", cell), base)
-            rows.append(row)
-    return table_by_cell(rows, COLUMNS)
+
+    def of_times(cell: CellRuns, base: Baseline) -> dict[str, Any]:
+        ratio = pairing.NO_RATIO
+        if base.cell is not None:
+            ratio = comparer.ratio(base.cell, cell)
+        row = _times(base, ratio)
+        if base.name == "serial":
+            row |= _scaling(cell, ratio)
+        if base.name in LIBRARY_BASELINES:
+            # allreduce on the cell's engine lies between: it synchronises as often as
+            # the library does, and by the same engine as the cell.
+            row |= _parts(cell, baselines.find("allreduce", cell), base)
+        return row
+
+    return baselines.table(of_times, COLUMNS)
 
 
 def differences(
@@ -281,12 +279,35 @@ class Baselines:
     """The cells among which those of a study find their baselines."""
 
     def __init__(self, cells: Iterable[CellRuns]) -> None:
+        self._all = list(cells)
         # by execution, strategy and workers
         self._cells: dict[tuple[str, str, int], list[CellRuns]] = {}
-        for cell in cells:
+        for cell in self._all:
             self._cells.setdefault(
                 (cell.execution, cell.strategy, cell.workers), []
             ).append(cell)
+
+    def table(
+        self,
+        compare: Callable[[CellRuns, Baseline], dict[str, Any]],
+        columns: Sequence[str],
+    ) -> pd.DataFrame:
+        """Return a row for each cell and each of its baselines: their names, and what `compare` gives."""
+        rows = [
+            {
+                **cell.at._asdict(),
+                "strategy": cell.strategy,
+                "oversubscribed": cell.oversubscribed,
+                "disturbed": cell.disturbed,
+                "baseline": base.name,
+                "baseline_engine": base.engine,
+                "baseline_workers": base.workers,
+                **compare(cell, base),
+            }
+            for cell in self._all
+            for base in self.of(cell)
+        ]
+        return table_by_cell(rows, columns)
 
     def of(self, cell: CellRuns) -> list[Baseline]:
         """Return the baselines of `cell`, by the table of `study.choices`."""
@@ -342,20 +363,14 @@ def _of_another_batch(found: Sequence[CellRuns], cell: CellRuns) -> str:
     )
 
 
-def _row(cell: CellRuns, base: Baseline, ratio: pairing.Ratio) -> dict[str, Any]:
+def _times(base: Baseline, ratio: pairing.Ratio) -> dict[str, Any]:
+    """The columns of the ratio of training times."""
     note = base.fault or (
         "" if ratio.mean.n else f"{base.name} shares no repetition with it"
     )
     baseline = time_interval(ratio.top_s).value
     train = time_interval(ratio.bottom_s).value
     return {
-        **cell.at._asdict(),
-        "strategy": cell.strategy,
-        "oversubscribed": cell.oversubscribed,
-        "disturbed": cell.disturbed,
-        "baseline": base.name,
-        "baseline_engine": base.engine,
-        "baseline_workers": base.workers,
         "n": ratio.mean.n,
         **ratio.columns,
         "train_s": train,

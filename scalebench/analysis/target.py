@@ -30,6 +30,7 @@ import io
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,14 +250,8 @@ def target_ratios(results: Results) -> pd.DataFrame:
     medians.
     """
     cells = [cell for cell in runs_by_cell(results) if cell.aimed]
-    comparer = Comparer(results)
-    baselines = Baselines(cells)
-    rows = [
-        _ratio_row(cell, base, comparer)
-        for cell in cells
-        for base in baselines.of(cell)
-    ]
-    return table_by_cell(rows, RATIO_COLUMNS)
+    compare = partial(_times_to_target, Comparer(results))
+    return Baselines(cells).table(compare, RATIO_COLUMNS)
 
 
 def _simulated_ratio(
@@ -279,7 +274,10 @@ def _simulated_ratio(
     )
 
 
-def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, Any]:
+def _times_to_target(
+    comparer: Comparer, cell: CellRuns, base: Baseline
+) -> dict[str, Any]:
+    """The columns of the ratio of times to the target."""
     ratio, note = NO_RATIO, base.fault
     own, other = _time_to_target(cell, comparer).value, math.nan
     if base.cell is not None:
@@ -297,12 +295,6 @@ def _ratio_row(cell: CellRuns, base: Baseline, comparer: Comparer) -> dict[str, 
     if not ratio.mean.n and not note:
         saved = saved._replace(value=1 - own / other)
     return {
-        **cell.at._asdict(),
-        "strategy": cell.strategy,
-        "oversubscribed": cell.oversubscribed,
-        "disturbed": cell.disturbed,
-        "baseline": base.name,
-        "baseline_engine": base.engine,
         "n": ratio.mean.n,
         "time_to_target_s": own,
         "baseline_s": other,
