@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -22,18 +22,17 @@ from scalebench import formatting
 from scalebench.analysis import Results, cells, differences, virtual_error
 from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.loading import cells_in, is_representative
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.times import busy_machine, disturbed, few_runs
 from scalebench.analysis.native_check import slowdown_of_native_runs
 from scalebench.analysis.rounds import MEASURED
-from scalebench.analysis.target import target_ratios, times_to_target
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.records.progress import progress_of
 from scalebench.report import comparison
+from scalebench.report.answer_to_target import answer_to_target, reached_at, sooner
 from scalebench.report.comparison import Comparison, Phrase, Sentence, as_text, plain
 from scalebench.study.choices import BASELINES
-from scalebench.tables.table import fields
 
 _QUALIFY = (
     few_runs,
@@ -120,7 +119,7 @@ def spoken(results: Results) -> list[str]:
         )
         sentences = [
             own,
-            *_target_answer(other, results, brief=True),
+            *answer_to_target(other, results, brief=True),
             *_next_steps(other, results),
         ]
         lines.append(" ".join(map(as_text, sentences)))
@@ -146,14 +145,14 @@ def _headline_sentences(
     first: Comparison, found: list[Comparison], results: Results, *, brief: bool = False
 ) -> Iterator[Sentence]:
     """The sentences of the headline: to the target metric first, where that is shown, and for all epochs."""
-    aimed = _to_target(found, results)
+    aimed = sooner(found, results)
     if aimed is None:
         start = Phrase(f"At {first.workers} workers, ")
         yield (
             start,
             *_clauses(first, results, f"per-batch {first.baseline}", brief=brief),
         )
-        yield from _target_answer(first, results, brief=brief)
+        yield from answer_to_target(first, results, brief=brief)
         return
     *clause, _ = aimed.sentence(
         brief=brief, how=f"; {_how(aimed.one, results)}", than="per-batch "
@@ -171,7 +170,7 @@ def _headline_sentences(
         )
         return
     # Otherwise a saving for all epochs would pass for one of time to accuracy.
-    where = "" if _reached_at(first, results) else ", where no run reaches it"
+    where = "" if reached_at(first, results) else ", where no run reaches it"
     obtained = first.execution != aimed.one.execution
     yield (
         *clause,
@@ -514,185 +513,3 @@ def _without_loss(
         Phrase(f"Without a loss of {word}: "),
         *_clauses(best, results, best.baseline),
     )
-
-
-@dataclass(frozen=True)
-class ToTarget:
-    """A comparison of the times to the target: a row of `target_ratios`, with the comparison for all epochs."""
-
-    one: Comparison
-    row: Row
-    cells: pd.DataFrame
-
-    @property
-    def is_shown(self) -> bool:
-        """Return True if the interval tells what the saving is, as `Comparison.is_shown`."""
-        return self._as_comparison.is_shown
-
-    @property
-    def _as_comparison(self) -> Comparison:
-        reduction = fields("reduction reduction_low reduction_high")(self.row)
-        return replace(
-            self.one,
-            saved=reduction._replace(n=self.row["n"], kind=self.row["interval"]),
-        )
-
-    def sentence(
-        self, *, brief: bool = False, how: str = "", than: str = ""
-    ) -> Sentence:
-        """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""
-        start = f"At {self.one.workers} workers, "
-        return _comparison(
-            self.row,
-            self.one,
-            _aim(self.row, self.one, self.cells),
-            self.cells,
-            brief,
-            start,
-            how,
-            than,
-        )
-
-
-def _to_target(found: Sequence[Comparison], results: Results) -> ToTarget | None:
-    """Select the comparison of times to the target that is the headline; None if none is shown.
-
-    Order: the largest worker count, then native before paced before virtual, then the
-    least time to the target.
-    """
-    table = target_ratios(results)
-    cells = times_to_target(results)
-    # Oversubscribed and disturbed cells are drawn, but answer nothing.
-    table = table[table["reduction"].notna() & is_representative(table)]
-    key = ["execution", "engine", "label", "workers", "baseline"]
-    rows = {tuple(row[name] for name in key): row for row in table.to_dict("records")}
-    aimed = []
-    for one in found:
-        # a baseline is compared without its options
-        baseline = one.baseline.partition("(")[0]
-        row = rows.get((one.execution, one.engine, one.label, one.workers, baseline))
-        if row:
-            aimed.append(ToTarget(one, row, cells))
-    shown = [one for one in aimed if one.is_shown]
-    return min(
-        shown,
-        key=lambda aim: (*comparison.place_rank(aim.one), aim.row["time_to_target_s"]),
-        default=None,
-    )
-
-
-def _reached_at(one: Comparison, results: Results) -> bool:
-    """Return True if any run reached the target at the place of `one`, whatever its strategy."""
-    cells = times_to_target(results)
-    place = (cells["execution"] == one.execution) & (cells["workers"] == one.workers)
-    return bool((cells.loc[place, "n_reached"] > 0).any())
-
-
-def _target_answer(
-    one: Comparison, results: Results, *, brief: bool = False
-) -> Iterator[Sentence]:
-    """Compare the times to the target of the strategy and the baseline of `one`; nothing without a target.
-
-    Where one of them does not reach it at this worker count, a second sentence has the
-    largest count at which both do. A `brief` sentence does not name the interval.
-    """
-    table = target_ratios(results)
-    cells = times_to_target(results)
-    of_series = (
-        (table["execution"] == one.execution)
-        & (table["engine"] == one.engine)
-        & (table["label"] == one.label)
-    )
-    against = table["baseline"] == one.baseline.partition("(")[0]
-    own = table[of_series & against & is_representative(table)]
-    # One worker synchronises with no other: nothing is saved there.
-    known = own[own["reduction"].notna() & (own["workers"] > 1)]
-    both = known.sort_values("workers").to_dict("records")
-    for row in own[own["workers"] == one.workers].to_dict("records"):
-        strategy, other = _cells_of(row, one, cells)
-        aim = _aim(row, one, cells)
-        if math.isfinite(row["reduction"]):
-            yield _comparison(row, one, aim, cells, brief)
-            continue
-        epochs = formatting.counted(int(results.completed["epochs"].max()), "epoch")
-        reached = (
-            f"{_runs(strategy)} and {_runs(other)} reach it within {epochs}"
-            if other
-            else row["note"]
-        )
-        yield plain(f"To {aim}: {reached}.")
-        for last in both[-1:]:
-            yield _comparison(
-                last, one, aim, cells, brief, f"At {last['workers']} workers, "
-            )
-
-
-def _aim(row: Row, one: Comparison, cells: pd.DataFrame) -> str:
-    """`accuracy 0.9`."""
-    return f"{formatting.metric_word(one.metric_name or 'metric')} {_cells_of(row, one, cells)[0]['target_metric']:g}"
-
-
-def _cells_of(row: Row, one: Comparison, cells: pd.DataFrame) -> list[Row]:
-    """Return the cells of strategy and baseline at the execution and worker count of `row`; empty ones if missing."""
-    here = cells[
-        (cells["execution"] == row["execution"]) & (cells["workers"] == row["workers"])
-    ]
-    places = ((one.label, row["engine"]), (one.baseline, row["baseline_engine"]))
-    found = [
-        here[(here["label"] == label) & (here["engine"] == engine)]
-        for label, engine in places
-    ]
-    return [cell.to_dict("records")[0] if len(cell) else {} for cell in found]
-
-
-def _comparison(
-    row: Row,
-    one: Comparison,
-    aim: str,
-    cells: pd.DataFrame,
-    brief: bool,
-    start: str = "",
-    how: str = "",
-    baseline: str = "",
-) -> Sentence:
-    both = _cells_of(row, one, cells)
-    label = one.label
-    low = row["reduction_low"]
-    high = row["reduction_high"]
-    change = f"{formatting.share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
-    if low <= 0 <= high and low < high:
-        message = (
-            f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
-        )
-        than = "against"
-    else:
-        message = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}"
-        than = "than"
-    interval = "no interval"
-    if math.isfinite(low):
-        interval = formatting.reduction_range(low, high)
-        interval += "" if brief else f", {row['interval']} from {row['n']} runs of each"
-    # Runs that never reached it are censored: the mean of the others would be too
-    # early.
-    torn = [_runs(cell) for cell in both if cell["n_reached"] < cell["n_aimed"]]
-    if torn:
-        interval = f"Kaplan-Meier medians, as {' and '.join(torn)} reached it"
-    facts = [
-        f"{formatting.seconds(time)} in {cell['epochs_to_target']:g} "
-        f"epoch{'' if cell['epochs_to_target'] == 1 else 's'}"
-        for time, cell in zip(
-            (row["time_to_target_s"], row["baseline_s"]), both, strict=True
-        )
-    ]
-    return (
-        Phrase(start),
-        Phrase(message, "strong"),
-        Phrase(f" {than} {baseline}{row['baseline']}"),
-        Phrase(f" ({' instead of '.join(facts)}; {interval}{how})", "detail"),
-        Phrase("."),
-    )
-
-
-def _runs(cell: Row) -> str:
-    """`4 of 5 runs of epoch_average`."""
-    return f"{cell['n_reached']} of {formatting.counted(cell['n_aimed'], 'run')} of {cell['label']}"
