@@ -15,7 +15,7 @@ from scalebench.analysis.loading import Results, cells_in, is_representative
 from scalebench.formatting import counted, listed, seconds, share
 from scalebench.records.schema import NOT_SLOWED, POWER_CAP
 from scalebench.strategies.registry import preferred_engine
-from scalebench.study.cell import in_words
+from scalebench.study.cell import columns_without, in_words
 from scalebench.study.spec import SIMULATED
 from scalebench.system.disturbance import SHARE
 from scalebench.system.hardware import core_list, cores_in
@@ -55,7 +55,8 @@ _UNBOUND = "none"  # in the column `binding`
 # (docs/measurements.md)
 _SLOW_TRANSFERS = 1.5
 _NOTICED = 0.05  # share of the training time that the difference has to take
-_ALIKE = ["label", "workers", "batch_per_worker", "batch_global", "cluster"]
+# what native cells and their virtual counterparts share
+_ALIKE = [*columns_without("execution", "engine"), "cluster"]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from scalebench.analysis.rounds import timed
 from scalebench.calibration.calibration_file import THIS_MACHINE
 from scalebench.formatting import counted, deviation
 from scalebench.strategies.registry import preferred_engine
+from scalebench.study.cell import BATCH, columns_without
 from scalebench.study.choices import EngineName
 
 # Native engine to compare with, if there are several.
@@ -188,7 +189,9 @@ def agreement(results: Results) -> pd.DataFrame:
         both["virtual"] = both["virtual"][both["virtual"]["cluster"] != THIS_MACHINE]
     charged = charged_engine(results)
     rows = []
-    for (label, workers), native in both["native"].groupby(["label", "workers"]):
+    for (label, workers), native in both["native"].groupby(
+        columns_without("execution", "engine", *BATCH)
+    ):
         held = set(native["engine"].unique())
         # A study that names an engine charges its costs: native runs on another one
         # check something else.

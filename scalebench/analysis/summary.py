@@ -65,6 +65,7 @@ from scalebench.study.cell import (
     CELL,
     EXECUTIONS,
     batch_in_words,
+    columns_without,
     group_of,
     in_words,
 )
@@ -76,7 +77,6 @@ _MARKS = {
     "(": "( ): the interval of the reduction holds zero, or there is none",
     **CENSORED,
 }
-_POINT = ["execution", "label", "workers"]  # of one engine
 Place = tuple[str, int]  # execution and workers of a column
 Line = tuple[str, str, dict[Place, Text]]  # heading, label and cells of a row
 
@@ -153,13 +153,14 @@ def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
         "rank", kind="stable"
     )
     # By index, so that the rows keep their order.
-    kept = first.drop_duplicates([*_POINT, *BATCH]).index
+    kept = first.drop_duplicates(columns_without("engine")).index
     return table[table.index.isin(kept)]
 
 
 def _by_line(table: pd.DataFrame) -> pd.DataFrame:
     """The cells with the label of their `line`: the strategy, and its batch where it ran at several at one point."""
-    several = table["label"].isin(table.loc[table.duplicated(_POINT), "label"])
+    again = table.duplicated(columns_without("engine", *BATCH))
+    several = table["label"].isin(table.loc[again, "label"])
     sizes = table["batch_per_worker"].where(
         table["batch_policy"] == "per_worker", table["batch_global"]
     )

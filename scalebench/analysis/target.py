@@ -421,6 +421,11 @@ class SeriesLaw:
     most: float
 
     @property
+    def series(self) -> tuple[str, str, str]:
+        """Execution, engine and label, as of cells."""
+        return self.execution, self.engine, self.label
+
+    @property
     def grows(self) -> bool:
         """Return True if the critical batch is within reach of the measured batches."""
         return self.law.critical_batch <= _FAR * self.most

@@ -18,10 +18,11 @@ import pandas as pd
 
 from scalebench.analysis.loading import Results
 from scalebench.formatting import counted
-from scalebench.study.cell import strategy_rank
+from scalebench.study.cell import BATCH, columns_without, strategy_rank
 from scalebench.study.spec import is_range
 
-_CELL = ["label", "workers"]
+# values are tuned in virtual time, and taken in every execution
+_CELL = columns_without("execution", "engine", *BATCH)
 
 
 def metric_of(results: Results) -> str:

@@ -20,6 +20,7 @@ from scalebench.formatting import (
     EMPTY,
     OVERSUBSCRIBED,
 )
+from scalebench.study.cell import BATCH, columns_without
 from scalebench.tables import FORMATS, Column, Entry, Table, render
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def table_of(
     # a column that is the same in every row is said by the caption
     several = {
         "execution": rows["execution"].nunique() > 1,
-        "engine": rows.duplicated(["execution", "label", "workers"]).any(),
+        "engine": rows.duplicated(columns_without("engine", *BATCH)).any(),
     }
     keys: list[Column[Any]] = [
         replace(STRATEGY, shared=True),

@@ -19,7 +19,7 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.caption import over_seeds, with_interval
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import Look
-from scalebench.study.cell import EXECUTIONS
+from scalebench.study.cell import BATCH, EXECUTIONS, columns_without
 
 _METRIC = {
     cost: Curve(
@@ -196,7 +196,7 @@ def _draw_fronts(panel: Panel, table: pd.DataFrame, cost: str) -> None:
             zorder=1,
         )
         kept = front.rename(columns={cost: "x", "metric": "y"})[
-            ["execution", "engine", "workers", "x", "y"]
+            [*columns_without("label", *BATCH), "x", "y"]
         ]
         panel.keep(
             kept.to_dict("records"),

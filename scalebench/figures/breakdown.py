@@ -18,7 +18,7 @@ from scalebench.figures.base import FIGURES, Figure
 from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.marks import (
-    Cell,
+    Row,
     counts_by_execution,
     draw_bars,
     executions_of_bars,
@@ -99,7 +99,7 @@ class Breakdown(Figure):
         )
 
 
-def _write_times(panel: Panel, bars: Sequence[tuple[float, Cell]]) -> None:
+def _write_times(panel: Panel, bars: Sequence[tuple[float, Row]]) -> None:
     """Write the training time above each bar."""
     for at, cell in bars:
         time = panel.ax.text(
@@ -157,7 +157,7 @@ def _as_marker(sign: str) -> Path:
     )
 
 
-def _segments(cell: Cell) -> list[Segment]:
+def _segments(cell: Row) -> list[Segment]:
     """Return the parts of one bar, in per cent; parts without time are left out."""
     if not math.isfinite(cell["compute_s"] + cell["comm_s"]):
         return [Segment(_UNMEASURED, 100.0, "#999999", measured=False)]
@@ -191,5 +191,5 @@ def _top(table: pd.DataFrame, style: Style, height: float) -> float:
     return 100 / (1 - room / (72 * height * style.height - 6.2 * style.size))
 
 
-def _time_of(cell: Cell) -> str:
+def _time_of(cell: Row) -> str:
     return seconds(cell["train_s"]) + marks(cell)

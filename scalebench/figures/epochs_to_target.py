@@ -25,6 +25,7 @@ from scalebench.figures.drawing.marks import (
 from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.formatting import digits
+from scalebench.study.cell import SERIES
 
 _EPOCHS = Curve("epochs_to_target", over="batch_global", connect=False, shift=False)
 _COLUMNS = 3
@@ -107,15 +108,9 @@ def _laws_by_series(
     table: pd.DataFrame, results: Results
 ) -> list[tuple[str, SeriesLaw]]:
     """Return the fitted laws of the series in `table`, each with the name of its series."""
-    names = {
-        key: str(own["series"].iloc[0])
-        for key, own in table.groupby(["execution", "engine", "label"])
-    }
-    keyed = [
-        ((law.execution, law.engine, law.label), law)
-        for law in critical_batches(results)
-    ]
-    return [(names[key], law) for key, law in keyed if key in names]
+    names = {key: str(own["series"].iloc[0]) for key, own in table.groupby(SERIES)}
+    laws = critical_batches(results)
+    return [(names[law.series], law) for law in laws if law.series in names]
 
 
 def _legend_of_laws(laws: list[SeriesLaw]) -> list[Entry]:

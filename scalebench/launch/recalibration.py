@@ -46,6 +46,7 @@ from scalebench.records.folder import (
 from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
 from scalebench.records.study_file import replace_study
+from scalebench.study.cell import Cell
 from scalebench.study.spec import Run, Study
 from scalebench.system.interruption import Interruption
 from scalebench.training.outcome import Evaluation, Outcome
@@ -211,21 +212,19 @@ def _pairs(
         ResultsError: there is none.
     """
     rows = results.completed.set_index("run_id")
-    known = {_point(run): run.run_id for run in before.sweep.simulated}
+    known = {
+        (Cell.of(run), run.repetition): run.run_id for run in before.sweep.simulated
+    }
     pairs = [
         (run, rows.loc[run_id])
         for run in plan.sweep.simulated
-        if (run_id := known.get(_point(run))) in rows.index
+        if (run_id := known.get((Cell.of(run), run.repetition))) in rows.index
     ]
     if not pairs:
         raise ResultsError(
             f"{results.folder} holds no completed virtual run of this study; `scalebench run` makes them"
         )
     return pairs
-
-
-def _point(run: Run) -> tuple[str, str, int, int]:
-    return run.execution, str(run.strategy), run.workers, run.repetition
 
 
 def _same_batches(plan: StudyPlan, before: StudyPlan | None, run: Run) -> bool:

@@ -31,6 +31,7 @@ from scalebench.pricing.devices import Roofline, Stated
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
+from scalebench.study.cell import PLACE
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.file_access import read_bytes
@@ -285,7 +286,7 @@ def _compared(
     """Return the column `name` of a table of ratios with its interval; None without a finite value."""
     same = table["baseline"].eq(baseline)
     first = rows.at.iloc[0]
-    for column in ("execution", "engine", "label", "workers"):
+    for column in PLACE:
         same &= table[column].eq(first[column])
     if not same.any():
         return None

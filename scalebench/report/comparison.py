@@ -29,7 +29,7 @@ from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 from scalebench.formatting import counted, listed, seconds
 from scalebench.measured import Measured
-from scalebench.study.cell import EXECUTIONS, Cell
+from scalebench.study.cell import BATCH, EXECUTIONS, Cell, columns_without
 from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
 # the saving is negligible if its interval lies within +- this share
@@ -336,7 +336,7 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     # Native where both were measured, else virtual.
     for execution in EXECUTIONS:
         own = table[table["execution"] == execution].drop_duplicates(
-            ["label", "workers"]
+            columns_without("execution", "engine", *BATCH)
         )
         steps = own.pivot(index="workers", columns="label", values="step_s").astype(
             float

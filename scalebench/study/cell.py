@@ -20,7 +20,8 @@ class Cell(NamedTuple):
 
     `label` is the strategy with its options, except tuned ones. The batch belongs to
     the identity, as it may be reduced to a small shard; None where it is unknown, or
-    does not matter. What slows workers does not: a study has one `virtual.slowdown`.
+    does not matter. What slows workers does not: a study states one `virtual.slowdown`,
+    and studies that differ in it are not compared, so that it tells no cells apart.
     """
 
     execution: str
@@ -53,7 +54,17 @@ class Cell(NamedTuple):
 
 
 CELL = list(Cell._fields)  # columns of tables with a row for each cell
-PLACE, SERIES, BATCH = CELL[:4], CELL[:3], CELL[4:]
+BATCH = ["batch_per_worker", "batch_global"]
+
+
+def columns_without(*fields: str) -> list[str]:
+    """Return the columns of cells but `fields`: those of a group of cells that differ in these alone."""
+    assert set(fields) <= set(CELL), fields
+    return [name for name in CELL if name not in fields]
+
+
+PLACE = columns_without(*BATCH)
+SERIES = columns_without("workers", *BATCH)
 
 
 def batch_in_words(policy: str, size: object) -> str:

@@ -308,7 +308,7 @@ def _batch(runs: pd.DataFrame) -> str:
 
 
 def _repetitions(runs: pd.DataFrame) -> str:
-    cells = runs.groupby(["engine", "label", "workers"]).size()
+    cells = runs.groupby(PLACE).size()
     low = int(cells.min())
     high = int(cells.max())
     number = f"{low}" if low == high else f"{low}-{high}"
@@ -316,7 +316,7 @@ def _repetitions(runs: pd.DataFrame) -> str:
 
 
 def _bars(results: Results, runs: pd.DataFrame, execution: str) -> str:
-    if runs.groupby(["engine", "label", "workers"]).size().max() < 2:
+    if runs.groupby(PLACE).size().max() < 2:
         return ", no error bars"
     if (
         (own := cells(results))

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Entry
-from scalebench.figures.drawing.panel import Curve, Panel, Segment, tint
+from scalebench.figures.drawing.panel import POINT, Curve, Panel, Segment, tint
 from scalebench.figures.drawing.series_style import Look
 from scalebench.formatting import metric_word
 from scalebench.study.cell import EXECUTIONS
@@ -24,8 +24,7 @@ from scalebench.study.spec import SIMULATED
 
 _GAP = 0.7
 _TICK_PER_POINT_IN = 0.021  # width of a two-digit tick label
-Cell = dict[Hashable, Any]
-_KEY = ("series", "execution", "engine", "workers", "oversubscribed")
+Row = dict[Hashable, Any]
 
 _UNREACHED, _TORN = (
     "^",
@@ -37,11 +36,11 @@ def draw_bars(
     panel: Panel,
     table: pd.DataFrame,
     counts: dict[str, list[int]],
-    segments: Callable[[Cell], Sequence[Segment]],
+    segments: Callable[[Row], Sequence[Segment]],
     quantity: str,
     *,
     like: dict[str, list[int]] | None = None,
-) -> list[tuple[float, Cell]]:
+) -> list[tuple[float, Row]]:
     """Draw one bar for each row of `table` at its execution and worker count; return (x, row) of each bar.
 
     `counts` has the worker counts of each execution, equal in all panels of a figure so
@@ -49,7 +48,7 @@ def draw_bars(
     panel with those of `like`. Executions are named below their counts where the figure
     has several; its legend names them too.
     """
-    places: list[tuple[float, Cell]] = []
+    places: list[tuple[float, Row]] = []
     taken = [len(own) for own in (like or counts).values() if own]
     bars = sum(taken)
     # In widths of bars.
@@ -70,7 +69,7 @@ def draw_bars(
             ticks.append(at)
             labels.append(str(count))
             if count in own:
-                key = {name: own[count][name] for name in _KEY}
+                key = {name: own[count][name] for name in POINT}
                 panel.stack(at, segments(own[count]), key, quantity)
                 places.append((at, own[count]))
         if several:

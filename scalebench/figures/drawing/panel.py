@@ -31,6 +31,7 @@ from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.series_style import Look, width
 from scalebench.figures.style import REPORT, Style
 from scalebench.formatting import digits, metric_word
+from scalebench.study.cell import BATCH, columns_without
 from scalebench.study.spec import SIMULATED
 
 _LABEL_PER_POINT_IN = 0.03  # width of a tick label
@@ -44,6 +45,8 @@ _BEHIND = 2.5
 _CONTEXT = "#D0D0D0"
 _LINE_WIDTH = 0.005  # of the range of a panel's values: a difference that is not seen
 _MOST_SHIFT = 0.4  # of the gap between neighbouring points
+# columns of every drawn point: its cell, under the name of the series
+POINT = ["series", *columns_without("label", *BATCH), "oversubscribed"]
 Bar = tuple[tuple[float, float], tuple[float, float]]
 Values = NDArray[np.floating[Any]]
 
@@ -521,11 +524,9 @@ class Panel:
         return pd.concat([*self._tables, pd.DataFrame(self._rows)], ignore_index=True)
 
     def _keep_curves(self, frame: pd.DataFrame, curve: Curve) -> None:
-        kept = ["series", "execution", "engine", "workers", "oversubscribed"]
         beside = _BESIDE.get(curve.quantity, ())
-        kept += [
-            name for name in ("disturbed", "interval", "n", *beside) if name in frame
-        ]
+        also = ("disturbed", "interval", "n", *beside)
+        kept = [*POINT, *(name for name in also if name in frame)]
         table = frame[kept].assign(
             panel=self.name,
             quantity=curve.quantity,
