@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scalebench.analysis.environment import charged_engine, supposed
 from scalebench.analysis.loading import Results, cells_in, is_representative
+from scalebench.comm import engines
 from scalebench.formatting import counted, listed, seconds, share
 from scalebench.records.schema import NOT_SLOWED, POWER_CAP
 from scalebench.strategies.registry import preferred_engine
@@ -327,8 +328,8 @@ def unbound_workers(results: Results) -> Iterator[Symptom]:
     runs = results.completed
     native = (
         (runs["execution"] == _NATIVE)
-        # Tasks have no ranks that a launcher could bind.
-        & (runs["engine"] != "tasks")
+        # Only ranks are bound by a launcher.
+        & runs["engine"].map(_has_ranks).astype(bool)
         & ~runs["oversubscribed"].astype(bool)
     )
     unbound = runs[
@@ -344,6 +345,10 @@ def unbound_workers(results: Results) -> Iterator[Symptom]:
             "run counts that need more than all cores, which keep a launch from binding, as a study of their own; or "
             "start with mpirun or srun, which bind (--launcher)",
         )
+
+
+def _has_ranks(engine: object) -> bool:
+    return engines.named(str(engine)).has_ranks
 
 
 def _placements(runs: pd.DataFrame) -> str:
