@@ -42,7 +42,7 @@ from scalebench.report.origin import study_facts
 from scalebench.study.spec import slug
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.tables import Entry, Table
-from scalebench.tables.printed import escape_latex
+from scalebench.tables.latex import escape_latex
 
 NO_LICENSE = "not stated by the authors; ask them before using the records further"
 _ORDER = (

@@ -203,13 +203,13 @@ def _require_columns(
 
 def _fitted(table: Table) -> tuple[Table, str]:
     """Return `table` as it fits a page, and a sentence with the long names; say which columns are left out."""
-    from scalebench.tables.printed import (
+    from scalebench.tables.latex import (
         COLUMN_PT,
-        Print,
         fitting,
         names_stand_apart,
         widths_pt,
     )
+    from scalebench.tables.printed import Print
 
     short, longer = _short_names(table)
     found = fitting(short, _MOST_TELLING)

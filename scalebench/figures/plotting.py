@@ -34,7 +34,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import RUNS
 from scalebench.study.spec import slug
 from scalebench.system.file_access import open_own
-from scalebench.tables.printed import latex_lines
+from scalebench.tables.latex import latex_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Page

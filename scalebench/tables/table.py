@@ -167,6 +167,11 @@ class Column(Generic[R]):
         return value if isinstance(value, Entry) else Entry(value)
 
     @property
+    def is_text(self) -> bool:
+        """Return True for names and words, which stand at the left of a column."""
+        return self.left or self.shared
+
+    @property
     def heading(self) -> str:
         """The heading in print, without a unit."""
         return self.title or f"{self.name[:1].upper()}{self.name[1:]}"

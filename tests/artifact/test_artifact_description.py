@@ -30,7 +30,7 @@ from scalebench.artifact.verification import expected_again
 from scalebench.figures.plotting import Drawn
 from scalebench.records.store import Store
 from scalebench.study.spec import Study
-from scalebench.tables.printed import escape_latex
+from scalebench.tables.latex import escape_latex
 from tests.records_factory import study_rows
 
 NASTY = (

@@ -29,7 +29,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import STYLES, Style, choose_style, parse_width
 from scalebench.records.store import Store
-from scalebench.tables.printed import to_latex
+from scalebench.tables.latex import to_latex
 from tests.records_factory import run_row, study_rows
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scalebench import tables
 from scalebench.measured import Measured
 from scalebench.tables import FORMATS, Column, Table, render
-from scalebench.tables.printed import Print, Rounded, round_to_interval, to_latex
+from scalebench.tables.latex import in_latex, to_latex
+from scalebench.tables.printed import Print, Rounded, round_to_interval
 from scalebench.tables.table import COUNT, SAVED, TIME, fields, text
 
 ROWS = [
@@ -89,7 +90,7 @@ def test_rounding_moves_no_bound_by_more_than_a_seventh_of_the_interval(
     ],
 )
 def test_latex_shows_both_sides_of_an_uneven_interval(number, shown):
-    assert number.in_latex() == shown
+    assert in_latex(number) == shown
 
 
 def test_bounds_that_rounding_alone_tells_apart_are_not_printed():
@@ -201,7 +202,7 @@ def test_every_character_of_our_texts_has_a_form_in_latex():
     ours = {
         each
         for file in package.rglob("*.py")
-        if file.name != "printed.py"
+        if file.name != "latex.py"
         for each in file.read_text("utf-8")
     }
     unknown = {each for each in ours - {"─"} if "U+" in to_latex(each)}

@@ -25,7 +25,7 @@ from scalebench.analysis.native_check import PREFERRED_ENGINES
 from scalebench.figures.selection import EXECUTION
 from scalebench.study.cell import strategy_rank
 from scalebench.study.choices import PER_BATCH
-from scalebench.tables.printed import printed_width
+from scalebench.tables.latex import printed_width
 
 # The colours of a family (a strategy with all its options): its own one, then shades of
 # it for further options. The first six are Okabe and Ito's, distinct for colour-blind
