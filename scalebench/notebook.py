@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -43,15 +43,15 @@ class Results(analysis.Results):
 
     def _repr_html_(self) -> str:
         from scalebench.report.answer import spoken
+        from scalebench.tables import render
 
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in spoken(self))
         notes = "".join(
             f"<li>{escape(note)}</li>"
             for note in analysis.summary_notes(self, brief=True)
         )
-        return (
-            f"{said}{analysis.summary_table(self).to_html(index=False)}<ul>{notes}</ul>"
-        )
+        table = replace(analysis.summary(self), notes=[])
+        return f"{said}{render(table, 'html')}<ul>{notes}</ul>"
 
 
 class PanelAxes(list["Axes"]):

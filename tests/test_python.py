@@ -142,7 +142,7 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys) -> None:
             shown += [value._repr_html_()] if hasattr(value, "_repr_html_") else []
     answer, saved, picture, predicted = shown
     assert answer.startswith("<p>At 8 workers, ")
-    assert "<td>local_sgd(steps=4)</td>" in answer
+    assert ">local_sgd(steps=4)</td>" in answer
     assert "<th>epoch_average</th>" in saved
     assert picture.startswith(
         '<img alt="page 1" width="922" style="max-width: 100%" src="data:image/png;base64,'

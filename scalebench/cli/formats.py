@@ -14,7 +14,7 @@ from scalebench.tables import FORMATS, Table, render
 format_option = click.option(
     "--format",
     "form",
-    type=click.Choice(["terminal", *FORMATS]),
+    type=click.Choice(list(FORMATS)),
     default="terminal",
     show_default=True,
     help="The table for a paper, a page or a program: rounded to what intervals support; csv and json have all digits.",

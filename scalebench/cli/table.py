@@ -51,7 +51,8 @@ _MOST_TELLING = (
     "speedup",
     "time to target",
 )
-_PRINTED = ("latex", "markdown")
+_PRINTED = ("latex", "markdown")  # pages, of which a table has to fit one
+_FILES = ("csv", "json")
 _FLAGS = ("oversubscribed", "disturbed")
 _MOST_ROWS = 50  # of a page
 
@@ -102,7 +103,7 @@ def table(
     shown = selection.of(cells(study))
     names = [name.strip() for name in columns.split(",") if name.strip()]
     found = table_of(
-        study, shown, [] if names == [_ALL] else names, flags=style not in _PRINTED
+        study, shown, [] if names == [_ALL] else names, flags=style in _FILES
     )
     longer = ""
     # columns that were asked for are never left out

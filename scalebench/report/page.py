@@ -32,6 +32,8 @@ from scalebench.report.pictures import Drawing, StyleSheet, inlined
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
 from scalebench.system.file_access import atomic_file
+from scalebench.tables import Table
+from scalebench.tables.html import as_html
 
 TEMPLATES = Path(__file__).with_name("templates")
 ORDER = (
@@ -179,15 +181,17 @@ def _draw(results: Results, name: str) -> Drawing:
 
 def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
     """Render the page; its content security policy allows its own style and script only, by their hashes."""
+    # Equal cells are many, and looked up faster than redacted.
+    printable = partial(_printable, cache(redactor(names=False)))
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Equal cells are many, and looked up faster than redacted.
-        finalize=partial(_printable, cache(redactor(names=False))),
+        finalize=printable,
     )
+    environment.filters["html"] = partial(_table, printable)
     css = {
         "rules": sheet.rules(),
         "light": sheet.colors(dark=False),
@@ -203,6 +207,11 @@ def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
     )
     page = environment.get_template("report.html.j2")
     return page.render(facts, style=style, script=script, policy=Markup(policy)) + "\n"  # noqa: S704
+
+
+def _table(printable: Callable[[str], str], table: Table) -> Markup:
+    # Escaped already, after each text was made printable.
+    return Markup(as_html(table.with_texts(printable), table.name))  # noqa: S704
 
 
 def _hash(text: str) -> str:

@@ -106,16 +106,24 @@ def _over(shown: Shown, widths: dict[int, int]) -> Text:
 
 def print_results(*parts: Table | str) -> None:
     """Print tables and lines to standard output; in a terminal as wide as that."""
+    console = _standard_output()
+    for part in parts:
+        shown = Screen(part) if isinstance(part, Table) else part
+        console.print(shown, highlight=False, markup=False)
+
+
+def as_terminal(table: Table) -> str:
+    """Return the lines that `print_results` prints."""
+    console = _standard_output()
+    with console.capture() as printed:
+        console.print(Screen(table), highlight=False, markup=False)
+    return printed.get()
+
+
+def _standard_output() -> Console:
     console = Console()
     # In a file or a pipe nothing limits a line, and no column is left out.
-    if not console.is_terminal:
-        console = Console(width=10_000)
-    for part in parts:
-        console.print(
-            Screen(part) if isinstance(part, Table) else part,
-            highlight=False,
-            markup=False,
-        )
+    return console if console.is_terminal else Console(width=10_000)
 
 
 def _as_text(cell: Entry) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -219,6 +219,24 @@ class Table:
         """Return the table of `rows`."""
         cells = [[column.cell(row) for column in columns] for row in rows]
         return cls(title, list(columns), cells, list(notes), name)
+
+    def with_texts(self, change: Callable[[str], str]) -> Table:
+        """Return the table with `change` made to each text of a screen, such as one that removes secrets."""
+        columns = [
+            replace(column, name=change(column.name), meaning=change(column.meaning))
+            for column in self.columns
+        ]
+        rows = [
+            [entry._replace(text=change(str(entry.text))) for entry in row]
+            for row in self.rows
+        ]
+        return replace(
+            self,
+            title=change(self.title),
+            columns=columns,
+            rows=rows,
+            notes=[change(note) for note in self.notes],
+        )
 
     def told(self) -> list[str]:
         """Return what stands for numbers that an interval leaves little of, as far as cells have it."""

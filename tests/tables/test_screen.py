@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from scalebench.tables import Column, Table
-from scalebench.tables.screen import Screen
+from scalebench.tables import Column, Table, render
+from scalebench.tables.screen import Screen, print_results
 
 
 def column(name, **options):
@@ -98,3 +98,11 @@ def test_no_number_is_cut_and_no_line_is_too_long(width, spares):
         assert row[2] in page
         for n, cell in enumerate(row[3:]):
             assert cell in page or f"column {n}" in page[page.index("no room for") :]
+
+
+def test_rendered_for_a_terminal_a_table_is_what_is_printed(capsys):
+    table = Table.of("", [make(place) for place, make in enumerate(COLUMNS)], ROWS)
+    print_results(table)
+    printed = capsys.readouterr().out
+    assert ROWS[0][2] in printed
+    assert render(table, "terminal") == printed
