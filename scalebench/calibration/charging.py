@@ -126,7 +126,8 @@ def machine_of(
     stated = request.states_steps or not request.is_here
     return Machine(
         request.cluster,
-        engines,
+        # Paced ranks sleep until the stated time is over.
+        engines.after_pauses() if stated else engines,
         [_stated_steps(request)] if stated else calibration.tables,
         {} if stated else calibration.operations,
         calibration.reference_s,

@@ -294,7 +294,7 @@ def _platform(
     from scalebench.calibration.calibration_file import require_measured_cluster
     from scalebench.cluster.cluster_file import load_cluster
     from scalebench.cluster.network import Network
-    from scalebench.pricing.devices import Scaled
+    from scalebench.pricing.devices import MeasuredSteps, Scaled
     from scalebench.pricing.platform import Platform, faster
 
     cluster = load_cluster(flags["cluster"] or "this-machine")
@@ -313,10 +313,11 @@ def _platform(
         )
         operations = faster(operations, there / here)
     Network(cluster, 1, flags["collective"])  # refuses an unknown one
+    engines = _engines(flags["engine"], flags["backend"], measured)
     return Platform(
         cluster,
         device,
-        _engines(flags["engine"], flags["backend"], measured),
+        engines if isinstance(device, MeasuredSteps) else engines.after_pauses(),
         flags["engine"],
         operations,
         collective=flags["collective"],

@@ -62,6 +62,10 @@ class EngineCost(BaseModel):
         0.0,
         description="excess of its step over a plain step at one worker, without communication",
     )
+    pause_s: NonNegativeFloat = Field(
+        0.0,
+        description="excess of an operation before which its ranks slept, as in steps of a stated device",
+    )
     stated: bool = Field(
         False,
         description="of few bytes, typical elsewhere: links are charged for what is sent",
@@ -115,6 +119,19 @@ class EngineCost(BaseModel):
             else min(self.message_s, self.alpha_s)
         )
         return self.alpha_s + (messages - 1) * each if messages else 0.0
+
+    def after_a_pause(self) -> EngineCost:
+        """Return the costs of operations before which their ranks slept; messages within one are not delayed again."""
+        points = [(nbytes, seconds + self.pause_s) for nbytes, seconds in self.points]
+        message_s = self.alpha_s if self.message_s is None else self.message_s
+        return self.model_copy(
+            update={
+                "alpha_s": self.alpha_s + self.pause_s,
+                "message_s": message_s,
+                "points": points,
+                "pause_s": 0.0,
+            }
+        )
 
     def at(self, factor: float) -> EngineCost:
         """Return the costs on a machine whose reference step takes `factor` times as long.
@@ -205,6 +222,11 @@ class EngineCosts(BaseModel):
             return abs(entry.nodes - nodes), abs(entry.ranks - ranks), entry.ranks
 
         return min(known, key=distance)
+
+    def after_pauses(self) -> EngineCosts:
+        """Return the costs among ranks that sleep until the steps of a stated device would end."""
+        entries = [entry.after_a_pause() for entry in self.entries]
+        return self.model_copy(update={"entries": entries})
 
     @property
     def disturbed(self) -> frozenset[str]:

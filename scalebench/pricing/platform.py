@@ -197,6 +197,7 @@ def scaled_engines(engines: EngineCosts, factor: float) -> EngineCosts:
         "cycle_spread_s",
         "per_step_s",
         "alone_s",
+        "pause_s",
     )
     entries = []
     for entry in engines.entries:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.calibration.calibration_file import Calibration
+from scalebench.calibration.charging import machine_of
 from scalebench.calibration.cost_sources import (
     Given,
     Kept,
@@ -21,6 +22,7 @@ from scalebench.calibration.cost_sources import (
 )
 from scalebench.calibration.engine_measurement import Placing
 from scalebench.cluster.cluster_file import load_cluster
+from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import Detail
 from scalebench.study.spec import Study
@@ -198,6 +200,23 @@ def test_lost_file_of_charged_runs_is_not_measured_again(wanted, tmp_path):
         ResultsError, match=r"holds virtual runs but not calibration\.json"
     ):
         choose_source(wanted, tmp_path, charged=True)
+
+
+def test_ranks_that_sleep_until_a_stated_step_ends_pay_for_waking(wanted, calibration):
+    paused = [
+        entry.model_copy(update={"pause_s": 1e-3})
+        for entry in calibration.engines.entries
+    ]
+    kept = calibration.model_copy(
+        update={"engines": EngineCosts(entries=paused, reference_s=1e-3)}
+    )
+    stated = stating(wanted, device_step_time=2e-3)
+    added = [
+        machine_of(kept, request).engines.of("mpi").alpha_s
+        - calibration.engines.of("mpi").alpha_s
+        for request in (wanted, stated)
+    ]
+    assert added == pytest.approx([0.0, 1e-3])
 
 
 def test_engines_alone_count_where_the_study_states_its_steps(

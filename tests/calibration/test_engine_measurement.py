@@ -59,6 +59,14 @@ def test_each_engine_has_a_complete_curve_with_source(measured):
         assert 0 < entry.seconds(16 << 20) < 10
 
 
+def test_waking_up_is_measured_and_no_part_of_the_curve(measured):
+    """Of gloo, whose threads the system wakes, it takes longer than nothing on any machine."""
+    _, here, costs = measured
+    assert all(0 <= entry.pause_s < 1 for entry in costs.entries)
+    if "gloo" in here:
+        assert costs.of("gloo").pause_s == costs.of("gloo-send").pause_s
+
+
 def test_horovod_waits_for_its_cycle(measured):
     _, here, costs = measured
     if "horovod" not in here:

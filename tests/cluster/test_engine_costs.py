@@ -175,6 +175,16 @@ def test_costs_scale_with_machine_speed_except_timers_and_gloo() -> None:
     assert MPI.at(2.0).message_s is None
 
 
+def test_a_pause_delays_an_operation_once_whatever_its_bytes() -> None:
+    costs = EngineCosts(entries=[MPI.model_copy(update={"pause_s": 5e-6})])
+    assert costs.at(1.0).of("mpi").pause_s == 5e-6, "waking is no computing"
+    (paused,) = costs.after_pauses().entries
+    for nbytes in (0, 500, 3000, 9000):
+        assert paused.seconds(nbytes) == pytest.approx(MPI.seconds(nbytes) + 5e-6)
+    assert paused.small_s(5) == pytest.approx(MPI.small_s(5) + 5e-6)
+    assert costs.after_pauses().after_pauses() == costs.after_pauses()
+
+
 def test_costs_convert_to_another_machine_speed() -> None:
     costs = EngineCosts(entries=[MPI], reference_s=1e-3, others_load=0.1)
     slower = costs.at(3e-3)

@@ -54,6 +54,12 @@ def measure(
                 rounds.mpi
             )  # outside MPI, as if the others computed
         samples.append(
+            rounds.after_sleeping(
+                probe_rounds.AFTER_SLEEPING,
+                partial(comm.allreduce_, buffers[probe_rounds.AFTER_SLEEPING[1]]),
+            )
+        )
+        samples.append(
             rounds.window(
                 ("at once", 4), partial(comm.allreduce_, buffers[4]), together=True
             )
@@ -64,9 +70,13 @@ def measure(
     message_s = found.least(("at once", 4))
     for state in states.values():
         state.close()
+    _, nbytes = probe_rounds.AFTER_SLEEPING
+    pause_s = found.excess(
+        probe_rounds.AFTER_SLEEPING, (engine.name, nbytes), relative=True
+    )
     made = partial(probe_rounds.entry, ranks=rounds.mpi.size, source=source)
     collectives = [
-        made(name, found.curve(name, grid), message_s=message_s)
+        made(name, found.curve(name, grid), message_s=message_s, pause_s=pause_s)
         for name, (_, grid) in operations.items()
     ]
     others = ("mpi-onesided", "mpi-server", "mpi-server-busy")

@@ -21,7 +21,7 @@ import numpy as np
 from scalebench.calibration.quiet_rounds import Round, Until, are_enough, quiet_rounds
 from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.engines.base import Engine, Place
-from scalebench.system.clock import WallClock
+from scalebench.system.clock import WallClock, sleep_until
 from scalebench.system.disturbance import BackgroundLoad, Stopwatch, taken_by, typical
 from scalebench.training.reference_step import Gauge, Step
 
@@ -41,13 +41,17 @@ _LARGE, _FEW, _SOME = (
     2,
     8,
 )  # bytes, and operations of a window with more and with less
-# operations of a window that each follow some computing, from none to a cycle long
+# operations of a window that each follow some computing, from none to a cycle long, or
+# a sleep
 _PAUSES = 12
+# The excess after a sleep grows up to about 10 ms, and no longer.
+_SLEEP_S = 1e-2
 
 Operation = Callable[[], object]
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _LOWER = 0.1  # quantile of disturbed times
 Key = tuple[str, int]  # an operation's name, and bytes
+AFTER_SLEEPING = ("after sleeping", 4 << 10)
 _PAIRS, _STEPS = 12, 4  # windows of an engine's step in a round, and steps of each
 
 
@@ -157,6 +161,22 @@ class ProbeRounds:
             key, fmean(each), stopwatch.stop().undisturbed, tuple(each), in_phases=True
         )
 
+    def after_sleeping(self, key: Key, operation: Operation) -> Sample:
+        """Time a window of operations, before each of which all ranks sleep up to one moment, as paced ranks do.
+
+        Caches have cooled then, cores rest, and threads of the engine wait to be woken.
+        """
+        operation()
+        stopwatch = Stopwatch(computes=False, shares_cores=True)
+        each = []
+        for _ in range(_PAUSES):
+            # The clock is one for all processes of a host.
+            sleep_until(self.mpi.bcast(time.perf_counter() + _SLEEP_S))
+            began = time.perf_counter()
+            operation()
+            each.append(time.perf_counter() - began)
+        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each))
+
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""
         operation()
@@ -256,6 +276,11 @@ class Found:
         return [
             (nbytes, self.seconds((name, nbytes), relative=relative)) for nbytes in grid
         ]
+
+    def excess(self, key: Key, over: Key, *, relative: bool) -> float:
+        """Return the seconds by which an operation costs more than another one, at least zero."""
+        costs = [self.seconds(each, relative=relative) for each in (key, over)]
+        return max(0.0, costs[0] - costs[1])
 
     def share_undisturbed(self) -> float:
         """Share of all windows that were undisturbed."""
