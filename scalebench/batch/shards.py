@@ -20,11 +20,11 @@ from scalebench.comm import engines, launchers
 from scalebench.comm.launchers import mpirun
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
-from scalebench.launch.engine_choice import in_job
 from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.model_check import estimate, kept_step, trains
 from scalebench.launch.planning import StudyPlan
 from scalebench.native.job_files import server_ranks
+from scalebench.records.provenance import in_job
 from scalebench.study.spec import Run, Study
 from scalebench.study.validation import StrictModel
 
@@ -155,7 +155,7 @@ def require_nodes(shard: Shard) -> None:
         StudyError: says how many there are.
     """
     # by hand, outside of a job, any machine will do for a try
-    if shard.is_simulated or not in_job():
+    if shard.is_simulated or not in_job(os.environ):
         return
     if (here := len(reachable().hosts)) < shard.nodes:
         launcher = launchers.chosen().name

@@ -31,7 +31,8 @@ from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
-from scalebench.comm.engines.tasks import TASKS, with_typical_cost
+from scalebench.comm.engines import named, of_tasks
+from scalebench.comm.engines.tasks import with_typical_cost
 from scalebench.comm.launchers import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
@@ -137,9 +138,14 @@ def machine_of(
 
 def _completed(engines: EngineCosts, request: cost_sources.Request) -> EngineCosts:
     """Return `engines` with the typical cost of tasks where these charge runs and were not measured."""
-    if engines.has(TASKS) or all(carrier(run) != TASKS for run in request.runs):
+    if engines.has(of_tasks()) or not _run_tasks(request.runs):
         return engines
     return with_typical_cost(engines, request.study.tasks.backend)
+
+
+def _run_tasks(runs: Sequence[Run]) -> bool:
+    """Return True if some of `runs` are charged as graphs of tasks."""
+    return any(named(carrier(run)).runs_tasks for run in runs)
 
 
 def _stated_steps(request: cost_sources.Request) -> StepTable:
@@ -325,7 +331,7 @@ def _engines_of(request: cost_sources.Request, note: Note) -> EngineCosts:
         costs = measure_engines(
             request.placing, seconds, between_nodes=between, note=note
         )
-    if any(carrier(run) == TASKS for run in request.runs):
+    if _run_tasks(request.runs):
         try:
             costs = joined([costs, request.placing.tasks()])
         except EngineError as error:

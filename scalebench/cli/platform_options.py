@@ -335,18 +335,19 @@ def _engines(
 ) -> EngineCosts:
     """Return what the calibration measured of engines, with the typical cost of tasks where it has none of these."""
     from scalebench.cluster.engine_costs import EngineCosts
-    from scalebench.comm.engines.tasks import TASKS, with_typical_cost
+    from scalebench.comm.engines import of_tasks
+    from scalebench.comm.engines.tasks import with_typical_cost
 
     found = measured.engines if measured else EngineCosts()
-    if engine == TASKS:
+    if engine == of_tasks():
         # a backend that is named may be another than the measured one
-        is_measured = backend is None and found.has(TASKS)
+        is_measured = backend is None and found.has(of_tasks())
         return (
             found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
         )
     if backend is not None:
         raise UsageError(
-            f"--backend: says where --engine {TASKS} computes; add that, or leave --backend out"
+            f"--backend: says where --engine {of_tasks()} computes; add that, or leave --backend out"
         )
     return found
 

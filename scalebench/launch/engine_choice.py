@@ -9,10 +9,10 @@ from typing import Literal
 
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
-from scalebench.comm.engines.tasks import TASKS, backend_lacks
+from scalebench.comm.engines.tasks import backend_lacks
 from scalebench.errors import OWN_MODULE, EngineError
 from scalebench.launch.hosts import Allocation
-from scalebench.records.provenance import JOB_IDS
+from scalebench.records.provenance import in_job
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.choices import VIRTUAL, EngineName
@@ -133,7 +133,7 @@ def native_points(
         )
         return None
     check_provided(strategy, name)
-    if name == TASKS:
+    if engine.runs_tasks:
         _check_backend(study, max(counts), allocation)
     # before it starts: collectives of Horovod, for instance, have no bfloat16
     if study.dtype in engine.cannot_carry:
@@ -162,7 +162,7 @@ def _check_gpus(strategy: str, engine: str, most: int, allocation: Allocation) -
     Raises:
         EngineError: it has fewer.
     """
-    if allocation.is_here and in_job():
+    if allocation.is_here and in_job(os.environ):
         return
     held, where = (
         (hardware.gpus(), "here")
@@ -212,11 +212,6 @@ def charged_engine(
     return "auto"
 
 
-def in_job() -> bool:
-    """Return True inside a job of a batch scheduler, whose ranks may be on other nodes than this one."""
-    return any(name in os.environ for name in JOB_IDS)
-
-
 def check_provided(strategy: Strategy, engine: str) -> None:
     """Check that `engine` has the capabilities that `strategy` with its options needs.
 
@@ -250,7 +245,9 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
         alike, here=here
     ) is None:
         return alike  # so that virtual times can be checked
-    several = (in_job() or hardware.gpus() > 1) if here else allocation.gpus > 1
+    several = (
+        (in_job(os.environ) or hardware.gpus() > 1) if here else allocation.gpus > 1
+    )
     if several:  # a lone GPU holds one worker: nothing is communicated
         for name in strategy.engines:
             if (

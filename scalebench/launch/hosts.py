@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.comm import engines
-from scalebench.comm.launchers import chosen, srun
+from scalebench.comm.launchers import chosen, this_job
 from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
@@ -203,15 +203,15 @@ def require_there(paths: Sequence[Path]) -> None:
 @cache
 def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
-    # mpirun prints the slots that it counts; srun prints none, and Slurm's variables
-    # have them
-    slots = list(counted.values()) or srun.slots()
+    # mpirun prints the slots that it counts; for launchers that print none, those of the
+    # job count
+    slots = list(counted.values()) or this_job().slots()
     given = (
         # counts of other hosts than those that answered say nothing of these
         slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]
     )
     # a task that gets GPUs of its own sees none of the others on its host
-    share = srun.gpus_per_task() if chosen().gpus_of_task else 0
+    share = chosen().gpus_per_task()
     return Allocation(
         tuple(
             Host(

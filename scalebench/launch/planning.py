@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import Detail, counted
-from scalebench.launch.engine_choice import in_job
 from scalebench.launch.hosts import Allocation, reachable
 from scalebench.launch.sweep import Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.trials import trials_of
 from scalebench.models.pinning import pinned
 from scalebench.models.registry import check_model, model_notes
 from scalebench.native.job_files import server_ranks
+from scalebench.records.provenance import in_job
 from scalebench.strategies import registry
 from scalebench.strategies.parts import with_default_batch
 from scalebench.study.heterogeneity import SlowLinks
@@ -199,7 +200,7 @@ class StudyPlan:
             return self.study.native_budget_s
         return (
             NATIVE_BUDGET_S
-            if self.study.execution == "auto" and not in_job()
+            if self.study.execution == "auto" and not in_job(os.environ)
             else math.inf
         )
 

@@ -24,7 +24,7 @@ from scalebench.calibration.charging import machine_for
 from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
-from scalebench.comm.launchers import srun, using
+from scalebench.comm.launchers import this_job, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
 from scalebench.launch.calibrating import request_of
@@ -420,8 +420,8 @@ class StudyRun:
         return self._stopping() or time.monotonic() > self._real_until
 
     def _job_is_ending(self) -> bool:
-        """Return True if Slurm ends the job, and then begin no other run; it may have told the batch shell alone."""
-        if srun.job_is_ending():
+        """Return True if the job is ended, and then begin no other run; the batch shell alone may have been told."""
+        if this_job().is_ending():
             self._interruption.end_with_job()
         return self._interruption.asked()
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from scalebench.cluster.cluster_file import Cluster, require_step_times
 from scalebench.comm import engines
-from scalebench.comm.engines.tasks import TASKS
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
 from scalebench.launch import engine_choice
@@ -415,11 +414,11 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
     if run.execution != "native":
         return False
-    if run.tasks.scheduler is not None and run.engine == TASKS:
+    engine = engines.named(run.engine)
+    if run.tasks.scheduler is not None and engine.runs_tasks:
         return False  # the workers of that scheduler have cores of their own
     # processes without ranks stay on the host that starts them
-    has_ranks = engines.named(run.engine).has_ranks
-    on = allocation or reachable() if has_ranks else this_host()
+    on = allocation or reachable() if engine.has_ranks else this_host()
     return on.is_oversubscribed(
         run.engine, run.workers + server_ranks(run), run.threads_per_worker
     )
@@ -492,7 +491,7 @@ def config_hash(run: Run) -> str:
     values: dict[str, Any] = run.model_dump(
         mode="json", exclude=_NOT_HASHED | elsewhere
     )
-    if run.engine == TASKS:
+    if engines.named(run.engine).runs_tasks:
         del values["tasks"]["scheduler"]  # where it is, not what it does
     else:
         del values["tasks"]

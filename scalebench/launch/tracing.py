@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalebench.calibration.charging import machine_for
-from scalebench.comm.engines import named
-from scalebench.comm.engines.tasks import TASKS
+from scalebench.comm.engines import named, of_tasks
 from scalebench.comm.launchers import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError, StudyError
@@ -83,8 +82,8 @@ def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
         EngineError: the strategy exchanges something between the batches of an epoch.
     """
     run = _only_run(plan)
-    strategy = registry.create(run.strategy.name, run.strategy.options, TASKS)
-    check_provided(strategy, TASKS)
+    strategy = registry.create(run.strategy.name, run.strategy.options, of_tasks())
+    check_provided(strategy, of_tasks())
     dataset = plan.prepared.datasets[run.workers]
     return run, task_graph(schedules_of(plan, run, meta_model(plan.study, dataset)))
 

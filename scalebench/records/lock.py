@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.comm.launchers import srun
+from scalebench.comm.launchers import this_job
 from scalebench.errors import ResultsError, writing
 from scalebench.system.file_access import descriptor_of_own, read_text
 
 FILE = "lock"
 _POLL_S = 0.2
-_POLL_ELSEWHERE_S = 10.0  # where each look may ask Slurm
+_POLL_ELSEWHERE_S = 10.0  # where each look may ask a scheduler
 
 
 class LockedError(ResultsError):
@@ -34,8 +34,8 @@ class LockedError(ResultsError):
 class Owner:
     """The process that writes a study; `born` distinguishes it from a later process of the same number.
 
-    `job` and `restarts` are those of Slurm, which knows whether a process on another
-    host may be there still.
+    `job` and `restarts` are those of a scheduler that knows whether a process on
+    another host may be there still.
     """
 
     host: str
@@ -50,7 +50,7 @@ class Owner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         pid = os.getpid()
         # a requeued job has the same number, and its earlier start has ended
-        job, restarts = srun.this_start()
+        job, restarts = this_job().start()
         return cls(platform.node(), pid, _born(pid), now, job, restarts)
 
     @property
@@ -60,12 +60,12 @@ class Owner:
 
     @property
     def may_live(self) -> bool:
-        """False if it ran on this host, or elsewhere in a job of Slurm, and has ended; else True."""
+        """False if it ran on this host, or elsewhere in a job, and has ended; else True."""
         # a process number alone may have been given to another process since
         if self.is_here:
             return _born(self.pid) == self.born != ""
         # of another host nothing but its scheduler can tell: without that it may live
-        return not (self.job and srun.has_ended(self.job, self.restarts))
+        return not (self.job and this_job().has_ended(self.job, self.restarts))
 
     def __str__(self) -> str:
         job = f" in job {self.job}" if self.job else ""

@@ -107,7 +107,7 @@ def test_linear_lr_policy_warns_for_averaging_strategies(strategies, workers, na
 def test_real_runs_that_check_virtual_ones_take_90_seconds_outside_of_jobs(
     monkeypatch, keys, job, budget_s
 ):
-    monkeypatch.setattr(planning, "in_job", lambda: bool(job))
+    monkeypatch.setattr(planning, "in_job", lambda environment: bool(job))
     study = load_study(
         None, {**VIRTUAL, "native_budget_s": None, "device_step_time": 0.01, **keys}, []
     )

@@ -95,15 +95,15 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
 
 def test_slots_are_the_tasks_of_each_node(monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3),1")
-    assert srun.slots() == [2, 2, 2, 1]
+    assert srun.JOB.slots() == [2, 2, 2, 1]
     monkeypatch.delenv("SLURM_TASKS_PER_NODE")
-    assert srun.slots() == []
+    assert srun.JOB.slots() == []
 
 
 def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
     for stated, count in {"2": 2, "a100:4": 4, "": 0}.items():
         monkeypatch.setenv("SLURM_GPUS_PER_TASK", stated)
-        assert srun.gpus_per_task() == count
+        assert Srun().gpus_per_task() == count
 
 
 def test_what_the_batch_script_asked_for_does_not_contradict_the_command():
@@ -147,7 +147,7 @@ def test_the_task_that_ended_first_is_named(tmp_path, line, error):
 def test_job_that_is_ending_is_known_by_its_state(job, answer, ending):
     (job / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
     (job / "squeue").chmod(0o755)
-    assert srun.job_is_ending() is ending
+    assert srun.JOB.is_ending() is ending
 
 
 def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkeypatch):

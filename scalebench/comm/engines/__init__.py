@@ -57,6 +57,11 @@ def providing(capability: Capability) -> tuple[str, ...]:
     return tuple(name for name in NAMES if capability in named(name).provides)
 
 
+def of_tasks() -> str:
+    """Return the name of the engine that computes graphs of tasks."""
+    return next(name for name in NAMES if named(name).runs_tasks)
+
+
 def on_gpus() -> str:
     """Return the name of the engine between GPUs, which a study for them takes unless it states one."""
     return next(name for name in NAMES if named(name).on_gpus)

@@ -51,6 +51,8 @@ class Engine(ABC):
     needs_mpi: ClassVar[bool] = False
     on_gpus: ClassVar[bool] = False  # a worker takes a GPU of its own
     has_ranks: ClassVar[bool] = True  # started together by a launcher, for whole runs
+    # computes graphs of tasks, by the backend that the key `tasks` of a study states
+    runs_tasks: ClassVar[bool] = False
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
     # by calibration/probes/probe_NAME.py, for the cost of virtual runs
     is_measured: ClassVar[bool] = False

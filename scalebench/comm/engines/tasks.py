@@ -25,6 +25,7 @@ class Tasks(Engine):
     name = TASKS
     provides = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
     has_ranks = False
+    runs_tasks = True
 
     def lacks(self, *, here: bool = True) -> str | None:
         """Return None where torch is installed: no launcher is needed."""

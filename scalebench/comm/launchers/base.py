@@ -65,8 +65,6 @@ class Launcher(ABC):
     has_daemons: ClassVar[bool] = False
     # its exit code after a signal, of which it says nothing
     silent_code: ClassVar[int | None] = None
-    # a rank sees the GPUs of a task, not those of its node
-    gpus_of_task: ClassVar[bool] = False
 
     @abstractmethod
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
@@ -96,6 +94,10 @@ class Launcher(ABC):
         """Return the command that starts a process on each host, up to the program; empty: this host alone counts."""
         return ()
 
+    def gpus_per_task(self) -> int:
+        """Return the GPUs that each task has, where it sees none of its host's others; 0: it sees them all."""
+        return 0
+
     def host_facts(self) -> HostFacts:
         """Return what the launcher says of this host, in a process that `on_each_host` started."""
         return HostFacts("0")
@@ -115,6 +117,26 @@ class Launcher(ABC):
         Of an elastic launch these are the ranks that died, one for each time that the
         others went on.
         """
+
+
+class BatchJob:
+    """The batch job of this process, by its scheduler; without one nothing is known, and nothing ends."""
+
+    def slots(self) -> list[int]:
+        """Return the ranks that each of its nodes holds; empty: it is not stated."""
+        return []
+
+    def is_ending(self) -> bool:
+        """Return True if it is ending or has ended; False if unknown."""
+        return False
+
+    def start(self) -> tuple[str, int]:
+        """Return its number, empty outside of one, and how often the scheduler has started it again."""
+        return "", 0
+
+    def has_ended(self, job: str, restarts: int) -> bool:
+        """Return True if the start of `job` that followed on `restarts` others has no processes; False if unknown."""
+        return False
 
 
 def find_program(name: str) -> Path | None:

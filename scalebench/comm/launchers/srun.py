@@ -10,7 +10,13 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from scalebench.comm.launchers.base import HostFacts, Launcher, Placement, ReportedEnd
+from scalebench.comm.launchers.base import (
+    BatchJob,
+    HostFacts,
+    Launcher,
+    Placement,
+    ReportedEnd,
+)
 
 # Slurm's clients wait for a controller that does not answer: each call has a limit.
 _LIMIT_S = 30.0  # of srun
@@ -43,7 +49,6 @@ class Srun(Launcher):
     name = "srun"
     names_hosts = True
     binds_surely = False
-    gpus_of_task = True
 
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:
         """Return None inside a job, of a Slurm with PMIx if MPI's ranks are to be started."""
@@ -110,6 +115,11 @@ class Srun(Launcher):
             "--ntasks-per-node=1",
         )
 
+    def gpus_per_task(self) -> int:
+        """Return the GPUs of each task, `SLURM_GPUS_PER_TASK=a100:1` as 1; 0: not stated, tasks see their node's."""
+        found = re.search(r"(\d+)$", os.environ.get("SLURM_GPUS_PER_TASK", ""))
+        return int(found[1]) if found else 0
+
     def host_facts(self) -> HostFacts:
         """Return the number of the task, Slurm's name of the node, and the CPUs that the step has on it."""
         number = os.environ.get("SLURM_PROCID") or "0"
@@ -163,35 +173,44 @@ def _names_pmix(srun: str, _: str) -> bool:
     return bool(_PLUGIN.search(done.stdout + done.stderr))
 
 
-def job_is_ending() -> bool:
-    """Return True if the job of this process is ending or has ended, by its state in Slurm; False if unknown."""
-    if not in_job():
-        return False
-    # Of an array all tasks are listed: one that runs may be this one.
-    states = _states(os.environ["SLURM_JOB_ID"]) or set()
-    return bool(states) and not states & {"RUNNING", "SUSPENDED"}
+class SlurmJob(BatchJob):
+    """What Slurm's variables and squeue say of the job of this process, and of others."""
+
+    def slots(self) -> list[int]:
+        """Return the tasks of each node, `SLURM_TASKS_PER_NODE=2(x3),1` as [2, 2, 2, 1]."""
+        # `2(x3)` stands for three nodes of two tasks.
+        found = _SLOTS.findall(os.environ.get("SLURM_TASKS_PER_NODE", ""))
+        return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+    def is_ending(self) -> bool:
+        """Return True if the job is ending or has ended, by its state; False if unknown."""
+        if not in_job():
+            return False
+        # Of an array all tasks are listed: one that runs may be this one.
+        states = _states(os.environ["SLURM_JOB_ID"]) or set()
+        return bool(states) and not states & {"RUNNING", "SUSPENDED"}
+
+    def start(self) -> tuple[str, int]:
+        """Return the job's number, empty outside of one, and how often Slurm has started it again."""
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        return os.environ.get("SLURM_JOB_ID", ""), restarts
+
+    def has_ended(self, job: str, restarts: int) -> bool:
+        """Return True if that start of `job` has no processes; False if unknown.
+
+        Slurm starts a job again, or lists it as ended, once its processes have ended or
+        their node is down.
+        """
+        # A job that is this one, and was started again since, has lost the processes of
+        # that start.
+        here, restarts_here = self.start()
+        if job == here:
+            return restarts < restarts_here
+        states = _states(job, "--states=all")
+        return states is not None and not states & _HAS_PROCESSES
 
 
-def this_start() -> tuple[str, int]:
-    """Return the job of this process, empty outside of one, and how often Slurm has started it again."""
-    return os.environ.get("SLURM_JOB_ID", ""), int(
-        os.environ.get("SLURM_RESTART_COUNT", 0)
-    )
-
-
-def has_ended(job: str, restarts: int) -> bool:
-    """Return True if the start of `job` that followed on `restarts` others has no processes; False if unknown.
-
-    Slurm starts a job again, or lists it as ended, once its processes have ended or
-    their node is down.
-    """
-    # A job that is this one, and was started again since, has lost the processes of
-    # that start.
-    here, restarts_here = this_start()
-    if job == here:
-        return restarts < restarts_here
-    states = _states(job, "--states=all")
-    return states is not None and not states & _HAS_PROCESSES
+JOB = SlurmJob()
 
 
 def _states(job: str, *options: str) -> set[str] | None:
@@ -215,16 +234,3 @@ def _states(job: str, *options: str) -> set[str] | None:
 def cpus_here() -> int:
     """Number of CPUs that Slurm gives the step on this node; its configuration decides whether tasks keep to them."""
     return int(os.environ.get("SLURM_CPUS_ON_NODE", 0)) or (os.cpu_count() or 1)
-
-
-def slots() -> list[int]:
-    """Tasks of each node of the job, `SLURM_TASKS_PER_NODE=2(x3),1` as [2, 2, 2, 1]; empty: not stated."""
-    # `2(x3)` stands for three nodes of two tasks.
-    found = _SLOTS.findall(os.environ.get("SLURM_TASKS_PER_NODE", ""))
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
-
-
-def gpus_per_task() -> int:
-    """GPUs that each task of the job gets, `SLURM_GPUS_PER_TASK=a100:1` as 1; 0: not stated, tasks see their node's."""
-    found = re.search(r"(\d+)$", os.environ.get("SLURM_GPUS_PER_TASK", ""))
-    return int(found[1]) if found else 0
