@@ -2,8 +2,9 @@
 
 A layer is a module with trainable parameters and the modules without that follow it;
 what precedes the first belongs to it too. The sequence is that of the children of
-`nn.Sequential`, nested ones included, or of the modules that a method `layers()` of the
-model returns, in order: then forward is one after the other.
+`nn.Sequential`, nested ones included, of the modules that a method `layers()` of the
+model returns, in order, or of those that its forward calls one after the other
+(`chain.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scalebench.errors import ModelError
+from scalebench.models.chain import chain_of
 
 _T = TypeVar("_T")
 _SAMPLES = 2  # of a trial
@@ -100,10 +102,7 @@ def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         for place, module in enumerate(listed()):
             yield f"layers()[{place}]", module
     else:
-        raise ModelError(
-            f"model {name}: {type(model).__name__} cannot be cut into layers; make it an nn.Sequential, or give it a "
-            "method layers() that returns its modules in the order of forward"
-        )
+        yield from chain_of(model, name)
 
 
 def _refuse_shared(layers: Sequence[Layer], name: str) -> None:
@@ -245,7 +244,8 @@ def require_cut(
         -1, 1, _SAMPLES * math.prod(input_shape), dtype=next(model.parameters()).dtype
     )
     x = made = x.view(_SAMPLES, *input_shape)
-    with torch.no_grad(), evaluating([model]):
+    pieces = [module for layer in layers for module in layer.modules]
+    with torch.no_grad(), evaluating([model, *pieces]):
         for layer in layers:
             try:
                 made = through(layer, made)

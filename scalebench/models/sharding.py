@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
+from scalebench.models.chain import draws
 from scalebench.models.parts import Layer, bounds_of
 
 Product = nn.Linear | nn.Conv2d
@@ -104,10 +105,10 @@ class Shards:
 
     def _refuse_drawing(self, module: nn.Module) -> None:
         for each in module.modules():
-            if isinstance(each, nn.Dropout) and each.p > 0:
+            if draws(each) or (isinstance(each, nn.Dropout) and each.p > 0):
                 raise ModelError(
-                    f"model {self.name}: dropout of {each.p:g}: workers that hold shares of a layer would draw "
-                    "different numbers; set it to 0"
+                    f"model {self.name}: dropout{f' of {each.p:g}' if isinstance(each, nn.Dropout) else ''}: workers "
+                    "that hold shares of a layer would draw different numbers; set it to 0"
                 )
 
     def _close(self, *last: nn.Module) -> None:

@@ -41,9 +41,13 @@ class TorchShards:
         group: Any = comm.process_group or torch.distributed.group.WORLD
         device = layers[0].parameters[0].device
         mesh = DeviceMesh.from_group(group, device.type)
+        # A module made of calls of the forward is not called itself: the whole model
+        # gathers its parameters.
+        called = set(model.modules())
         for layer in layers:
             for module in layer.modules:
-                if any(each.requires_grad for each in module.parameters()):
+                trained = any(each.requires_grad for each in module.parameters())
+                if trained and module in called:
                     fully_shard(
                         module,
                         mesh=mesh,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
-from scalebench.models.parts import facts_of, layers_of, require_cut
+from scalebench.models.parts import facts_of, layers_of, require_cut, through
+from scalebench.models.sharding import held_by
 
 
 class Blocks(nn.Module):
@@ -58,10 +61,109 @@ class Plain(Blocks):
     layers = None
 
 
+class Convolutions(nn.Module):
+    """A network as in PyTorch's examples: calls between modules, dropout by the mode, arguments with a default."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, 3)
+        self.second = nn.Linear(12, 8)
+        self.third = nn.Linear(8, 3)
+
+    def forward(self, x, features=False, scale=1.0, mask=None):
+        x = functional.max_pool2d(functional.relu(self.first(x)), 2)
+        x = functional.dropout(x, training=self.training)
+        x = torch.relu(self.second(torch.flatten(x, 1)))
+        return x if features else self.third(x) * scale
+
+
+class Residual(nn.Module):
+    """Parameters of its own, a connection around two products, blocks in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(4))
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2)])
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.view(x.size(0), -1) + self.shift
+        x = x + self.two(torch.tanh(self.one(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Wrapped(nn.Module):
+    """A network inside another, which has most of the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = Convolutions(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Deciding(Plain):
+    """Its forward depends on numbers."""
+
+    def forward(self, x):
+        return super().forward(-x if x.sum() > 0 else x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "names"),
+    [
+        (Plain(), (4,), ["blocks.0.0", "blocks.1", "head"]),
+        (Convolutions(), (2, 6, 6), ["first", "second", "third"]),
+        (Residual(), (2, 2), ["shift", "one", "blocks.0", "blocks.1", "head"]),
+        (
+            Wrapped(),
+            (2, 6, 6),
+            ["body.first", "body.second", "body.third", "head"],
+        ),
+    ],
+    ids=["Plain", "Convolutions", "Residual", "Wrapped"],
+)
+def test_an_ordinary_forward_is_cut_between_its_calls(model, shape, names):
+    """`require_cut` compares the layers, one after the other, with the model."""
+    assert [layer.name for layer in require_cut(model, "mine", shape)] == names
+
+
+def test_layers_of_a_forward_have_gradients_of_the_whole_model():
+    model = Residual().eval()
+    x = torch.randn(5, 4)
+    model(x).square().sum().backward()
+    whole = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for layer in layers_of(model, "mine"):
+        x = through(layer, x)
+    x.square().sum().backward()
+    for parameter, gradient in zip(model.parameters(), whole, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+
+
+def test_functional_dropout_follows_the_mode_of_its_layer():
+    first = layers_of(Convolutions(), "mine")[0]
+    x = torch.ones(2, 2, 6, 6)
+    torch.manual_seed(0)
+    assert (through(first, x) == 0).any()
+    for module in first.modules:
+        module.eval()
+    torch.testing.assert_close(through(first, x), through(first, x), rtol=0, atol=0)
+    with pytest.raises(ModelError, match="mine: dropout: workers that hold shares"):
+        held_by(layers_of(Convolutions(), "mine"), [3], Mesh(tensor=2), 0, "mine")
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Plain(), "Plain cannot be cut into layers; make it an nn.Sequential"),
+        (
+            Deciding(),
+            r"Deciding cannot be cut into layers \(TraceError: .*control flow\); make it an nn.Sequential",
+        ),
         (Blocks((0, 2)), "do not compute what its forward does"),
         (
             Blocks((2, 0, 1)),

@@ -95,7 +95,8 @@ def load_layers(
     if is_own(name):
         if not input_shape:
             raise ModelError(
-                f"layers of {name!r}: the shape of a sample is needed to count a model, such as 3x224x224"
+                f"layers of {name!r}: a model is counted on a sample, whose shape is not known here; give it: "
+                "--input 3x224x224"
             )
         from scalebench.models.layer_counting import count_own  # imports torch
 
