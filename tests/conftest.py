@@ -154,9 +154,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_calibration() -> Iterator[None]:
-    """Commands that tests start calibrate for some seconds, and make all of their real runs."""
+    """Commands that tests start calibrate for a second, and make all of their real runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "5")
+        patch.setenv("SCALEBENCH_CALIBRATION_BUDGET_S", "1")
         patch.setenv("SCALEBENCH_NATIVE_BUDGET_S", "3600")
         yield
 

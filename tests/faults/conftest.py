@@ -125,7 +125,7 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def made(folder: Path, zygote: subprocess.Popen[str]) -> Place:

@@ -95,7 +95,7 @@ def test_calibration_and_its_processes_end_at_the_first_signal(place):
     text = (
         (place.folder / "study.yaml")
         .read_text()
-        .replace("calibration: given.json\n", "")
+        .replace("calibration: given.json", "calibration_budget_s: 60")
     )
     (place.folder / "study.yaml").write_text(text)
     command = place.start("run", "study.yaml", "--output", "out", "--jobs", "1")
