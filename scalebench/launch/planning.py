@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
+from scalebench.calibration.calibration_file import read_calibration
 from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.network import allreduce_name
 from scalebench.comm import engines
@@ -26,7 +28,7 @@ from scalebench.models.registry import check_model, model_notes
 from scalebench.native.job_files import server_ranks
 from scalebench.records.provenance import in_job
 from scalebench.strategies import registry
-from scalebench.strategies.parts import with_default_batch
+from scalebench.strategies.parts import with_default_batch, with_measured_stages
 from scalebench.study.heterogeneity import SlowLinks
 from scalebench.study.spec import Run, Study
 from scalebench.training.optimizers import check_optimizer
@@ -234,7 +236,8 @@ def plan_study(
 
 def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> StudyPlan:
     # pinned first: the contents of files are part of what is planned
-    given, study = study, with_default_batch(pinned(study))
+    given = study
+    study = _with_measured_stages(with_default_batch(pinned(study)))
     cluster = load_cluster(study.cluster)
     there = study.model_copy(
         update={"virtual": study.virtual.with_defaults(cluster.uneven)}
@@ -267,6 +270,25 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
         _prepare_trials(there, trials),
         allocation,
     )
+
+
+def _with_measured_stages(study: Study) -> Study:
+    """Return `study` with stages by the times of layers, where it names a calibration that has them."""
+    if study.calibration is None or study.device_step_time is not None:
+        return study
+    tables = read_calibration(study.calibration).tables
+    if not tables or not all(batch.layers for batch in tables[0].batches):
+        return study
+
+    def layer_seconds(samples: float) -> list[float]:
+        times = tables[0].nearest(samples)
+        passes = fmean(times.forward_s), fmean(times.backward_s)
+        return [
+            passes[0] * layer.forward + passes[1] * layer.backward
+            for layer in times.layers
+        ]
+
+    return with_measured_stages(study, layer_seconds)
 
 
 def _prepare_trials(study: Study, trials: Sequence[Run]) -> Preparation:

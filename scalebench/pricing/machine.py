@@ -97,13 +97,14 @@ class StepTable(BaseModel):
 
     def release_at(self, samples: float) -> list[float]:
         """Return the release of gradients at the measured batch size nearest to `samples`, by ratio."""
-        return self._nearest(samples).release
+        return self.nearest(samples).release
 
     def layers_at(self, samples: float) -> list[LayerShare]:
         """Return the shares of layers at the measured batch size nearest to `samples`, by ratio."""
-        return self._nearest(samples).layers
+        return self.nearest(samples).layers
 
-    def _nearest(self, samples: float) -> BatchTimes:
+    def nearest(self, samples: float) -> BatchTimes:
+        """Return the times at the measured batch size nearest to `samples`, by ratio."""
         return min(
             self.batches, key=lambda batch: abs(math.log(batch.samples / samples))
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -26,7 +26,7 @@ from scalebench.strategies.base import (
     Worker,
 )
 from scalebench.strategies.traits import Traits
-from scalebench.study.spec import BY_LAYER, Study
+from scalebench.study.spec import BY_LAYER, Component, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from scalebench.models.parts import Layer
 
 Balance = Literal["even", "times"] | list[PositiveInt]
-# A run counts operations in place of measuring, so that all ranks, and all machines, cut alike.
+# Without a calibration a run counts operations, so that all ranks, and all machines, cut alike.
 BALANCE = (
-    "layers on each stage: equally many (even), as equal in counted operations as can be (times), or a list of their "
-    "numbers, as `plan` finds them from seconds"
+    "layers on each stage: equally many (even), as equal as can be (times) in the seconds of a calibration that the "
+    "study names, else in counted operations, or a list of their numbers, as `plan` finds them"
 )
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 SCHEDULE = "order of the micro-batches on a stage"
@@ -178,6 +178,35 @@ def with_default_batch(study: Study) -> Study:
     assert study.batch_per_worker is not None
     batch = study.batch_per_worker * max(study.workers)
     return study.model_copy(update={"batch_per_worker": None, "batch_global": batch})
+
+
+def with_measured_stages(
+    study: Study, layer_seconds: Callable[[float], Sequence[float]]
+) -> Study:
+    """Return `study` with the numbers of layers in place of `balance: times`.
+
+    `layer_seconds` gives the seconds of each layer at so many samples: those of a
+    micro-batch among the most workers, so that all worker counts have the same stages.
+    """
+    workers, strategies = max(study.workers), []
+    for each in study.strategies:
+        strategy = registry.create(each.name, each.options)
+        # Workers that do not divide into replicas are refused by `check`.
+        if (
+            isinstance(strategy, PartsOfModel)
+            and each.options.get("balance") == "times"
+            and strategy.replica().pipeline > 1
+            and workers % strategy.replica().parts == 0
+        ):
+            replicas = workers // strategy.replica().parts
+            batch = study.batch_per_worker or (study.batch_global or 1) / replicas
+            work = layer_seconds(max(1.0, batch / strategy.pieces()))
+            sizes = strategy.sizes_of(work)
+            each = Component(
+                name=each.name, options={**each.options, "balance": list(sizes)}
+            )
+        strategies.append(each)
+    return study.model_copy(update={"strategies": strategies})
 
 
 class PartsOfModel(Strategy):

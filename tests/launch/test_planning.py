@@ -6,12 +6,14 @@ import math
 
 import pytest
 
+from scalebench.calibration.calibration_file import Calibration
 from scalebench.comm import engines
 from scalebench.comm.launchers import srun
 from scalebench.errors import EngineError
 from scalebench.launch import hosts, planning, sweep
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import plan_study
+from scalebench.pricing.machine import LayerShare
 from scalebench.study.load import load_study
 from scalebench.system import hardware
 from tests.conftest import needs_mpi
@@ -54,6 +56,49 @@ def test_batch_is_global_where_replicas_have_several_workers():
     assert stated.study.batch_per_worker == 8
     assert any("state batch_global" in note for note in stated.notes)
     assert not any("batch_policy is global" in note for note in stated.notes)
+
+
+def test_stages_are_cut_by_the_times_of_layers_that_a_calibration_has(
+    tmp_path, machine
+):
+    """The first of four layers takes most of a step, whatever its operations."""
+    shares = [
+        LayerShare(name=str(place), forward=share, backward=share)
+        for place, share in enumerate((0.7, 0.1, 0.1, 0.1))
+    ]
+    (table,) = machine.tables
+    (batch,) = table.batches
+    path = tmp_path / "calibration.json"
+
+    def balance(layers, option="times", **keys):
+        tables = [table.model_copy(update={"batches": [layers]})]
+        Calibration(
+            key="here", measured=None, tables=tables, engines=machine.engines
+        ).save(path)
+        strategies = [
+            {"pipeline": {"balance": option}},
+            {"hybrid": {"balance": option}},
+        ]
+        study = {
+            **VIRTUAL,
+            "workers": "1,2",
+            "model": {"mlp": {"hidden": [8, 8, 8]}},
+            "strategies": strategies,
+            "calibration": path,
+            **keys,
+        }
+        plan = plan_study(load_study(None, study, []))
+        assert {
+            str(run.strategy) for run in plan.sweep.runs if run.workers == 2
+        } == set(map(str, plan.study.strategies))
+        return [each.options["balance"] for each in plan.study.strategies]
+
+    timed = batch.model_copy(update={"layers": shares})
+    assert balance(timed) == [[1, 3], [1, 3]]
+    assert balance(timed, "even") == ["even", "even"]
+    assert balance(batch) == ["times", "times"], "no layer was timed"
+    stated = {"device_step_time": 0.01, "cluster": "juwels-booster"}
+    assert balance(timed, **stated) == ["times", "times"], "of another device"
 
 
 def notes(strategies, workers, **said):
