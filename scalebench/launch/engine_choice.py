@@ -10,7 +10,7 @@ from typing import Literal
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
 from scalebench.comm.engines.tasks import backend_lacks
-from scalebench.errors import OWN_MODULE, EngineError
+from scalebench.errors import EngineError
 from scalebench.launch.hosts import Allocation
 from scalebench.records.provenance import in_job
 from scalebench.strategies import registry
@@ -20,6 +20,7 @@ from scalebench.study.spec import Component, Study
 from scalebench.system import hardware
 
 ENGINES = (VIRTUAL, *engines.NAMES)
+_BATCHES = frozenset({Capability.BATCHES})
 # what some native engine provides
 _NATIVE = frozenset().union(*(engines.named(name).provides for name in engines.NAMES))
 
@@ -48,9 +49,10 @@ def describe_strategy(name: str) -> StrategyEngines:
     """Return the strategy called `name` with the engines that can carry it."""
     cls = registry.find(name)
     missing: dict[str, tuple[str, ...]] = {}
+    always = _between_batches(registry.create(name, {}))
     for engine in ENGINES:
-        lacking = _class_on(name, engine).requires - engines.named(engine).provides
-        lacking |= _between_batches(registry.create(name, {}), engine)
+        needs = _class_on(name, engine).requires | always
+        lacking = needs - engines.named(engine).provides
         if lacking:
             missing[engine] = tuple(sorted(str(capability) for capability in lacking))
     able = [engine for engine in ENGINES if engine not in missing]
@@ -69,23 +71,9 @@ def describe_strategy(name: str) -> StrategyEngines:
     )
 
 
-def _between_batches(strategy: Strategy, engine: str) -> frozenset[Capability]:
-    """Return the capability that `engine` lacks for a strategy which does not train for whole epochs alone."""
-    if Capability.BATCHES in engines.named(engine).provides:
-        return frozenset()
-    traits = strategy.traits
-    alone = (
-        all(stretch.unit == "epoch" for stretch in traits.stretches or ())
-        and traits.stretches is not None
-    )
-    whole = (
-        # parts of a model exchange activations within a batch
-        traits.pipeline * traits.tensor == 1
-        and not traits.sharded
-        and not traits.mixed
-        and not traits.servers
-    )
-    return frozenset() if alone and whole else frozenset({Capability.BATCHES})
+def _between_batches(strategy: Strategy) -> frozenset[Capability]:
+    """Return what a strategy needs of an engine which does not train for whole epochs alone."""
+    return frozenset() if strategy.traits.trains_alone else _BATCHES
 
 
 def _class_on(name: str, engine: str) -> type[Strategy]:
@@ -204,7 +192,7 @@ def charged_engine(
     if wanted in _able(strategy):
         return wanted
     # a library's own strategy is charged by that library, which needs no note
-    if strategy.requires and strategy.engines != (strategy.name,):
+    if strategy.requires and not registry.is_of_a_library(strategy):
         lacking = _lacking(strategy, wanted)
         notes.append(
             f"{component}: charged as on {strategy.engines[0]}, for {wanted} has no {_listed(lacking)}"
@@ -232,9 +220,8 @@ def check_provided(strategy: Strategy, engine: str) -> None:
 
 def _lacking(strategy: Strategy, engine: str) -> frozenset[Capability]:
     """Return the capabilities that `strategy` with its options needs and `engine` lacks."""
-    return (strategy.needs - engines.named(engine).provides) | _between_batches(
-        strategy, engine
-    )
+    needs = strategy.needs | _between_batches(strategy)
+    return needs - engines.named(engine).provides
 
 
 def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str:
@@ -260,17 +247,12 @@ def _engine_for(study: Study, strategy: Strategy, allocation: Allocation) -> str
 
 def _able(strategy: Strategy) -> list[str]:
     """The native engines with all capabilities that these options need."""
-    able = []
-    # the registry does not know its class
-    own = type(strategy).__module__.startswith(OWN_MODULE)
-    for name in engines.NAMES:
-        on_engine = type(strategy) if own else registry.find(strategy.name, name)
-        needs = strategy.needs if on_engine is type(strategy) else on_engine.requires
-        if needs <= engines.named(name).provides and not _between_batches(
-            strategy, name
-        ):
-            able.append(name)
-    return able
+    always = _between_batches(strategy)
+    return [
+        name
+        for name in engines.NAMES
+        if always | registry.needs_on(strategy, name) <= engines.named(name).provides
+    ]
 
 
 def _listed(capabilities: frozenset[Capability]) -> str:

@@ -156,7 +156,8 @@ class Planned:
         planner, found = self.planner, self.found
 
         def recomputed(step: Step) -> str:
-            return str(step.layout.strategy.options.get("recompute", EMPTY))
+            recompute = step.layout.recompute
+            return EMPTY if recompute == "none" else recompute
 
         # Degrees of the adaptive layout differ from layer to layer.
         def if_uniform(step: Step, value: int) -> Measured:
@@ -166,7 +167,7 @@ class Planned:
         def if_staged(step: Step, value: float) -> Measured:
             return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
 
-        again = any("recompute" in step.layout.strategy.options for step in found.steps)
+        again = any(step.layout.recompute != "none" for step in found.steps)
         columns: list[Column[Step]] = [
             Column("layout", _layout, left=True),
             Column("data", lambda step: if_uniform(step, step.layout.mesh.data), COUNT),
@@ -322,10 +323,10 @@ def _at_ends(found: Plan) -> str:
 
 
 def _layout(step: Step) -> str:
-    strategy = step.layout.strategy
-    shard = f" shard {strategy.options['shard']}" if "shard" in strategy.options else ""
-    order = f" {strategy.options['schedule']}" if "schedule" in strategy.options else ""
-    return f"{strategy.name}{shard}{order}"
+    layout = step.layout
+    shard = f" shard {layout.sharded}" if layout.sharded else ""
+    order = "" if layout.order in (None, "1f1b") else f" {layout.order}"
+    return f"{layout.strategy.name}{shard}{order}"
 
 
 def _gib(nbytes: int) -> str:

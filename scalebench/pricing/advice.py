@@ -446,19 +446,18 @@ def interval_for(
     longer.
     """
     strategy = predictor.strategy(point.strategy)
-    name = strategy.traits.interval_option
+    name = strategy.traits.options.get("interval")
     if name is None:
         return None
     steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
     # of a training that synchronises
     longest = min(_LONGEST_INTERVAL, int(steps * point.epochs))
-    intervals = [
-        1 << power
-        for power in range(1 if name == "period" else 0, longest.bit_length())
-    ]
+    powers = (1 << power for power in range(longest.bit_length()))
+    least = registry.least_of(strategy, name)
+    intervals = [interval for interval in powers if interval >= least]
 
     def holds(interval: int) -> bool:
-        longer = with_option(point.strategy, name, interval)
+        longer = point.strategy.with_option(name, interval)
         times = predictor.times(
             longer, point.workers, [Case(predictor.platform, predictor.workload.batch)]
         )
@@ -485,8 +484,3 @@ def held_at(predictor: Predictor, point: Point, efficiency: float = 0.8) -> Held
         outside(predictor, point.strategy, point.workers, batch)
     )
     return Held(efficiency, batch, interval[1] if interval else None, beyond)
-
-
-def with_option(strategy: Component, name: str, value: object) -> Component:
-    """Return the strategy with one option changed."""
-    return Component(name=strategy.name, options={**strategy.options, name: value})

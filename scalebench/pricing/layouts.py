@@ -9,11 +9,10 @@ was priced.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 import torch
 from torch import nn
@@ -34,15 +33,22 @@ from scalebench.pricing.uncertainty import (
     seconds_at_ends,
     uncertainty_of,
 )
-from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
+from scalebench.strategies.adaptive import (
+    Adaptive,
+    Costs,
+    Shared,
+    Solver,
+    components_of,
+    of_least_numbers,
+)
 from scalebench.strategies.base import LayerProfile, Recompute
-from scalebench.strategies.parts import PartsOfModel
+from scalebench.strategies.hybrid import dividing
+from scalebench.strategies.parts import PartsOfModel, Schedule
 from scalebench.study.spec import Component
 from scalebench.training.stage import most_kept
 
-Solver = Literal["viterbi", "greedy"]
 # of the micro-batches on a stage; None: of whole batches, or without stages
-Order = Literal["gpipe", "1f1b", "interleaved"] | None
+Order = Schedule | None
 _GIB, _MIB = 2**30, 2**20
 # micro-batches for each stage: they idle for a ninth of the step at most
 _MOST_PIECES = 8
@@ -54,7 +60,9 @@ ADAPTIVE = "adaptive"
 # beside these, and never chosen
 PLACED, GPIPE = "model_parallel", "gpipe"
 DATA = Component(name="ddp")
-SHARDED = [Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)]
+SHARDED = {
+    shard: Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)
+}
 
 
 class Layout(NamedTuple):
@@ -65,6 +73,9 @@ class Layout(NamedTuple):
     mesh: Mesh
     micro_batches: int = 1
     chunks: int = 1  # of layers on each stage
+    order: Order = None
+    recompute: Recompute = "none"
+    sharded: int = 0  # as `Traits.sharded`
 
 
 @dataclass(frozen=True)
@@ -196,13 +207,11 @@ class Planner:
         # A replica needs a sample.
         if self.batch >= self.devices:
             found = [Layout("data", DATA, Mesh(self.devices))]
-            # the whole model, or layers
-            sharded = SHARDED[:1] if self.uncut else SHARDED
-            found += (
-                [Layout(str(each), each, Mesh(self.devices)) for each in sharded]
-                if self.devices > 1
-                else []
-            )
+            for shard, strategy in SHARDED.items():
+                # Above 1 layers are sharded, else the whole model.
+                if self.devices > 1 and (shard == 1 or not self.uncut):
+                    mesh = Mesh(self.devices)
+                    found.append(Layout(str(strategy), strategy, mesh, sharded=shard))
         if self.uncut:
             return found
         for mesh, pieces, order in _divisions(
@@ -227,12 +236,7 @@ class Planner:
 
         None if the modules of the model cannot be shared as its table can.
         """
-        options: dict[str, object] = {"layout": "least"}
-        if solver == "greedy":
-            options["solver"] = solver
-        layout = Layout(
-            ADAPTIVE, Component(name="adaptive", options=options), Mesh(self.devices)
-        )
+        layout = Layout(ADAPTIVE, of_least_numbers(solver), Mesh(self.devices))
         if not self._allows(self.degrees(layout)):
             return None
         if not self.fits(layout):
@@ -241,17 +245,17 @@ class Planner:
             # parameters, initial ones, gradients, states
             vectors = 3 + optimizer_states(workload.optimizer)
             most = (memory.parameters - over / vectors) / _MIB
-            capped = Component(
-                name="adaptive", options={**options, "parameters_mib": most}
-            )
             # Below what the layout of least memory needs there is none to choose.
-            if most > 0 and self._chosen(solver, most) is not None:
-                layout = layout._replace(strategy=capped)
+            if most > 0:
+                capped = layout._replace(strategy=of_least_numbers(solver, most))
+                if self._chosen(capped) is not None:
+                    return capped
         return layout
 
-    def _chosen(self, solver: Solver, parameters_mib: float) -> tuple[int, ...] | None:
-        most = parameters_mib * _MIB / ELEMENT_BYTES[self.predictor.workload.dtype]
-        return chosen(self._profiles, self._moved, most, solver)
+    def _chosen(self, layout: Layout) -> tuple[int, ...] | None:
+        strategy = cast(Adaptive, self.predictor.strategy(layout.strategy))
+        number = ELEMENT_BYTES[self.predictor.workload.dtype]
+        return strategy.least(self._profiles, self._moved, number)
 
     @cached_property
     def _profiles(self) -> list[LayerProfile]:
@@ -263,10 +267,7 @@ class Planner:
 
     def degrees(self, layout: Layout) -> tuple[int, ...]:
         """Return the devices that share each layer in an adaptive layout."""
-        options = layout.strategy.options
-        found = self._chosen(
-            options.get("solver", "viterbi"), options.get("parameters_mib", math.inf)
-        )
+        found = self._chosen(layout)
         assert found is not None, "the cap was tried"
         return found
 
@@ -536,12 +537,10 @@ class Planner:
         table.
         """
         strategy = layout.strategy
-        if "balance" not in strategy.options or not self._has_layers_of_table:
+        options = self.predictor.strategy(strategy).traits.options
+        if "balance" not in options or not self._has_layers_of_table:
             return strategy
-        return Component(
-            name=strategy.name,
-            options={**strategy.options, "balance": list(self.sizes(layout))},
-        )
+        return strategy.with_option(options["balance"], list(self.sizes(layout)))
 
     def sizes(self, layout: Layout) -> Sequence[int]:
         """Return the number of layers of each stage, or chunk, cut by the seconds of a micro-batch."""
@@ -575,7 +574,7 @@ class Planner:
 
     def _held_by(self, layout: Layout, stage: int) -> list[HeldRows]:
         """Return what a worker of a stage holds, by chunk."""
-        strategy, cut, mesh = self._strategy(layout), self._cut_of(layout), layout.mesh
+        cut, mesh = self._cut_of(layout), layout.mesh
         groups = mesh.pipeline * layout.chunks
         key = (
             self._samples(layout),
@@ -583,12 +582,12 @@ class Planner:
             mesh.pipeline,
             mesh.tensor,
             stage,
-            strategy.recompute,
+            layout.recompute,
         )
         if key not in self._held:
             own = mesh.groups_of(stage * mesh.tensor, groups)
             self._held[key] = cut.held(
-                self.sizes(layout), own, mesh.tensor, strategy.recompute
+                self.sizes(layout), own, mesh.tensor, layout.recompute
             )
         return self._held[key]
 
@@ -654,9 +653,8 @@ class Planner:
                 backward_s += costs.time(
                     Operation(Kind.ALLREDUCE, piece * each.takes[0] * number, workers)
                 )
-        return forward_s, backward_s + {"none": 0.0, "layer": again, "all": forward_s}[
-            self._strategy(layout).recompute
-        ]
+        recomputed_s = {"none": 0.0, "layer": again, "all": forward_s}[layout.recompute]
+        return forward_s, backward_s + recomputed_s
 
     def price(self, layout: Layout) -> Step:
         """Return the prediction of a step."""
@@ -811,37 +809,10 @@ def _divisions(
 
 def _in_parts(mesh: Mesh, pieces: int, order: Order, recompute: Recompute) -> Layout:
     """Return the layout of a mesh whose stages, or chunks of layers on these, are cut by times."""
-    options: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
-    if mesh.pipeline == 1:
-        return Layout(
-            "tensor",
-            Component(name="tensor", options={"degree": mesh.tensor, **options}),
-            mesh,
-        )
-    options = {"balance": "times", **options}
-    if order is None:
-        component = Component(
-            name="model_parallel", options={"stages": mesh.pipeline, **options}
-        )
-        return Layout(PLACED, component, mesh)
-    options = {"micro_batches": pieces, **options}
-    chunks = 1
-    if order == "interleaved":
-        chunks = _CHUNKS
-        options |= {"schedule": order, "chunks": chunks}
-    elif order == "gpipe":
-        options["schedule"] = order
-    if mesh.tensor == 1:
-        component = Component(
-            name="pipeline", options={"stages": mesh.pipeline, **options}
-        )
-        kind = GPIPE if order == "gpipe" else "pipeline"
-        return Layout(kind, component, mesh, pieces, chunks)
-    component = Component(
-        name="hybrid",
-        options={"pipeline": mesh.pipeline, "tensor": mesh.tensor, **options},
-    )
-    return Layout("hybrid", component, mesh, pieces, chunks)
+    chunks = _CHUNKS if order == "interleaved" else 1
+    strategy = dividing(mesh, pieces, order, chunks, recompute)
+    kind = GPIPE if order == "gpipe" and mesh.tensor == 1 else strategy.name
+    return Layout(kind, strategy, mesh, pieces, chunks, order, recompute)
 
 
 def _with_fewest_pieces(layouts: Sequence[Layout]) -> list[Layout]:

@@ -14,13 +14,13 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
-from scalebench.pricing.advice import with_option
 from scalebench.pricing.memory import lacking
 from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -32,6 +32,8 @@ from scalebench.pricing.uncertainty import (
     seconds_at_ends,
     uncertainty_of,
 )
+from scalebench.strategies import registry
+from scalebench.strategies.traits import Varied
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]
@@ -43,16 +45,8 @@ FACTORS = {
     "latency": "network latency",
 }
 BANDWIDTHS = ("network-bandwidth", "node-bandwidth")
-# Axis -> option of a strategy, by its name.
-DIVISIONS = {
-    "pipeline": {
-        "model_parallel": "stages",
-        "pipeline": "stages",
-        "hybrid": "pipeline",
-    },
-    "tensor": {"tensor": "degree", "hybrid": "tensor"},
-    "micro_batches": {"pipeline": "micro_batches", "hybrid": "micro_batches"},
-}
+# divisions of a model, each by an option of its strategy
+DIVISIONS: tuple[Varied, ...] = ("pipeline", "tensor", "micro_batches")
 COUNTS = ("batch", "workers", "interval", *DIVISIONS)
 MOST_ROWS = 24  # cells of which each has a row with its interval
 _GBIT = 1e9 / 8  # bytes/s
@@ -548,17 +542,13 @@ class _PricedCell:
                 self.batch = round(value)
             elif name == "workers":
                 self.workers = round(value)
-            elif name in DIVISIONS:
-                division = DIVISIONS[name].get(self.strategy.name)
-                if division is None:
-                    raise UsageError(
-                        f"axis {name}: strategy {self.strategy.name} has none; use {' or '.join(DIVISIONS[name])}"
-                    )
-                self.strategy = with_option(self.strategy, division, round(value))
             else:
-                option = self._predictor.strategy(self.strategy).traits.interval_option
-                if option is None:
+                quantity = cast(Varied, name)
+                traits = self._predictor.strategy(self.strategy).traits
+                if quantity not in traits.options:
+                    others = " or ".join(registry.that_vary(quantity))
                     raise UsageError(
-                        f"axis interval: strategy {self.strategy.name} has no interval between steps"
+                        f"axis {name}: strategy {self.strategy.name} has no option for it; use {others}"
                     )
-                self.strategy = with_option(self.strategy, option, round(value))
+                option = traits.options[quantity]
+                self.strategy = self.strategy.with_option(option, round(value))

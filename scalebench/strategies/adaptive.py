@@ -15,13 +15,14 @@ from scalebench.errors import StudyError
 from scalebench.strategies.base import Batch, LayerProfile, Setting, Strategy, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
-from scalebench.study.spec import BY_LAYER
+from scalebench.study.spec import BY_LAYER, Component
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from scalebench.models.parts import Layer
 
+Solver = Literal["viterbi", "greedy"]
 _MIB = 2**20
 # relative difference of measured and predicted seconds, above which a layout is chosen
 # again
@@ -78,7 +79,7 @@ def chosen(
     layers: Sequence[LayerProfile],
     costs: Costs,
     most_held: float,
-    solver: Literal["viterbi", "greedy"],
+    solver: Solver,
 ) -> tuple[int, ...] | None:
     """Return the degree of each layer for the least cost with at most `most_held` parameters; None if none fits.
 
@@ -171,6 +172,16 @@ def components_of(
     return found
 
 
+def of_least_numbers(solver: Solver, parameters_mib: float | None = None) -> Component:
+    """Return the strategy `adaptive` that begins with the layout of the least numbers, under a cap."""
+    options: dict[str, object] = {"layout": "least"}
+    if solver != "viterbi":
+        options["solver"] = solver
+    if parameters_mib is not None:
+        options["parameters_mib"] = parameters_mib
+    return Component(name="adaptive", options=options)
+
+
 @register()
 class Adaptive(Strategy):
     """Each layer l is shared by t_l of K workers, in K / t_l replicas: 1 is data parallelism, K model parallelism.
@@ -192,7 +203,7 @@ class Adaptive(Strategy):
         description="degree of each layer at the beginning, or `least` for the least numbers; default: 1, data "
         "parallelism, where `parameters_mib` allows it",
     )
-    solver: Literal["viterbi", "greedy"] = Field(
+    solver: Solver = Field(
         "viterbi",
         description="viterbi: the best of all layouts; greedy: layer after layer",
     )
@@ -231,31 +242,33 @@ class Adaptive(Strategy):
         if isinstance(self.layout, list):
             return tuple(self.layout)
         layers = worker.layer_profiles
-        if self.layout is None and sum(
-            layer.parameters for layer in layers
-        ) <= self._most_held(worker):
+        held = sum(layer.parameters for layer in layers)
+        most = self._most_held(worker.parameters.element_size())
+        if self.layout is None and held <= most:
             return (1,) * len(layers)
         return self._least(worker, 0)
 
     def _least(self, worker: Worker, epoch: int) -> tuple[int, ...]:
         """Return the layout of the least numbers of a step in `epoch`, under the cap."""
-        found = chosen(
-            worker.layer_profiles,
-            self._costs(worker, epoch),
-            self._most_held(worker),
-            self.solver,
-        )
+        number = worker.parameters.element_size()
+        found = self.least(worker.layer_profiles, self._costs(worker, epoch), number)
         assert found is not None, "the cap was checked"
         return found
+
+    def least(
+        self, layers: Sequence[LayerProfile], costs: Costs, number: int
+    ) -> tuple[int, ...] | None:
+        """Return the degrees of the least numbers, of so many bytes each, under the cap; None if none fits."""
+        return chosen(layers, costs, self._most_held(number), self.solver)
 
     def _costs(self, worker: Worker, epoch: int) -> Costs:
         return Costs(worker.size, worker.mean_batch(epoch))
 
-    def _most_held(self, worker: Worker) -> float:
-        """Return the most parameters of a worker."""
+    def _most_held(self, number: int) -> float:
+        """Return the most parameters, of so many bytes each, of a worker."""
         if self.parameters_mib is None:
             return float("inf")
-        return self.parameters_mib * _MIB / worker.parameters.element_size()
+        return self.parameters_mib * _MIB / number
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         began = worker.clock.ledger.copy()

@@ -83,7 +83,7 @@ class GradientAveraging(Strategy):
         return Traits(
             stretches=(Stretch(period=self.accumulate, restarts=True),),
             mean_over_global_batch=self.accumulate == 1,
-            interval_option="accumulate",
+            options={"interval": "accumulate"},
         )
 
     @property

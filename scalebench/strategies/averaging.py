@@ -79,7 +79,7 @@ class Averaging(Strategy):
             stretches,
             local_steps=True,
             averages_buffers=averages,
-            interval_option=interval,
+            options={} if interval is None else {"interval": interval},
         )
 
     def averaged(self, worker: Worker) -> list[Tensor]:

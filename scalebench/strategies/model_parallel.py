@@ -18,7 +18,7 @@ from scalebench.strategies.parts import (
     whole_batch,
 )
 from scalebench.strategies.registry import register
-from scalebench.strategies.traits import Traits
+from scalebench.strategies.traits import Traits, Varied
 
 
 @register()
@@ -44,6 +44,11 @@ class ModelParallel(PartsOfModel):
         "layers placed on several workers, one of which works at a time"
     )
     source: ClassVar[str] = "placement of layers, as in Dean et al., NeurIPS 2012"
+
+    divides_by: ClassVar[tuple[tuple[Varied, str], ...]] = (
+        ("pipeline", "stages"),
+        ("balance", "balance"),
+    )
 
     @model_validator(mode="after")
     def _one_number_a_stage(self) -> ModelParallel:

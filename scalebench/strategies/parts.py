@@ -25,7 +25,7 @@ from scalebench.strategies.base import (
     Synchronisation,
     Worker,
 )
-from scalebench.strategies.traits import Traits
+from scalebench.strategies.traits import Traits, Varied
 from scalebench.study.spec import BY_LAYER, Component, Study
 
 if TYPE_CHECKING:
@@ -237,6 +237,9 @@ class PartsOfModel(Strategy):
         """Return the mesh of one replica."""
         raise NotImplementedError
 
+    # those that set its mesh, micro-batches and places, as `Traits.options`
+    divides_by: ClassVar[tuple[tuple[Varied, str], ...]] = ()
+
     def pieces(self) -> int:
         """Return the micro-batches of a replica's batch."""
         return 1
@@ -293,6 +296,8 @@ class PartsOfModel(Strategy):
             tensor=mesh.tensor,
             folded=mesh.folded,
             micro_batches=self.pieces(),
+            # an interval of the rule is no option of this strategy
+            options=dict(self.divides_by),
             # a part that is lost is held by no other worker of its replica
             resumes=mesh.parts == 1 and self.rule.traits.resumes,
         )

@@ -52,6 +52,8 @@ class Pipeline(ModelParallel):
         "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM)"
     )
 
+    divides_by = (*ModelParallel.divides_by, ("micro_batches", "micro_batches"))
+
     @model_validator(mode="after")
     def _enough_micro_batches(self) -> Pipeline:
         # By what is stated: the default of another schedule's option is no mistake.

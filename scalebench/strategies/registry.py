@@ -10,9 +10,11 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from pydantic.fields import FieldInfo
 
+from scalebench.comm.base import Capability
 from scalebench.errors import OWN_MODULE, StudyError
 from scalebench.registry import ANYWHERE, Registry
 from scalebench.strategies.base import Strategy
+from scalebench.strategies.traits import Varied
 from scalebench.system.user_code import STRATEGY_FORM, load_own, strategy_file
 
 _S = TypeVar("_S", bound=Strategy)
@@ -64,6 +66,35 @@ def preferred_engine(name: str) -> str:
         )
     except StudyError:
         return ""
+
+
+def needs_on(strategy: Strategy, engine: str) -> frozenset[Capability]:
+    """Return the capabilities that `strategy` with its options needs of `engine`, where it may have another class."""
+    # the class of a file has a name by which it is not registered
+    is_own = type(strategy).__module__.startswith(OWN_MODULE)
+    cls = type(strategy) if is_own else find(strategy.name, engine)
+    return strategy.needs if cls is type(strategy) else cls.requires
+
+
+def runs_as_simulated(name: str, engine: str) -> bool:
+    """Return True if real runs on `engine` have the program of virtual ones, and not a library's own."""
+    return find(name, engine) is find(name, "virtual")
+
+
+def is_of_a_library(strategy: Strategy) -> bool:
+    """Return True for what one library alone does, by an engine of the same name."""
+    return strategy.engines == (strategy.name,)
+
+
+def that_vary(quantity: Varied) -> list[str]:
+    """Return the strategies of which an option sets `quantity`."""
+    return [name for name in names() if quantity in create(name, {}).traits.options]
+
+
+def least_of(strategy: Strategy, option: str) -> int:
+    """Return the least whole number that an option takes, or 1 if it states none."""
+    metadata = type(strategy).model_fields[option].metadata
+    return next((bound.ge for bound in metadata if hasattr(bound, "ge")), 1)
 
 
 def register(engine: str = ANYWHERE) -> Callable[[type[_S]], type[_S]]:

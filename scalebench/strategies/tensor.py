@@ -40,6 +40,8 @@ class TensorParallel(PartsOfModel):
     )
     source: ClassVar[str] = "Shoeybi et al., arXiv 1909.08053 (Megatron-LM)"
 
+    divides_by = (("tensor", "degree"),)
+
     def replica(self) -> Mesh:
         return Mesh(tensor=self.degree)
 

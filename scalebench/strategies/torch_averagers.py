@@ -130,7 +130,7 @@ class VirtualTorchLocalSgd(TorchAverager):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.rule.traits, interval_option="period")
+        return replace(self.rule.traits, options={"interval": "period"})
 
 
 @register()
@@ -248,7 +248,7 @@ class VirtualTorchPostLocalSgd(TorchAverager):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.rule.traits, interval_option="period")
+        return replace(self.rule.traits, options={"interval": "period"})
 
     def check(self, setting: Setting) -> list[str]:
         require_divisors(

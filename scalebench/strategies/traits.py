@@ -15,6 +15,10 @@ from scalebench.cluster.mesh import Mesh
 # shards.
 FinalWeights = Callable[[Sequence[Iterable[int]], int, Sequence[int]], list[float]]
 
+# Interval between synchronisations; stages, and workers that share the layers of each;
+# micro-batches; layers of each stage.
+Varied = Literal["interval", "pipeline", "tensor", "micro_batches", "balance"]
+
 
 @dataclass(frozen=True)
 class Stretch:
@@ -68,8 +72,8 @@ class Traits:
     shards: int = 1
     # the server answers when the pushes of all have come, or at once
     in_rounds: bool | None = None
-    # the option that is the interval between synchronisations
-    interval_option: str | None = None
+    # the options that set what others vary
+    options: Mapping[Varied, str] = field(default_factory=dict)
     # after which a thread of the engine looks for gradients anew; 0: they do not wait
     # for one
     cycle_s: float = 0.0
@@ -127,6 +131,22 @@ class Traits:
                 f"{workers} workers are no multiple of {parts}, which `check` refuses"
             )
         return Mesh(workers // parts, self.pipeline, self.tensor, self.folded)
+
+    @property
+    def trains_alone(self) -> bool:
+        """Return True if nothing is exchanged between the batches of an epoch."""
+        whole = (
+            # parts of a model exchange activations within a batch
+            self.pipeline * self.tensor == 1
+            and not self.sharded
+            and not self.mixed
+            and not self.servers
+        )
+        return (
+            whole
+            and self.stretches is not None
+            and all(stretch.unit == "epoch" for stretch in self.stretches)
+        )
 
     def cuts_model(self, workers: int) -> bool:
         """Return True if `workers` compute with the model layer by layer."""

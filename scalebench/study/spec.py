@@ -195,6 +195,10 @@ class Component(StrictModel):
             return self.name
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in sorted(self.options.items()))})"
 
+    def with_option(self, name: str, value: object) -> Component:
+        """Return the component with one option changed."""
+        return Component(name=self.name, options={**self.options, name: value})
+
 
 class Until(StrictModel):
     """Repeat each point until the interval of its training time is narrow enough.

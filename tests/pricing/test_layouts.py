@@ -76,7 +76,13 @@ def test_layouts_are_all_meshes_with_their_micro_batches():
         (1, 2, 2, 8),
     ]
     assert {
-        (each.mesh.data, each.mesh.pipeline, each.mesh.tensor, *each[3:])
+        (
+            each.mesh.data,
+            each.mesh.pipeline,
+            each.mesh.tensor,
+            each.micro_batches,
+            each.chunks,
+        )
         for each in found
     } == whole | placed | {(*each, chunks) for each in staged for chunks in (1, 2)}
     assert [each.kind for each in found].count("data") == 1

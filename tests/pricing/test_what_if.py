@@ -129,7 +129,7 @@ def test_axis_without_effect_is_named():
         ([("latency", (0.0,))], "allreduce", "axis latency"),
         ([("batch", (0.5,))], "allreduce", "of 1 or more"),
         ([("batch", (4.0,)), ("batch", (8.0,))], "allreduce", "twice"),
-        ([("interval", (4.0,))], "asp", "no interval"),
+        ([("interval", (4.0,))], "asp", "no option for it; use .* or local_sgd or"),
         ([("memory-bandwidth", (2.0,))], "allreduce", "--device"),
     ],
 )
@@ -167,6 +167,6 @@ def test_divisions_of_a_replica_are_axes():
     )
     with pytest.raises(
         UsageError,
-        match="axis tensor: strategy pipeline has none; use tensor or hybrid",
+        match="axis tensor: strategy pipeline has no option for it; use hybrid or tensor or torch_tensor",
     ):
         what_if(own, pipeline, 4, [Axis.parse("tensor=2,4")])
