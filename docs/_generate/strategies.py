@@ -2,8 +2,9 @@
 
 In a strategy's page the table under `## Options` (or `None.`) and the block under `##
 Bytes`, the recorded traffic of the default study, are replaced; the rest is written by
-hand. `python docs/_generate/strategies.py` writes all pages; timelines.py draws their
-pictures.
+hand, for which a new strategy gets a page that begins with its docstring. Pages that
+count the strategies get the number. `python docs/_generate/strategies.py` writes all;
+timelines.py draws their pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scalebench.launch.engine_choice import (
 from scalebench.launch.planning import plan_study
 from scalebench.launch.traffic import traffic_of
 from scalebench.strategies import registry
-from scalebench.strategies.registry import options_of
+from scalebench.strategies.registry import options_of, rule_of
 from scalebench.strategies.torch_averagers import TorchAverager
 from scalebench.study.load import load_study
 
@@ -49,6 +50,11 @@ _OPTIONS = re.compile(
 _TRAFFIC = re.compile(
     r"(?<=^## Bytes\n\n```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL
 )
+# pages that count the strategies, and the words before and after the number
+_COUNTED = {
+    DOCS.parent / "README.md": (r"\*\*", r" strategies\*\*"),
+    DOCS / "alternatives.md": (r"\| ", r" strategies,"),
+}
 
 
 def matrix_markdown() -> str:
@@ -144,6 +150,23 @@ def _row(entry: StrategyEngines) -> str:
     return f"| `{entry.name}` | {' | '.join(marks)} | {entry.summary}{note} |"
 
 
+def new_page(entry: StrategyEngines) -> str:
+    """Return the beginning of a page: the rule, and places for what `renewed` knows."""
+    (own, *_) = rule_of(registry.find(entry.name))
+    picture = f"![{entry.name}: what four workers do when](timelines/{entry.name}.png)"
+    return "\n\n".join(
+        [
+            f"# {entry.name}",
+            own,
+            picture,
+            "## Options\n\nNone.",
+            "## Bytes\n\n```text\n```",
+            "## When to use it",
+            f"Source: {entry.source}.\n",
+        ]
+    )
+
+
 def renewed(page: str, entry: StrategyEngines) -> str:
     """Return the `page` of one strategy with the options of its class and its recorded traffic.
 
@@ -208,6 +231,9 @@ if __name__ == "__main__":
     (DOCS / "strategies.md").write_text(matrix_markdown(), encoding="utf-8")
     for each in describe_strategies():
         path = DOCS / "strategies" / f"{each.name}.md"
-        path.write_text(
-            renewed(path.read_text(encoding="utf-8"), each), encoding="utf-8"
-        )
+        page = path.read_text(encoding="utf-8") if path.is_file() else new_page(each)
+        path.write_text(renewed(page, each), encoding="utf-8")
+    for path, (before, after) in _COUNTED.items():
+        counted = re.compile(f"(?<={before})\\d+(?={after})")
+        page = path.read_text(encoding="utf-8")
+        path.write_text(counted.sub(str(len(registry.names())), page), encoding="utf-8")
