@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -45,16 +45,12 @@ class AdPsgd(Averaging):
         1, ge=1, description="batches between two averagings of a worker"
     )
 
-    name: ClassVar[str] = "ad_psgd"
-    summary: ClassVar[str] = (
-        "weights averaged with a random neighbour's, who does not wait"
-    )
-    source: ClassVar[str] = "Lian et al., ICML 2018, arXiv 1710.06952"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SHARED_STATE}
-    )
-    engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    deterministic: ClassVar[bool] = False
+    name = "ad_psgd"
+    summary = "weights averaged with a random neighbour's, who does not wait"
+    source = "Lian et al., ICML 2018, arXiv 1710.06952"
+    requires = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
+    engines = ("mpi",)
+    deterministic = False
 
     def setup(self, worker: Worker) -> None:
         state, initial = worker.state, packed(self.averaged(worker)).clone()

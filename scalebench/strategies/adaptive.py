@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
@@ -216,17 +216,11 @@ class Adaptive(Strategy):
         True, description="choose again after an epoch by what was measured"
     )
 
-    name: ClassVar[str] = "adaptive"
-    summary: ClassVar[str] = (
-        "each layer shared by as many workers as suits it, chosen again by measured times"
-    )
-    source: ClassVar[str] = (
-        "Baligodugula and Amsaad, arXiv 2503.23186 (ASA); its algorithm is not public: reconstructed"
-    )
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SPLIT}
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
+    name = "adaptive"
+    summary = "each layer shared by as many workers as suits it, chosen again by measured times"
+    source = "Baligodugula and Amsaad, arXiv 2503.23186 (ASA); its algorithm is not public: reconstructed"
+    requires = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    engines = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
         if worker.size > 1:

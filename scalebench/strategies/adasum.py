@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from scalebench.cluster.operation import BY_MESSAGES, Kind
 from scalebench.comm.base import Capability, LibraryCommunicator
@@ -38,17 +38,15 @@ class Adasum(Strategy):
     less, 2 (K-1)/K n/B.
     """
 
-    name: ClassVar[str] = "adasum"
-    summary: ClassVar[str] = (
+    name = "adasum"
+    summary = (
         "steps merged every batch: added where orthogonal, averaged where parallel"
     )
-    source: ClassVar[str] = (
-        "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
-    )
-    requires: ClassVar[frozenset[Capability]] = frozenset(
+    source = "Maleki et al., MLSys 2021, arXiv 2006.02924; hvd.DistributedOptimizer(op=hvd.Adasum)"
+    requires = frozenset(
         {Capability.COLLECTIVES, Capability.POINT_TO_POINT, Capability.ADASUM}
     )
-    engines: ClassVar[tuple[str, ...]] = (_HOROVOD, *providing(Capability.ADASUM))
+    engines = (_HOROVOD, *providing(Capability.ADASUM))
 
     def setup(self, worker: Worker) -> None:
         worker.state.before = worker.parameters.detach().clone()
@@ -96,9 +94,7 @@ class Adasum(Strategy):
 class HorovodAdasum(Adasum):
     """Adasum by Horovod, which steps and merges inside the backward pass: compute and communication are one."""
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.HOROVOD_OPTIMIZER}
-    )
+    requires = frozenset({Capability.HOROVOD_OPTIMIZER})
 
     @property
     def traits(self) -> Traits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -123,13 +123,9 @@ class Allreduce(GradientAveraging):
         description="the engine's own allreduce, a binomial tree (Besch and Pohl), or node by node",
     )
 
-    name: ClassVar[str] = "allreduce"
-    summary: ClassVar[str] = (
-        "gradients averaged after every batch in one fused collective"
-    )
-    source: ClassVar[str] = (
-        "bulk-synchronous parallel SGD; Goyal et al., 2017, arXiv 1706.02677"
-    )
+    name = "allreduce"
+    summary = "gradients averaged after every batch in one fused collective"
+    source = "bulk-synchronous parallel SGD; Goyal et al., 2017, arXiv 1706.02677"
 
     @field_validator("collective")
     @classmethod

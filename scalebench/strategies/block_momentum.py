@@ -84,10 +84,10 @@ class SlowMo(BlockMomentum):
         description="b: share of the slow momentum that each average keeps",
     )
 
-    name: ClassVar[str] = "slowmo"
-    summary: ClassVar[str] = "local SGD with a slow momentum over the averages"
-    source: ClassVar[str] = "Wang et al., ICLR 2020, arXiv 1910.00643"
-    combination: ClassVar[str] = "slow momentum"
+    name = "slowmo"
+    summary = "local SGD with a slow momentum over the averages"
+    source = "Wang et al., ICLR 2020, arXiv 1910.00643"
+    combination = "slow momentum"
 
     @property
     def traits(self) -> Traits:
@@ -152,10 +152,10 @@ class Bmuf(BlockMomentum):
     )
     block_lr: float = Field(1.0, gt=0, description="zeta: how far towards the mean")
 
-    name: ClassVar[str] = "bmuf"
-    summary: ClassVar[str] = "local SGD whose averages are filtered by a block momentum"
-    source: ClassVar[str] = "Chen and Huo, ICASSP 2016"
-    combination: ClassVar[str] = "block momentum"
+    name = "bmuf"
+    summary = "local SGD whose averages are filtered by a block momentum"
+    source = "Chen and Huo, ICASSP 2016"
+    combination = "block momentum"
 
     @property
     def traits(self) -> Traits:
@@ -191,10 +191,10 @@ class DiLoCo(BlockMomentum):
         description="m: share of the outer momentum that each average keeps",
     )
 
-    name: ClassVar[str] = "diloco"
-    summary: ClassVar[str] = "local steps, then one Nesterov step over the average"
-    source: ClassVar[str] = "Douillard et al., 2023, arXiv 2311.08105"
-    combination: ClassVar[str] = "outer nesterov"
+    name = "diloco"
+    summary = "local steps, then one Nesterov step over the average"
+    source = "Douillard et al., 2023, arXiv 2311.08105"
+    combination = "outer nesterov"
 
     @property
     def traits(self) -> Traits:

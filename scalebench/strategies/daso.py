@@ -8,7 +8,7 @@ its divisions are integer divisions. The exchange does what they say.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -63,15 +63,13 @@ class DasoFixed(Averaging):
         "synchronise", description="every epoch's last batch blocks"
     )
 
-    name: ClassVar[str] = "daso-fixed"
-    summary: ClassVar[str] = (
-        "gradients averaged inside nodes, parameters between them in flight; constant skips"
-    )
-    source: ClassVar[str] = "Coquelin et al., J. Big Data 2022, without its schedule"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
+    name = "daso-fixed"
+    summary = "gradients averaged inside nodes, parameters between them in flight; constant skips"
+    source = "Coquelin et al., J. Big Data 2022, without its schedule"
+    requires = frozenset(
         {Capability.COLLECTIVES, Capability.NONBLOCKING, Capability.SPLIT}
     )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
+    engines = providing(Capability.SPLIT)
 
     def schedule(self, epochs: int) -> SkipSchedule:
         first = Skips(self.global_skip, self.local_skip, self.wait)
@@ -183,11 +181,9 @@ class DasoHeat(DasoFixed):
     def traits(self) -> Traits:
         return super().traits  # while the loss falls
 
-    name: ClassVar[str] = "daso-heat"
-    summary: ClassVar[str] = (
-        "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
-    )
-    source: ClassVar[str] = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
+    name = "daso-heat"
+    summary = "gradients averaged inside nodes, parameters between them in flight; heat's schedule"
+    source = "Coquelin et al., J. Big Data 2022; heat.optim.DASO 1.8.0"
 
     def schedule(self, epochs: int) -> SkipSchedule:
         first, plateau = (

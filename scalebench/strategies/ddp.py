@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -78,17 +78,11 @@ class VirtualDdp(GradientAveraging):
         False, description="for models of which some parameters get no gradient"
     )
 
-    name: ClassVar[str] = "ddp"
-    summary: ClassVar[str] = (
-        "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
-    )
-    source: ClassVar[str] = (
-        "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.OVERLAP}
-    )
+    name = "ddp"
+    summary = "the real DistributedDataParallel: gradients averaged every batch in overlapped buckets"
+    source = "Li et al., VLDB 2020, arXiv 2006.15704; torch.nn.parallel.DistributedDataParallel"
+    engines = providing(Capability.PROCESS_GROUP)
+    requires = frozenset({Capability.COLLECTIVES, Capability.OVERLAP})
 
     _stated = model_validator(mode="after")(options_have_an_effect)
 
@@ -177,7 +171,7 @@ class Ddp(VirtualDdp):
     allreduce for each of them.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP})
+    requires = frozenset({Capability.PROCESS_GROUP})
 
     @property
     def traits(self) -> Traits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -44,11 +44,9 @@ class DeMo(GradientAveraging):
         0.999, ge=0, lt=1, description="b: share of the momentum that each step keeps"
     )
 
-    name: ClassVar[str] = "demo"
-    summary: ClassVar[str] = (
-        "the sign of the strongest cosines of each worker's momentum, every batch (option k)"
-    )
-    source: ClassVar[str] = "Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870"
+    name = "demo"
+    summary = "the sign of the strongest cosines of each worker's momentum, every batch (option k)"
+    source = "Peng, Quesnelle and Kingma, 2024, arXiv 2411.19870"
 
     def setup(self, worker: Worker) -> None:
         worker.state.cosines = Cosines(worker, self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -47,11 +47,9 @@ class DislibCompat(EpochAverage):
     def traits(self) -> Traits:
         return super().traits  # when is as in epoch_average
 
-    name: ClassVar[str] = "dislib-compat"
-    summary: ClassVar[str] = (
-        "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
-    )
-    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
+    name = "dislib-compat"
+    summary = "epoch_average exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    source = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         worker.local_steps(worker.block_batches(epoch), reset_per_block=True)
@@ -92,13 +90,9 @@ class DislibCompatAsync(EpochAsync):
     def traits(self) -> Traits:
         return super().traits  # when is as in epoch_async
 
-    name: ClassVar[str] = "dislib-compat-async"
-    summary: ClassVar[str] = (
-        "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
-    )
-    source: ClassVar[str] = (
-        "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
-    )
+    name = "dislib-compat-async"
+    summary = "epoch_async exactly as dislib does it: a new optimizer per block, tail samples dropped"
+    source = "Vazquez-Novoa et al., WACCPD 2025, asynchronous; dislib 1.0.0"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         worker.local_steps(worker.block_batches(epoch), reset_per_block=True)

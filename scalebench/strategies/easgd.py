@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -32,13 +32,11 @@ class Easgd(Averaging):
         None, gt=0, le=1, description="how far they are drawn; default: 0.9 / K"
     )
 
-    name: ClassVar[str] = "easgd"
-    summary: ClassVar[str] = (
+    name = "easgd"
+    summary = (
         "replicas and a centre drawn to one another every H local steps (option steps)"
     )
-    source: ClassVar[str] = (
-        "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
-    )
+    source = "Zhang, Choromanska and LeCun, NeurIPS 2015, arXiv 1412.6651"
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -51,16 +51,12 @@ class EpochAsync(Averaging):
         description="a partial interval at the end is merged before the final mean, or not (the paper's rule)",
     )
 
-    name: ClassVar[str] = "epoch_async"
-    summary: ClassVar[str] = (
-        "weights merged into a shared model every n epochs, without a barrier"
-    )
-    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, asynchronous"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SHARED_STATE}
-    )
-    engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    deterministic: ClassVar[bool] = False
+    name = "epoch_async"
+    summary = "weights merged into a shared model every n epochs, without a barrier"
+    source = "Vazquez-Novoa et al., WACCPD 2025, asynchronous"
+    requires = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
+    engines = ("mpi",)
+    deterministic = False
 
     def setup(self, worker: Worker) -> None:
         worker.state.shared = worker.share(packed(self.averaged(worker)).clone())

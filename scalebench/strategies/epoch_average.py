@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -37,9 +37,9 @@ class EpochAverage(Averaging):
     )
     optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
 
-    name: ClassVar[str] = "epoch_average"
-    summary: ClassVar[str] = "weights averaged every n epochs"
-    source: ClassVar[str] = "Vazquez-Novoa et al., WACCPD 2025, Epoch-Synchronous"
+    name = "epoch_average"
+    summary = "weights averaged every n epochs"
+    source = "Vazquez-Novoa et al., WACCPD 2025, Epoch-Synchronous"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         train_shard(worker, epoch, self.optimizer_state)

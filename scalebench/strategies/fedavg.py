@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -41,11 +41,11 @@ class FedAvg(Averaging):
         description="weight of a client in the mean: 1, or n_i, the samples of its shard",
     )
 
-    name: ClassVar[str] = "fedavg"
-    summary: ClassVar[str] = (
+    name = "fedavg"
+    summary = (
         "a sample of clients trains some epochs, weights averaged by their samples"
     )
-    source: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+    source = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
 
     def chosen_of(self, workers: int) -> int:
         """Number of clients of a round."""
@@ -123,19 +123,15 @@ class FedProx(FedAvg):
         0.01, ge=0, description="of the proximal term, mu/2 times the squared distance"
     )
 
-    name: ClassVar[str] = "fedprox"
-    summary: ClassVar[str] = (
-        "fedavg with a proximal term that holds clients near the common model"
-    )
+    name = "fedprox"
+    summary = "fedavg with a proximal term that holds clients near the common model"
 
     @property
     def traits(self) -> Traits:
         return super().traits  # when is as in fedavg
 
-    source: ClassVar[str] = "Li et al., MLSys 2020, arXiv 1812.06127"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.BATCHES, Capability.COLLECTIVES}
-    )
+    source = "Li et al., MLSys 2020, arXiv 1812.06127"
+    requires = frozenset({Capability.BATCHES, Capability.COLLECTIVES})
 
     def take_steps(self, worker: Worker, batches: Iterator[Batch]) -> None:
         for batch in batches:

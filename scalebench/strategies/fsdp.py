@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -62,14 +62,10 @@ class Fsdp(Strategy):
         description="what is divided: 1 the optimizer's state, 2 gradients too, 3 parameters too",
     )
 
-    name: ClassVar[str] = "fsdp"
-    summary: ClassVar[str] = (
-        "shards of optimizer state, gradients and parameters, gathered layer by layer (option shard)"
-    )
-    source: ClassVar[str] = (
-        "Rajbhandari et al., SC 2020, arXiv 1910.02054 (ZeRO); Zhao et al., VLDB 2023 (FSDP)"
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.BATCHES)
+    name = "fsdp"
+    summary = "shards of optimizer state, gradients and parameters, gathered layer by layer (option shard)"
+    source = "Rajbhandari et al., SC 2020, arXiv 1910.02054 (ZeRO); Zhao et al., VLDB 2023 (FSDP)"
+    engines = providing(Capability.BATCHES)
 
     def setup(self, worker: Worker) -> None:
         if worker.size > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -41,17 +41,13 @@ class Gossip(Averaging):
     )
     every: int = Field(1, ge=1, description="batches between two mixings")
 
-    name: ClassVar[str] = "gossip"
-    summary: ClassVar[str] = (
-        "weights mixed with neighbours on a ring, or with a random partner"
-    )
-    source: ClassVar[str] = (
+    name = "gossip"
+    summary = "weights mixed with neighbours on a ring, or with a random partner"
+    source = (
         "Lian et al., NeurIPS 2017, arXiv 1705.09056 and ICML 2018, arXiv 1710.06952"
     )
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.POINT_TO_POINT}
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
+    requires = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+    engines = providing(Capability.POINT_TO_POINT)
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import Field
 
@@ -44,15 +44,11 @@ class VirtualHorovod(GradientAveraging):
         "none", description="dtype of the gradients on the wire"
     )
 
-    name: ClassVar[str] = "horovod"
-    summary: ClassVar[str] = (
-        "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
-    )
-    source: ClassVar[str] = (
-        "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.HOROVOD_OPTIMIZER)
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.OVERLAP})
+    name = "horovod"
+    summary = "the real hvd.DistributedOptimizer: gradients averaged every batch, behind backward"
+    source = "Sergeev and Del Balso, 2018, arXiv 1802.05799; Horovod 0.28.1"
+    engines = providing(Capability.HOROVOD_OPTIMIZER)
+    requires = frozenset({Capability.OVERLAP})
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         cast(OverlapCommunicator, worker.comm).overlapped_mean_(
@@ -94,9 +90,7 @@ class VirtualHorovod(GradientAveraging):
 class Horovod(VirtualHorovod):
     """The real hvd.DistributedOptimizer. `comm_s` holds the time in its `synchronize`."""
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.HOROVOD_OPTIMIZER}
-    )
+    requires = frozenset({Capability.HOROVOD_OPTIMIZER})
 
     def setup(self, worker: Worker) -> None:
         import horovod.torch as hvd

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -71,13 +70,9 @@ class Hybrid(PartsOfModel):
     chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
     balance: Balance = Field("even", description=BALANCE)
 
-    name: ClassVar[str] = "hybrid"
-    summary: ClassVar[str] = (
-        "replicas of pipeline x tensor workers that agree by another strategy (option within)"
-    )
-    source: ClassVar[str] = (
-        "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM); local SGD over it is ours"
-    )
+    name = "hybrid"
+    summary = "replicas of pipeline x tensor workers that agree by another strategy (option within)"
+    source = "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM); local SGD over it is ours"
 
     divides_by = (
         ("pipeline", "pipeline"),

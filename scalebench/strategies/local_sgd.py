@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -40,9 +39,9 @@ class LocalSgd(Averaging):
         description="local steps before the first synchronisation; default: H",
     )
 
-    name: ClassVar[str] = "local_sgd"
-    summary: ClassVar[str] = "weights averaged every H local steps (option steps)"
-    source: ClassVar[str] = "Stich, ICLR 2019, arXiv 1805.09767"
+    name = "local_sgd"
+    summary = "weights averaged every H local steps (option steps)"
+    source = "Stich, ICLR 2019, arXiv 1805.09767"
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -110,15 +109,11 @@ class PostLocalSgd(Averaging):
         description="workers that go on averaging gradients; 0: those of a node, 1: none",
     )
 
-    name: ClassVar[str] = "post_local_sgd"
-    summary: ClassVar[str] = (
-        "gradients averaged every batch at first, then weights every H local steps (option steps)"
-    )
-    source: ClassVar[str] = "Lin et al., ICLR 2020, arXiv 1808.07217"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SPLIT}
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
+    name = "post_local_sgd"
+    summary = "gradients averaged every batch at first, then weights every H local steps (option steps)"
+    source = "Lin et al., ICLR 2020, arXiv 1808.07217"
+    requires = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    engines = providing(Capability.SPLIT)
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
@@ -202,17 +197,11 @@ class HierarchicalLocalSgd(Averaging):
         description="steps before the first averages; default: each group's period",
     )
 
-    name: ClassVar[str] = "hierarchical_local_sgd"
-    summary: ClassVar[str] = (
-        "weights averaged often in small groups, seldom in large ones"
-    )
-    source: ClassVar[str] = (
-        "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
-    )
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SPLIT}
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
+    name = "hierarchical_local_sgd"
+    summary = "weights averaged often in small groups, seldom in large ones"
+    source = "Lin et al., ICLR 2020, arXiv 1808.07217; torch HierarchicalModelAverager"
+    requires = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
+    engines = providing(Capability.SPLIT)
 
     @model_validator(mode="after")
     def _grow_together(self) -> HierarchicalLocalSgd:

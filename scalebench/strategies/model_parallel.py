@@ -39,11 +39,9 @@ class ModelParallel(PartsOfModel):
     )
     balance: Balance = Field("even", description=BALANCE)
 
-    name: ClassVar[str] = "model_parallel"
-    summary: ClassVar[str] = (
-        "layers placed on several workers, one of which works at a time"
-    )
-    source: ClassVar[str] = "placement of layers, as in Dean et al., NeurIPS 2012"
+    name = "model_parallel"
+    summary = "layers placed on several workers, one of which works at a time"
+    source = "placement of layers, as in Dean et al., NeurIPS 2012"
 
     divides_by: ClassVar[tuple[tuple[Varied, str], ...]] = (
         ("pipeline", "stages"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -57,15 +57,13 @@ class NoLoCo(LocalSgd):
         description="how far towards the pair's mean slow weights; default: lr",
     )
 
-    name: ClassVar[str] = "noloco"
-    summary: ClassVar[str] = (
+    name = "noloco"
+    summary = (
         "local steps, then an outer step with one random partner, without a collective"
     )
-    source: ClassVar[str] = "Kolehmainen et al., 2025, arXiv 2506.10911"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.POINT_TO_POINT}
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.POINT_TO_POINT)
+    source = "Kolehmainen et al., 2025, arXiv 2506.10911"
+    requires = frozenset({Capability.COLLECTIVES, Capability.POINT_TO_POINT})
+    engines = providing(Capability.POINT_TO_POINT)
 
     @property
     def traits(self) -> Traits:

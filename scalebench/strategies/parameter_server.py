@@ -49,11 +49,9 @@ class ParameterServerStrategy(Strategy):
         description="servers over which the weights are spread, at most one a worker",
     )
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.SERVER}
-    )
-    engines: ClassVar[tuple[str, ...]] = ("mpi",)
-    deterministic: ClassVar[bool] = False
+    requires = frozenset({Capability.COLLECTIVES, Capability.SERVER})
+    engines = ("mpi",)
+    deterministic = False
     # a worker that is behind skips the batches of rounds that are over
     misses_rounds: ClassVar[bool] = False
 
@@ -169,10 +167,10 @@ class ParameterServerStrategy(Strategy):
 class Bsp(ParameterServerStrategy):
     """w <- w - eta sum_i n_i g_i / sum_i n_i when all K pushes of the round have come; then all are released."""
 
-    name: ClassVar[str] = "bsp"
-    summary: ClassVar[str] = "parameter server with a barrier each step"
-    source: ClassVar[str] = "Valiant, 1990; Li et al., OSDI 2014"
-    deterministic: ClassVar[bool] = True
+    name = "bsp"
+    summary = "parameter server with a barrier each step"
+    source = "Valiant, 1990; Li et al., OSDI 2014"
+    deterministic = True
 
     @property
     def traits(self) -> Traits:
@@ -193,12 +191,10 @@ class BspBackup(ParameterServerStrategy):
 
     backup: int = Field(1, ge=1, description="pushes that a round does not wait for")
 
-    name: ClassVar[str] = "bsp_backup"
-    summary: ClassVar[str] = (
-        "parameter server whose rounds do not wait for the last b pushes"
-    )
-    source: ClassVar[str] = "Chen et al., 2016, arXiv 1604.00981"
-    misses_rounds: ClassVar[bool] = True
+    name = "bsp_backup"
+    summary = "parameter server whose rounds do not wait for the last b pushes"
+    source = "Chen et al., 2016, arXiv 1604.00981"
+    misses_rounds = True
 
     @property
     def synchronisation(self) -> Synchronisation:
@@ -237,9 +233,9 @@ class Asp(ParameterServerStrategy):
         False, description="divide the learning rate of a push by its staleness"
     )
 
-    name: ClassVar[str] = "asp"
-    summary: ClassVar[str] = "parameter server that never makes a worker wait"
-    source: ClassVar[str] = (
+    name = "asp"
+    summary = "parameter server that never makes a worker wait"
+    source = (
         "Dean et al., NeurIPS 2012; Zhang et al., 2016, arXiv 1511.05950 (staleness_lr)"
     )
 
@@ -268,11 +264,9 @@ class Ssp(ParameterServerStrategy):
         description="largest lead over the slowest worker with which one goes on",
     )
 
-    name: ClassVar[str] = "ssp"
-    summary: ClassVar[str] = (
-        "parameter server that bounds the lead over the slowest worker"
-    )
-    source: ClassVar[str] = "Ho et al., NeurIPS 2013"
+    name = "ssp"
+    summary = "parameter server that bounds the lead over the slowest worker"
+    source = "Ho et al., NeurIPS 2013"
 
     @property
     def traits(self) -> Traits:
@@ -308,11 +302,9 @@ class Dssp(ParameterServerStrategy):
         "strict", description="whether `upper` is enforced"
     )
 
-    name: ClassVar[str] = "dssp"
-    summary: ClassVar[str] = (
-        "parameter server with a staleness bound that follows the workers' speeds"
-    )
-    source: ClassVar[str] = "Zhao et al., ICDCS 2019"
+    name = "dssp"
+    summary = "parameter server with a staleness bound that follows the workers' speeds"
+    source = "Zhao et al., ICDCS 2019"
 
     @field_validator("upper")
     @classmethod
@@ -343,11 +335,9 @@ class ElasticBsp(ParameterServerStrategy):
         10, ge=1, le=10_000, description="R: pushes of each worker that are predicted"
     )
 
-    name: ClassVar[str] = "elastic_bsp"
-    summary: ClassVar[str] = (
-        "parameter server with barriers where the workers arrive together anyway"
-    )
-    source: ClassVar[str] = "Zhao et al., ICDM 2019 (reconstruction)"
+    name = "elastic_bsp"
+    summary = "parameter server with barriers where the workers arrive together anyway"
+    source = "Zhao et al., ICDM 2019 (reconstruction)"
 
     @property
     def traits(self) -> Traits:

@@ -216,10 +216,10 @@ class PartsOfModel(Strategy):
     micro-batches move (`order`).
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
+    requires = frozenset(
         {Capability.COLLECTIVES, Capability.SPLIT, Capability.POINT_TO_POINT}
     )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.SPLIT)
+    engines = providing(Capability.SPLIT)
     name: ClassVar[str]
 
     recompute: Recompute = Field(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -43,11 +42,9 @@ class Pipeline(ModelParallel):
     schedule: Schedule = Field("1f1b", description=SCHEDULE)
     chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
 
-    name: ClassVar[str] = "pipeline"
-    summary: ClassVar[str] = (
-        "layers placed on several workers, through which micro-batches move (option micro_batches)"
-    )
-    source: ClassVar[str] = (
+    name = "pipeline"
+    summary = "layers placed on several workers, through which micro-batches move (option micro_batches)"
+    source = (
         "gpipe: Huang et al., NeurIPS 2019; 1f1b: Narayanan et al., SOSP 2019 (PipeDream), flushed; interleaved: "
         "Narayanan et al., SC 2021, arXiv 2104.04473 (Megatron-LM)"
     )

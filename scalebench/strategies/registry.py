@@ -120,7 +120,7 @@ def _own_class(name: str) -> type[Strategy]:
     if not hasattr(found, "name"):
         found.name = name
     if unsaid := _STRATEGIES.missing(found):
-        lines = " and ".join(f"{fact}: ClassVar[str] = ..." for fact in unsaid)
+        lines = " and ".join(f'{fact} = "..."' for fact in unsaid)
         raise StudyError(f"strategy {name!r}: the class lacks {lines}")
     return found
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from scalebench.comm.base import Capability
 from scalebench.strategies.base import Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
@@ -14,11 +11,11 @@ from scalebench.strategies.traits import Stretch, Traits
 class Serial(Strategy):
     """w <- w - eta g, one worker, no communication."""
 
-    name: ClassVar[str] = "serial"
-    summary: ClassVar[str] = "the plain training loop at one worker"
-    source: ClassVar[str] = "base of speedup"
-    requires: ClassVar[frozenset[Capability]] = frozenset()
-    engines: ClassVar[tuple[str, ...]] = ("mpi",)
+    name = "serial"
+    summary = "the plain training loop at one worker"
+    source = "base of speedup"
+    requires = frozenset()
+    engines = ("mpi",)
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         worker.local_steps(worker.batches(epoch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -58,11 +58,9 @@ class SparseLoCo(LocalSgd):
         1.0, gt=0, description="lr: how far along the mean of what was sent"
     )
 
-    name: ClassVar[str] = "sparse_loco"
-    summary: ClassVar[str] = (
-        "local steps, then the strongest entries of what was not sent yet, in 2 bits (option keep)"
-    )
-    source: ClassVar[str] = "Sarfi et al., 2025, arXiv 2508.15706"
+    name = "sparse_loco"
+    summary = "local steps, then the strongest entries of what was not sent yet, in 2 bits (option keep)"
+    source = "Sarfi et al., 2025, arXiv 2508.15706"
 
     @property
     def traits(self) -> Traits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -37,11 +37,9 @@ class Sparta(Averaging):
         description="share of the weights that is averaged after a step",
     )
 
-    name: ClassVar[str] = "sparta"
-    summary: ClassVar[str] = (
-        "a random share of the weights averaged after every batch (option share)"
-    )
-    source: ClassVar[str] = "EXO Labs, 2025, exo-explore/gym (SPARTA)"
+    name = "sparta"
+    summary = "a random share of the weights averaged after every batch (option share)"
+    source = "EXO Labs, 2025, exo-explore/gym (SPARTA)"
 
     def setup(self, worker: Worker) -> None:
         import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -84,14 +84,10 @@ class StreamingDiLoCo(Averaging):
         description="m: share of the outer momentum that each average keeps",
     )
 
-    name: ClassVar[str] = "streaming_diloco"
-    summary: ClassVar[str] = (
-        "diloco in fragments that synchronise in turn, behind local steps (options fragments, delay)"
-    )
-    source: ClassVar[str] = "Douillard et al., 2025, arXiv 2501.18512; torchft 0.2.0"
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.COLLECTIVES, Capability.NONBLOCKING}
-    )
+    name = "streaming_diloco"
+    summary = "diloco in fragments that synchronise in turn, behind local steps (options fragments, delay)"
+    source = "Douillard et al., 2025, arXiv 2501.18512; torchft 0.2.0"
+    requires = frozenset({Capability.COLLECTIVES, Capability.NONBLOCKING})
 
     @model_validator(mode="after")
     def _one_fragment_at_a_time(self) -> StreamingDiLoCo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -34,11 +33,9 @@ class TensorParallel(PartsOfModel):
         description="t: workers that share every layer; it divides their widths",
     )
 
-    name: ClassVar[str] = "tensor"
-    summary: ClassVar[str] = (
-        "each layer shared by several workers (option degree): columns, rows, heads, channels"
-    )
-    source: ClassVar[str] = "Shoeybi et al., arXiv 1909.08053 (Megatron-LM)"
+    name = "tensor"
+    summary = "each layer shared by several workers (option degree): columns, rows, heads, channels"
+    source = "Shoeybi et al., arXiv 1909.08053 (Megatron-LM)"
 
     divides_by = (("tensor", "degree"),)
 

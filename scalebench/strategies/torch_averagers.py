@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import cast
 
 from pydantic import Field, PositiveInt
 
@@ -39,8 +39,8 @@ _NATIVE = frozenset({Capability.PROCESS_GROUP})
 class TorchAverager(Strategy):
     """One of torch's averagers: virtual runs take the steps of `rule`, our strategy with the same arithmetic."""
 
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
-    requires: ClassVar[frozenset[Capability]] = _VIRTUAL
+    engines = providing(Capability.PROCESS_GROUP)
+    requires = _VIRTUAL
 
     @property
     def rule(self) -> Rule:
@@ -113,11 +113,9 @@ class VirtualTorchLocalSgd(TorchAverager):
     period: int = Field(8, ge=2, description="steps between two averages")
     warmup: int = Field(0, ge=0, description="steps before the averager begins")
 
-    name: ClassVar[str] = "torch_local_sgd"
-    summary: ClassVar[str] = (
-        "the real PeriodicModelAverager: weights averaged every H local steps (option period)"
-    )
-    source: ClassVar[str] = (
+    name = "torch_local_sgd"
+    summary = "the real PeriodicModelAverager: weights averaged every H local steps (option period)"
+    source = (
         "torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager"
     )
 
@@ -137,7 +135,7 @@ class VirtualTorchLocalSgd(TorchAverager):
 class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
     """The real PeriodicModelAverager."""
 
-    requires: ClassVar[frozenset[Capability]] = _NATIVE
+    requires = _NATIVE
 
     def setup(self, worker: Worker) -> None:
         from torch.distributed.algorithms.model_averaging.averagers import (
@@ -162,13 +160,9 @@ class VirtualTorchHierarchical(TorchAverager):
         description="group size: steps between its averages; both grow together",
     )
 
-    name: ClassVar[str] = "torch_hierarchical_local_sgd"
-    summary: ClassVar[str] = (
-        "the real HierarchicalModelAverager: averaged often in small groups, seldom in large ones"
-    )
-    source: ClassVar[str] = (
-        "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
-    )
+    name = "torch_hierarchical_local_sgd"
+    summary = "the real HierarchicalModelAverager: averaged often in small groups, seldom in large ones"
+    source = "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
 
     @property
     def rule(self) -> HierarchicalLocalSgd:
@@ -194,7 +188,7 @@ class VirtualTorchHierarchical(TorchAverager):
 class TorchHierarchical(RealAverager, VirtualTorchHierarchical):
     """The real HierarchicalModelAverager."""
 
-    requires: ClassVar[frozenset[Capability]] = _NATIVE
+    requires = _NATIVE
 
     def setup(self, worker: Worker) -> None:
         from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
@@ -233,13 +227,9 @@ class VirtualTorchPostLocalSgd(TorchAverager):
         description="workers that go on averaging gradients; 0: those of a node, 1: none",
     )
 
-    name: ClassVar[str] = "torch_post_local_sgd"
-    summary: ClassVar[str] = (
-        "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps (option period)"
-    )
-    source: ClassVar[str] = (
-        "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
-    )
+    name = "torch_post_local_sgd"
+    summary = "the real PostLocalSGDOptimizer under DDP: gradients at first, then weights every H steps (option period)"
+    source = "torch.distributed.optim.PostLocalSGDOptimizer, ddp_comm_hooks.post_localSGD_hook"
 
     @property
     def rule(self) -> Rule:
@@ -264,7 +254,7 @@ class VirtualTorchPostLocalSgd(TorchAverager):
 class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
     """The real PostLocalSGDOptimizer. Gradients travel inside backward: compute and communication are not separate."""
 
-    requires: ClassVar[frozenset[Capability]] = _NATIVE
+    requires = _NATIVE
 
     @property
     def traits(self) -> Traits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -29,21 +29,17 @@ class VirtualTorchFsdp(Fsdp):
         description="2: whole parameters between the passes of a step (reshard_after_forward=False), 3: shards",
     )
 
-    name: ClassVar[str] = "torch_fsdp"
-    summary: ClassVar[str] = (
-        "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
-    )
-    source: ClassVar[str] = (
-        "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
+    name = "torch_fsdp"
+    summary = "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
+    source = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
+    engines = providing(Capability.PROCESS_GROUP)
 
 
 @register()
 class TorchFsdp(VirtualTorchFsdp):
     """Torch's own sharding. It communicates inside both passes: compute and communication are not separate."""
 
-    requires: ClassVar[frozenset[Capability]] = frozenset({Capability.PROCESS_GROUP})
+    requires = frozenset({Capability.PROCESS_GROUP})
 
     def setup(self, worker: Worker) -> None:
         if worker.size > 1:

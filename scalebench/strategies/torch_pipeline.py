@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -37,14 +37,10 @@ class VirtualTorchPipeline(Pipeline):
         "none", description="torch keeps all activations"
     )
 
-    name: ClassVar[str] = "torch_pipeline"
-    summary: ClassVar[str] = (
-        "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, ZBV (schedule)"
-    )
-    source: ClassVar[str] = (
-        "torch.distributed.pipelining; zbv: Qi et al., ICLR 2024, arXiv 2401.10241"
-    )
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
+    name = "torch_pipeline"
+    summary = "the real torch.distributed.pipelining: GPipe, 1F1B, Interleaved1F1B, ZBV (schedule)"
+    source = "torch.distributed.pipelining; zbv: Qi et al., ICLR 2024, arXiv 2401.10241"
+    engines = providing(Capability.PROCESS_GROUP)
 
     def replica(self) -> Mesh:
         return Mesh(pipeline=self.stages, folded=self.schedule == "zbv")
@@ -71,9 +67,7 @@ class TorchPipeline(VirtualTorchPipeline):
     and the bubble is unknown.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PROCESS_GROUP, Capability.SPLIT}
-    )
+    requires = frozenset({Capability.PROCESS_GROUP, Capability.SPLIT})
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -33,12 +33,10 @@ class VirtualTorchTensor(TensorParallel):
         "none", description="torch keeps all activations"
     )
 
-    name: ClassVar[str] = "torch_tensor"
-    summary: ClassVar[str] = (
-        "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
-    )
-    source: ClassVar[str] = "torch.distributed.tensor.parallel"
-    engines: ClassVar[tuple[str, ...]] = providing(Capability.PROCESS_GROUP)
+    name = "torch_tensor"
+    summary = "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
+    source = "torch.distributed.tensor.parallel"
+    engines = providing(Capability.PROCESS_GROUP)
 
     def require_shares(
         self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh
@@ -61,9 +59,7 @@ class TorchTensor(VirtualTorchTensor):
     Torch communicates inside both passes: compute and communication are not separate.
     """
 
-    requires: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.PROCESS_GROUP, Capability.SPLIT}
-    )
+    requires = frozenset({Capability.PROCESS_GROUP, Capability.SPLIT})
 
     def setup(self, worker: Worker) -> None:
         super().setup(worker)
