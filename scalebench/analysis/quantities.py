@@ -106,20 +106,6 @@ _TIMES: dict[str, Column[Row]] = {
     "spread": Column(
         "spread", fields("spread"), SHARE, "coefficient of variation", spare=4
     ),
-    "target": Column(
-        "time to target",
-        fields("time_to_target_s target_low_s target_high_s"),
-        TIME,
-        "training time until the target; a Kaplan-Meier median where runs stayed below",
-        mark=censor_mark,
-    ),
-    "epochs": Column(
-        "epochs to target",
-        fields("epochs_to_target"),
-        EPOCHS,
-        "median number of epochs until then",
-        mark=censor_mark,
-    ),
 }
 _RATIOS: dict[str, Column[Row]] = {
     "speedup": Column(
@@ -136,8 +122,26 @@ _RATIOS: dict[str, Column[Row]] = {
         "speedup / workers, with its interval",
     ),
     **{f"vs-{name}": _saving(name) for name in PER_BATCH},
+}
+_TARGETS: dict[str, Column[Row]] = {
+    "target": Column(
+        "time to target",
+        fields("time_to_target_s target_low_s target_high_s"),
+        TIME,
+        "training time until the target; a Kaplan-Meier median where runs stayed below",
+        mark=censor_mark,
+    ),
+    "epochs": Column(
+        "epochs to target",
+        fields("epochs_to_target"),
+        EPOCHS,
+        "median number of epochs until then",
+        mark=censor_mark,
+    ),
     **{f"target-vs-{name}": _saving(name, "target-") for name in PER_BATCH},
 }
+SAVINGS = [f"vs-{name}" for name in PER_BATCH]
+TO_TARGET = list(_TARGETS)
 
 
 def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
@@ -156,6 +160,7 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
     return {
         **_TIMES,
         **_RATIOS,
+        **_TARGETS,
         "metric": Column(
             head,
             fields("metric metric_low metric_high"),
@@ -170,6 +175,11 @@ def quantities(metrics: Collection[str]) -> dict[str, Column[Row]]:
         ),
         "runs": Column("runs", fields("n"), COUNT, "completed repetitions"),
     }
+
+
+def quantities_without(left_out: Collection[str]) -> list[str]:
+    """Return the names of all quantities but `left_out`: tables name these, so that each has a new one at once."""
+    return [name for name in quantities(()) if name not in left_out]
 
 
 def metric_head(names: Collection[str]) -> str:

@@ -35,10 +35,13 @@ from scalebench.analysis.native_check import (
 )
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.quantities import (
+    SAVINGS,
     STRATEGY,
+    TO_TARGET,
     WORKERS_MARKED,
     Row,
     quantities,
+    quantities_without,
     with_ratios,
 )
 from scalebench.analysis.rounds import timed, trained
@@ -242,7 +245,12 @@ def summary(results: Results) -> Table:
     ran = set(table["strategy"])
     baselines = [name for name in BASELINES if name == BASELINES[0] or name in ran]
     of_baselines = [f"vs-{name}" for name in baselines]
+    # time to target and epochs share a column here
+    others = {"time", *TO_TARGET, *SAVINGS} - set(of_baselines)
+    left_out = {"bootstrap", "efficiency", "metric-vs-allreduce", "runs"}
+    shown = quantities_without(others | left_out)
     known = quantities(table["metric_name"].dropna().unique())
+    known["metric"] = replace(known["metric"], form=METRIC_ALONE)
     aims = bool(results.completed["target_metric"].notna().any())
     target = Column[Row]("to target", _time_and_epochs)
     columns = [
@@ -250,22 +258,14 @@ def summary(results: Results) -> Table:
         WORKERS_MARKED,
         known["time"],
         *([target] if aims else []),
-        known["median"],
-        known["spread"],
-        known["speedup"],
-        *(known[name] for name in of_baselines),
-        replace(known["metric"], form=METRIC_ALONE),
+        *(known[name] for name in shown),
         Column(
             "execution",
             lambda row: group_of(row["execution"], row["engine"]),
             shared=True,
         ),
     ]
-    rows = (
-        with_ratios(results, table, ["speedup", *of_baselines]).to_dict("records")
-        if len(table)
-        else []
-    )
+    rows = with_ratios(results, table, shown).to_dict("records") if len(table) else []
     found = Table.of(_title_of(results), columns, rows)
     return replace(found, notes=found.told() + summary_notes(results))
 

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 _VERDICT = "Metric against allreduce: better or worse by more than 0.01, equal within that, or undecided"
 _ALL = "all"  # as a value of --columns
-_DEFAULT = (
-    "time",
-    "speedup",
-    "vs-allreduce",
-    "vs-horovod",
-    "vs-ddp",
-    "target",
-    "epochs",
-    "target-vs-allreduce",
-    "metric",
-    "metric-vs-allreduce",
+# shown where they are asked for by name
+_LEFT_OUT = (
+    "median",
+    "bootstrap",
+    "spread",
+    "efficiency",
+    "vs-serial",
+    "target-vs-serial",
+    "target-vs-horovod",
+    "target-vs-ddp",
+    "runs",
 )
 # columns that a table keeps longest as it is cut to a page; then those on the left
 _MOST_TELLING = (
@@ -133,7 +133,7 @@ def table_of(
     *,
     flags: bool = False,
 ) -> Table:
-    """Return the `shown` cells with the columns `names`; default: those of DEFAULT that have a number.
+    """Return the `shown` cells with the columns `names`; default: all but LEFT_OUT that have a number.
 
     Marks stand behind worker counts, or as `flags` in columns of their own.
 
@@ -145,13 +145,15 @@ def table_of(
         WORKERS,
         WORKERS_MARKED,
         quantities,
+        quantities_without,
         with_ratios,
     )
     from scalebench.tables.table import text
 
     known = quantities(shown["metric_name"].dropna().unique())
     _require_columns(names, known, set(study.completed["strategy"].unique()))
-    rows = with_ratios(study, shown, names or _DEFAULT)
+    wanted = names or quantities_without(_LEFT_OUT)
+    rows = with_ratios(study, shown, wanted)
     # a column that is the same in every row is said by the caption
     several = {
         "execution": rows["execution"].nunique() > 1,
@@ -172,7 +174,7 @@ def table_of(
         keys = [replace(key, title=key.name) for key in (*keys, *marked)]
     found = Table.of(
         "",
-        [*keys, *(known[name] for name in names or _DEFAULT)],
+        [*keys, *(known[name] for name in wanted)],
         rows.to_dict("records"),
     )
     if names:

@@ -251,7 +251,8 @@ def _tuned(key: str, row: quantity.Row) -> str:
 def _cells(results: Results) -> Table:
     """Statistics of every cell."""
     table = cells(results)
-    shown = ("time", "median", "spread", "speedup", "efficiency", "metric", "runs")
+    others = {*quantity.SAVINGS, *quantity.TO_TARGET, "metric-vs-allreduce"}
+    shown = quantity.quantities_without({*others, "bootstrap"})
     known = quantity.quantities(table["metric_name"].dropna().unique())
     named = table[table["interval"] != ""]
     kinds = sorted(

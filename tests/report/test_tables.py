@@ -6,11 +6,14 @@ import math
 
 import pytest
 
-from scalebench.analysis import agreement, cells, ratios
+from scalebench.analysis import agreement, cells, quantities, ratios, summary
 from scalebench.analysis.laws import scaling_laws
+from scalebench.cli.table import table_of
 from scalebench.formatting import seconds_with_interval
 from scalebench.report.comparison import comparisons
 from scalebench.report.tables import tables
+from scalebench.tables import FORMATS, Column, render
+from scalebench.tables.table import COUNT, fields
 from tests.records_factory import run_row, study_rows
 
 
@@ -41,6 +44,17 @@ def test_cells_table_has_numbers_of_the_analysis(made, results):
     assert column(table, "time")[0].text == seconds_with_interval(
         first["train_s"], first["low_s"], first["high_s"]
     )
+
+
+def test_a_new_quantity_is_in_every_table_of_cells(results, monkeypatch):
+    own = Column("new quantity", fields("n_train"), COUNT)
+    monkeypatch.setitem(quantities._TIMES, "new", own)
+    (of_report,) = (table for table in tables(results, []) if table.name == "cells")
+    found = [of_report, summary(results), table_of(results, cells(results))]
+    for table in found:
+        assert own in table.columns
+        for form in FORMATS:
+            assert "new quantity" in render(table, form).lower(), form
 
 
 def test_saved_table_equals_ratios(made, results):
