@@ -146,7 +146,7 @@ def _draw_graph(
     from scalebench.figures.style import REPORT
     from scalebench.figures.traced_run import draw_task_graph
     from scalebench.launch.planning import plan_study
-    from scalebench.launch.tracing import tasks_of
+    from scalebench.launch.traffic import tasks_of
     from scalebench.study.spec import slug
 
     wanted, own = _wanted(study, flags, sets)

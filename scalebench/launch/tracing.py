@@ -9,22 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalebench.calibration.charging import machine_for
-from scalebench.comm.engines import named, of_tasks
+from scalebench.comm.engines import named
 from scalebench.comm.launchers import using
 from scalebench.data.dataset import open_dataset
-from scalebench.errors import RunError, StudyError
+from scalebench.errors import RunError
 from scalebench.launch.calibrating import request_of
-from scalebench.launch.engine_choice import check_provided
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed
-from scalebench.launch.traffic import schedules_of
-from scalebench.pricing.recording import meta_model
-from scalebench.pricing.schedule import TaskNode, task_graph
+from scalebench.launch.traffic import only_run
 from scalebench.records.provenance import redact
 from scalebench.records.rows import PACED_OVERRUN_LIMIT
-from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.training.outcome import (
     Lane,
@@ -43,7 +39,7 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
         StudyError: the plan has several runs.
         RunError: the run did not complete.
     """
-    run = _only_run(plan).model_copy(update={"trace": True})
+    run = only_run(plan).model_copy(update={"trace": True})
     look_at_model(plan)
     lanes: list[Lane] = []
     if run.is_virtual:
@@ -72,37 +68,6 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
     # it can hold the path of a user's own model or cluster
     about = redact(timeline.about, names=False)
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
-
-
-def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
-    """Return the only run of `plan`, and the graph of its tasks.
-
-    Raises:
-        StudyError: the plan has several runs.
-        EngineError: the strategy exchanges something between the batches of an epoch.
-    """
-    run = _only_run(plan)
-    strategy = registry.create(run.strategy.name, run.strategy.options, of_tasks())
-    check_provided(strategy, of_tasks())
-    dataset = plan.prepared.datasets[run.workers]
-    return run, task_graph(schedules_of(plan, run, meta_model(plan.study, dataset)))
-
-
-def _only_run(plan: StudyPlan) -> Run:
-    if len(plan.sweep.runs) != 1:
-        found = ", ".join(
-            sorted(
-                {
-                    f"{run.strategy} at {run.workers} ({run.execution})"
-                    for run in plan.sweep.runs
-                }
-            )
-        )
-        raise StudyError(
-            f"a timeline, or a graph of tasks, is of one run, the study has {len(plan.sweep.runs)}: {found}; "
-            "choose with --strategy, --workers and --execution"
-        )
-    return plan.sweep.runs[0]
 
 
 def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:

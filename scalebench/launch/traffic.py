@@ -1,4 +1,4 @@
-"""Traffic of a study by the recorded schedules of its strategies: as numbers, and as a check of what runs counted."""
+"""The recorded schedules of a study's strategies: as traffic, as a graph of tasks, as a check of what runs counted."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from scalebench.comm.engines import of_tasks
 from scalebench.data.dataset import Dataset
+from scalebench.errors import StudyError
+from scalebench.launch.engine_choice import check_provided
 from scalebench.launch.planning import StudyPlan
 from scalebench.pricing.recording import meta_model, record
-from scalebench.pricing.schedule import Schedule
+from scalebench.pricing.schedule import Schedule, TaskNode, task_graph
 from scalebench.records.schema import RunRow
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
@@ -61,6 +64,42 @@ def schedules_of(plan: StudyPlan, run: Run, model: torch.nn.Module) -> list[Sche
     prepared = plan.prepared
     shape = prepared.datasets[run.workers].input_shape
     return record(run, strategy, prepared.plan_of(run), model, per_node, shape)
+
+
+def tasks_of(plan: StudyPlan) -> tuple[Run, list[TaskNode]]:
+    """Return the only run of `plan`, and the graph of its tasks.
+
+    Raises:
+        StudyError: the plan has several runs.
+        EngineError: the strategy exchanges something between the batches of an epoch.
+    """
+    run = only_run(plan)
+    strategy = registry.create(run.strategy.name, run.strategy.options, of_tasks())
+    check_provided(strategy, of_tasks())
+    dataset = plan.prepared.datasets[run.workers]
+    return run, task_graph(schedules_of(plan, run, meta_model(plan.study, dataset)))
+
+
+def only_run(plan: StudyPlan) -> Run:
+    """Return the only run of `plan`.
+
+    Raises:
+        StudyError: the plan has several runs.
+    """
+    if len(plan.sweep.runs) != 1:
+        found = ", ".join(
+            sorted(
+                {
+                    f"{run.strategy} at {run.workers} ({run.execution})"
+                    for run in plan.sweep.runs
+                }
+            )
+        )
+        raise StudyError(
+            f"a timeline, or a graph of tasks, is of one run, the study has {len(plan.sweep.runs)}: {found}; "
+            "choose with --strategy, --workers and --execution"
+        )
+    return plan.sweep.runs[0]
 
 
 def bytes_of_row(dataset: Dataset, dtype: torch.dtype) -> int:
