@@ -30,7 +30,6 @@ from scalebench.records.lock import folder_lock
 from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, require_same
-from scalebench.study.cell import group_of
 from scalebench.study.load import load_study, to_home
 from scalebench.study.validation import StrictModel, explain
 from scalebench.system.file_access import write_atomic
@@ -180,13 +179,12 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
     submission = submission.model_copy(update={"study_sha256": study_digest(folder)})
     with Store(folder):
         pass  # headers of the tables: the study is there, and nothing of it is done
-    runs = [
-        Planned(
-            run.run_id, run.config_hash, group_of(run.execution, run.engine), run.epochs
-        )
-        for run in plan.sweep.runs
-    ]
-    keep_planned(folder, runs, len(plan.sweep.further), begun_in=Path.cwd())
+    keep_planned(
+        folder,
+        map(Planned.of, plan.sweep.runs),
+        len(plan.sweep.further),
+        begun_in=Path.cwd(),
+    )
     keep_submission(folder, submission)
     return submission
 

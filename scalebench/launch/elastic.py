@@ -36,8 +36,13 @@ from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines, sett
 from scalebench.native.postmortem import Pulse, cause_of_death
 from scalebench.records.folder import require_writable
 from scalebench.records.lock import folder_lock
-from scalebench.records.provenance import collect, host_hash, in_job, keep, redact
-from scalebench.records.rows import ElasticOutcome, RankDeath, elastic_row
+from scalebench.records.provenance import collect, host_hash, in_job, keep
+from scalebench.records.rows import (
+    ElasticOutcome,
+    RankDeath,
+    elastic_row,
+    without_owners,
+)
 from scalebench.records.store import ElasticTable
 from scalebench.records.study_file import keep_study
 from scalebench.strategies import registry
@@ -45,7 +50,6 @@ from scalebench.study.spec import Run
 from scalebench.system.interruption import AbandonedError, Interruption
 from scalebench.training.outcome import Outcome
 
-_MAY_HOLD_PATHS = ("error", "model", "dataset", "strategy_options")
 _POLL_S = 0.02  # between two looks at which ranks live
 _ENDING_LIMIT_S = 20.0  # for processes to end after the run
 _STARTUP_LIMIT_S, _STARTUP_OF_A_RANK_S = 120.0, 5.0
@@ -232,12 +236,7 @@ class _ElasticStudy:
             started_utc=started_utc,
             **self._provenance,
         )
-        texts = {
-            name: redact(text, names=False)
-            for name in _MAY_HOLD_PATHS
-            if (text := vars(row)[name])
-        }
-        self._table.append(row.model_copy(update=texts))
+        self._table.append(without_owners(row))
         if ended.deaths:
             self._reporter.note(
                 f"{run.run_id} went on after {counted(len(ended.deaths), 'interruption')}, with {ended.workers_at_end} "

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.comm import engines
-from scalebench.comm.launchers import chosen, this_job
+from scalebench.comm.launchers import chosen, own_job
 from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
@@ -205,7 +205,7 @@ def _asked(asking: tuple[str, ...], _: tuple[str, ...]) -> Allocation:
     answers, counted = _ask(asking, [])
     # mpirun prints the slots that it counts; for launchers that print none, those of the
     # job count
-    slots = list(counted.values()) or this_job().slots()
+    slots = list(counted.values()) or own_job().slots()
     given = (
         # counts of other hosts than those that answered say nothing of these
         slots if len(slots) == len(answers) else [facts["cores"] for facts in answers]

@@ -21,10 +21,9 @@ from typing import Any
 from scalebench.analysis.loading import read_trials
 from scalebench.calibration import cost_sources
 from scalebench.calibration.charging import machine_for
-from scalebench.cluster.cluster_file import own_file
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
-from scalebench.comm.launchers import this_job, using
+from scalebench.comm.launchers import own_job, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
 from scalebench.launch.calibrating import request_of
@@ -59,10 +58,9 @@ from scalebench.records.folder import (
 from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
 from scalebench.records.progress import Planned, keep_planned, lost_epochs
 from scalebench.records.provenance import collect, in_job, redact
-from scalebench.records.rows import rows_of
+from scalebench.records.rows import rows_of, without_owners
 from scalebench.records.store import Store
 from scalebench.records.study_file import keep_study, replace_study, require_same
-from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
 from scalebench.system import disturbance, hardware
@@ -80,14 +78,6 @@ _PROVENANCE_COLUMNS = (
     "packages_hash",
     "scheduler_job_id",
     "provenance",
-)
-# paths can name their owner
-_MAY_HOLD_PATHS = (
-    "error",
-    "cluster",
-    "model",
-    "dataset",
-    "strategy_options",
 )
 
 
@@ -331,18 +321,9 @@ class StudyRun:
 
     def keep_plan(self) -> None:
         """Write the runs of the study, as far as they are known by now."""
-        runs = [
-            Planned(
-                run.run_id,
-                run.config_hash,
-                group_of(run.execution, run.engine),
-                run.epochs,
-            )
-            for run in planned(self._plan, self._ended)
-        ]
         keep_planned(
             self.folder,
-            runs,
+            map(Planned.of, planned(self._plan, self._ended)),
             most_to_come=rule_of(self._plan, self._ended).most_to_come(),
             begun_in=Path.cwd(),
         )
@@ -421,7 +402,7 @@ class StudyRun:
 
     def _job_is_ending(self) -> bool:
         """Return True if the job is ended, and then begin no other run; the batch shell alone may have been told."""
-        if this_job().is_ending():
+        if own_job().is_ending():
             self._interruption.end_with_job()
         return self._interruption.asked()
 
@@ -466,16 +447,8 @@ class StudyRun:
             started_utc=self._started_utc.get(run.run_id) or _now(),
             provenance=self._provenance_columns(outcome.facts.machines),
         )
-        texts = {
-            name: redact(text, names=False)
-            for name in _MAY_HOLD_PATHS
-            if (text := getattr(row, name))
-        }
-        if own_file(row.cluster):
-            # the file itself can be named after its owner
-            texts["cluster"] = redact(row.cluster)
-        row = row.model_copy(update=texts)
-        # a signal between the row and the queue would have the run made, and counted as
+        row = without_owners(row)
+        # a signal between the row and the count would have the run made, and counted as
         # left
         with self._interruption.shielded():
             # first: a row appended to a file without a name is lost

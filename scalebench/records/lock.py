@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.comm.launchers import this_job
+from scalebench.comm.launchers import own_job
 from scalebench.errors import ResultsError, writing
 from scalebench.system.file_access import descriptor_of_own, read_text
 
@@ -50,7 +50,7 @@ class Owner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         pid = os.getpid()
         # a requeued job has the same number, and its earlier start has ended
-        job, restarts = this_job().start()
+        job, restarts = own_job().start()
         return cls(platform.node(), pid, _born(pid), now, job, restarts)
 
     @property
@@ -65,7 +65,7 @@ class Owner:
         if self.is_here:
             return _born(self.pid) == self.born != ""
         # of another host nothing but its scheduler can tell: without that it may live
-        return not (self.job and this_job().has_ended(self.job, self.restarts))
+        return not (self.job and own_job().has_ended(self.job, self.restarts))
 
     def __str__(self) -> str:
         job = f" in job {self.job}" if self.job else ""

@@ -18,6 +18,7 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
+from scalebench.study.spec import Run
 from scalebench.system.file_access import read_text, write_atomic
 
 _PLANNED = {"run_id": str, "config_hash": str, "group": str, "epochs": int}
@@ -35,6 +36,11 @@ class Planned:
     config_hash: str
     group: str  # of `study.cell.group_of`
     epochs: int = 0  # 0: unknown
+
+    @classmethod
+    def of(cls, run: Run) -> Planned:
+        group = group_of(run.execution, run.engine)
+        return cls(run.run_id, run.config_hash, group, run.epochs)
 
 
 def lost_epochs(run_ids: Collection[str]) -> str:

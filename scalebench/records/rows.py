@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
+from scalebench.cluster.cluster_file import own_file
+from scalebench.records.provenance import redact
 from scalebench.records.schema import ElasticRow, EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -19,9 +21,31 @@ from scalebench.training.outcome import (
     WorkerReport,
 )
 
+R = TypeVar("R", RunRow, ElasticRow)
 _SECONDS_PER_HOUR = 3600
+_MAY_HOLD_PATHS = (
+    "error",
+    "cluster",
+    "model",
+    "dataset",
+    "strategy_options",
+)
 # share of steps; above it a paced run counts as oversubscribed
 PACED_OVERRUN_LIMIT = 0.01
+
+
+def without_owners(row: R) -> R:
+    """Return `row` without secrets, and without names of people in paths that its texts hold."""
+    texts = {
+        name: redact(text, names=False)
+        for name in _MAY_HOLD_PATHS
+        if (text := getattr(row, name, None))
+    }
+    cluster = getattr(row, "cluster", None)
+    if cluster and own_file(cluster):
+        # the file itself can be named after its owner
+        texts["cluster"] = redact(cluster)
+    return row.model_copy(update=texts)
 
 
 def rows_of(

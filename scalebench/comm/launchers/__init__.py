@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import get_args
 
 from scalebench.comm.launchers import mpirun, srun
-from scalebench.comm.launchers.base import BatchJob, Launcher
+from scalebench.comm.launchers.base import Launcher, OwnJob
 from scalebench.errors import EngineError, nearest
 from scalebench.study.choices import LauncherName
 
@@ -60,7 +60,7 @@ def chosen() -> Launcher:
     return named("srun" if by_slurm else "local")
 
 
-def this_job() -> BatchJob:
+def own_job() -> OwnJob:
     """Return the batch job of this process, by the scheduler that can tell of it."""
     # the only one of which starts and states are read; outside of its jobs it knows of
     # nothing

@@ -119,7 +119,7 @@ class Launcher(ABC):
         """
 
 
-class BatchJob:
+class OwnJob:
     """The batch job of this process, by its scheduler; without one nothing is known, and nothing ends."""
 
     def slots(self) -> list[int]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from scalebench.comm.launchers.base import (
-    BatchJob,
     HostFacts,
     Launcher,
+    OwnJob,
     Placement,
     ReportedEnd,
 )
@@ -173,7 +173,7 @@ def _names_pmix(srun: str, _: str) -> bool:
     return bool(_PLUGIN.search(done.stdout + done.stderr))
 
 
-class SlurmJob(BatchJob):
+class SlurmJob(OwnJob):
     """What Slurm's variables and squeue say of the job of this process, and of others."""
 
     def slots(self) -> list[int]:
