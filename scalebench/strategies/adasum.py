@@ -65,6 +65,7 @@ class Adasum(Strategy):
         if worker.size > 1:
             clock.work(worker.parameters.sub_, before)
             worker.comm.count(BY_MESSAGES)
+            # In this order for all: Adasum is not associative.
             worker.comm.merge_(worker.parameters, worker.state.adasum_)
             clock.work(worker.parameters.add_, before)
 
@@ -160,6 +161,8 @@ class Merging:
                 float(torch.dot(wide_left, wide_left)),
                 float(torch.dot(wide_right, wide_right)),
             )
+            # Of vectors of no length nothing is taken away; the formula would divide by
+            # zero.
             share, other = (
                 1 - product / (2 * length) if length >= _TINY else 1.0
                 for length in lengths

@@ -136,6 +136,7 @@ class Allreduce(GradientAveraging):
             )
         return collective
 
+    # An option of another compression would be a setting without effect.
     _stated = model_validator(mode="after")(options_have_an_effect)
 
     def setup(self, worker: Worker) -> None:
@@ -154,6 +155,7 @@ class Allreduce(GradientAveraging):
         worker.state.reducer = reducer
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
+        # Weights were relative to the first batch of the step.
         if scale != 1.0:
             worker.gradients.mul_(scale)
         worker.state.reducer.mean_(worker.gradients)
@@ -161,6 +163,7 @@ class Allreduce(GradientAveraging):
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         super().warm_up(worker, batch)
+        # The error of a step that is taken back must not return.
         worker.state.reducer.forget()
 
     @property
@@ -214,6 +217,7 @@ class Tree(Reducer):
         comm.count(BY_MESSAGES)
         stride = 1
         while stride < size and rank % (2 * stride) == 0:
+            # Where K is no power of two some branches are missing.
             if rank + stride < size:
                 comm.recv_(vector, rank + stride, add=True)
             stride *= 2
@@ -249,4 +253,6 @@ class TwoLevel(Reducer):
             self._leaders.allreduce_(vector)
         if self._node.size > 1:
             self._node.broadcast_(vector, 0)
+        # Once, as a flat allreduce does: a mean at each level would weigh small nodes
+        # more.
         vector.div_(self._size)

@@ -124,6 +124,7 @@ class SlowMo(BlockMomentum):
 
         v <- b (eta / eta before) v + w0 - mean w;  w <- w0 - a v. At a rate of 0 no old move is left in v.
         """
+        # Of the last step, whatever policy made it.
         rate, before = float(worker.optimizer.param_groups[0]["lr"]), worker.state.rate
         worker.state.rate = rate
         momentum.mul_(
@@ -165,6 +166,8 @@ class Bmuf(BlockMomentum):
         self, worker: Worker, mean: Tensor, anchor: Tensor, momentum: Tensor
     ) -> None:
         mu = (
+            # Moves then add up to 1 / (1 - mu) = K times the mean move, as of K workers
+            # one after the other.
             1.0 - 1.0 / worker.size
             if self.block_momentum is None
             else self.block_momentum
@@ -183,6 +186,7 @@ class DiLoCo(BlockMomentum):
     paper's is AdamW, whose state stays with its worker, and H is some hundred steps.
     """
 
+    # The paper's outer optimizer is Nesterov's with these two.
     outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
     outer_momentum: float = Field(
         0.9,

@@ -53,6 +53,7 @@ class DeMo(GradientAveraging):
 
     def exchange(self, worker: Worker, scale: float = 1.0) -> None:
         cosines = worker.state.cosines
+        # Of all virtual workers in one call: transforms of one worker are small.
         message, cosines.momentum = worker.comm.by_rows(
             cosines.message,
             [cosines.momentum, worker.gradients],
@@ -67,6 +68,7 @@ class DeMo(GradientAveraging):
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         super().warm_up(worker, batch)
+        # Training begins without the move of a step that is taken back.
         worker.state.cosines.momentum.zero_()
 
     @property
@@ -124,6 +126,8 @@ class Cosines:
                     1, of_tiles, torch.ones_like(of_tiles, dtype=entries.dtype)
                 )
         means = [
+            # By the senders, as in the authors' code: by all workers an entry that few
+            # sent would be lost among the others. What none sent is 0.
             total / count.clamp(min=1.0)
             for total, count in zip(sums, senders, strict=True)
         ]

@@ -52,6 +52,8 @@ class DislibCompat(EpochAverage):
     source = "Vazquez-Novoa et al., WACCPD 2025; dislib 1.0.0"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
+        # floor(block / num_batches) samples a batch; dislib drops those that are left
+        # over.
         worker.local_steps(worker.block_batches(epoch), reset_per_block=True)
         if self.ends_interval(worker, epoch):
             self.average_all(worker)
@@ -105,6 +107,7 @@ class DislibCompatAsync(EpochAsync):
 
 
 def _require_constant_rate(name: str, setting: Setting) -> None:
+    # A new optimizer for each block begins at the same rate.
     policy = setting.training.lr_policy
     if policy != "constant":
         raise StudyError(

@@ -45,6 +45,7 @@ class Easgd(Averaging):
     def train(self, worker: Worker) -> None:
         for epoch in range(worker.epochs):
             self.train_epoch(worker, epoch)
+            # Replicas never meet: the centre, the same on all, is the model.
             if worker.rank == 0:
                 worker.snapshot(epoch, worker.state.centre)
             worker.epoch_done(epoch, None)
@@ -66,12 +67,16 @@ class Easgd(Averaging):
         self.after_average(worker)
 
     def _draw(self, worker: Worker) -> Tensor:
+        # beta / K with the paper's beta = 0.9.
         alpha = 0.9 / worker.size if self.alpha is None else self.alpha
+        # Both moves start from the same centre, and are opposite: the elastic symmetry
+        # to which the paper owes its stability.
         drawn: Tensor = (worker.parameters - worker.state.centre).mul_(alpha)
         worker.parameters.sub_(drawn)
         return drawn
 
     def _follow(self, worker: Worker, drawn: Tensor) -> None:
+        # The mean of the moves, times K, is their sum.
         worker.state.centre.add_(drawn, alpha=worker.size)
 
     def finish(self, worker: Worker) -> None:

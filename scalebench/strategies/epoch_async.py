@@ -73,11 +73,13 @@ class EpochAsync(Averaging):
         shared, state = worker.state.shared, worker.state
         with shared.exclusive() as model:
             position = shared.merges
+            # Reading and writing are one access: of two at once one would be lost.
             worker.clock.work(self._merge, worker, model)
         worker.observe("staleness", position - state.fetched - 1)
         worker.observe("merge_position", position)
         state.fetched = position
         self.after_average(worker)
+        # K merges make a round; what the last of them left stands for its epoch.
         if (position + 1) % worker.size == 0:
             rounds = (position + 1) // worker.size
             worker.snapshot(
@@ -98,6 +100,7 @@ class EpochAsync(Averaging):
 
     def share_of(self, worker: int, samples: Sequence[int]) -> float:
         """Weight of `worker` in its merges."""
+        # In a round of halves the last merger weighs 1/2, the first 2^-K.
         return 0.5 if self.merge == "half" else samples[worker] / sum(samples)
 
     def final_weights(

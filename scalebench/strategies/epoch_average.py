@@ -53,6 +53,7 @@ class EpochAverage(Averaging):
         if self.aggregation == "allreduce" or worker.size == 1:
             self.average(worker)
         else:
+            # As the reference does it; K n bytes at one link are its limit.
             average_at_master_(worker.comm, self.averaged(worker), self.weight(worker))
             self.after_average(worker)
 
@@ -76,6 +77,7 @@ class EpochAverage(Averaging):
     def arithmetic(self, workers: int) -> str | None:
         return (
             "serial"
+            # A lone worker that forgets its momentum is not serial.
             if workers == 1 and self.optimizer_state in ("keep", "average")
             else None
         )

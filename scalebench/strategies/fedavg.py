@@ -49,6 +49,7 @@ class FedAvg(Averaging):
 
     def chosen_of(self, workers: int) -> int:
         """Number of clients of a round."""
+        # 0.29 of 100 is 28.999999999999996 in floating point.
         return int(self.fraction * workers + 1e-9)
 
     def clients(self, seed: int, round_: int, workers: int) -> Collection[int]:
@@ -56,6 +57,7 @@ class FedAvg(Averaging):
         chosen = self.chosen_of(workers)
         if chosen == workers:
             return range(workers)
+        # By seed and round alone, so that workers agree without a message.
         draw = random.Random(f"{seed} {round_}")  # noqa: S311
         return set(draw.sample(range(workers), chosen))
 
@@ -73,6 +75,8 @@ class FedAvg(Averaging):
             next(batches)  # its rows may go to other workers
         if self.in_agreement(worker, epoch):
             if worker.size > 1:
+                # The others take part in the collective with weight 0, and get the new
+                # model by it.
                 mine = float(worker.samples) if self.weighting == "samples" else 1.0
                 average_(
                     worker.comm, self.averaged(worker), mine if takes_part else 0.0

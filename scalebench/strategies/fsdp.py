@@ -37,6 +37,7 @@ class Exchanges:
             unit.fill(self.comm.allgather(unit.own))
 
     def after_backward(self, unit: Unit) -> None:
+        # Half the bytes of an allreduce: a worker updates its shard alone.
         self.comm.reduce_scatter_(unit.own_gradients, unit.gradients, "mean")
         if self.shard > 1:
             unit.release_gradients()

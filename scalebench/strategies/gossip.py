@@ -51,6 +51,7 @@ class Gossip(Averaging):
 
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
+        # Partners know each other without a message.
         worker.state.draw = random.Random(worker.seed)  # noqa: S311  the same on every worker
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
@@ -102,6 +103,7 @@ class Gossip(Averaging):
         if len(state) > 1:
             unpack_(mean[n:], state[1:])
         self.after_average(worker)
+        # Messages, not a collective: their bytes are counted where they are sent.
         worker.comm.count(BY_MESSAGES)
         return mean[:n]
 

@@ -34,6 +34,7 @@ class VirtualHorovod(GradientAveraging):
     rule: one serial stream, on which the tensors ready at a cycle are fused.
     """
 
+    # HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME, which Horovod reads at its start.
     fusion_threshold_mib: float = Field(
         128.0, ge=0, description="tensors ready together are fused up to this size"
     )
@@ -54,14 +55,17 @@ class VirtualHorovod(GradientAveraging):
         cast(OverlapCommunicator, worker.comm).overlapped_mean_(
             worker.gradients, self.overlap
         )
+        # Their scale is known behind the backward pass, in which they were averaged.
         if scale != 1.0:
             worker.gradients.mul_(scale)
         worker.update()
 
     @property
     def overlap(self) -> Overlap:
+        # A threshold of 0 fuses nothing: each tensor travels alone.
         fusion = max(1, int(self.fusion_threshold_mib * _MIB))
         wire = "float16" if self.compression == "fp16" else None
+        # Both bounds are the same: only DDP has a small first bucket.
         return Overlap(self.engines[0], fusion, fusion, self.cycle_time_ms / 1e3, wire)
 
     @property

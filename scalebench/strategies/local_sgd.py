@@ -57,6 +57,7 @@ class LocalSgd(Averaging):
         """Return True if replicas synchronise after `taken` steps."""
         return ends_interval(taken, self.steps, self.first)
 
+    # SlowMo, BMUF, DiLoCo and their kin differ from local SGD in this alone.
     def synchronise(self, worker: Worker) -> None:
         self.average(worker)
 
@@ -103,6 +104,7 @@ class PostLocalSgd(Averaging):
         ge=1,
         description="local steps before the first synchronisation; default: H",
     )
+    # torch's hook takes the devices of a node by default.
     subgroup: int = Field(
         1,
         ge=0,
@@ -126,12 +128,15 @@ class PostLocalSgd(Averaging):
         state, last = worker.state, self.last_step(worker, epoch)
         for batch in worker.batches(epoch):
             together = state.taken < self.start
+            # In the mean of gradients all samples are to weigh the same; a local step
+            # has no mean.
             worker.gradient(batch, batch.weight if together else 1.0)
             comm: Communicator | None = worker.comm if together else state.subgroup
             if comm is not None:
                 comm.allreduce_(worker.gradients, "mean")
             worker.update()
             state.taken += 1
+            # Up to `start` steps the mean gradient keeps weights equal.
             if state.taken > self.start and (
                 self.due(state.taken) or batch.step == last
             ):
@@ -207,6 +212,8 @@ class HierarchicalLocalSgd(Averaging):
     def _grow_together(self) -> HierarchicalLocalSgd:
         sizes = sorted(self.groups)
         periods = [self.groups[size] for size in sizes]
+        # A larger group acts in place of smaller ones: with the same period these never
+        # would.
         if sorted(set(periods)) != periods:
             raise ValueError(
                 f"groups: a larger group needs a longer period, got {self.groups}"
@@ -216,7 +223,10 @@ class HierarchicalLocalSgd(Averaging):
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         sizes = [
-            size for size in sorted(self.groups, reverse=True) if size < worker.size
+            # All workers have a communicator already.
+            size
+            for size in sorted(self.groups, reverse=True)
+            if size < worker.size
         ]
         worker.state.comms = {
             size: worker.comm.split(_consecutive(size)) for size in sizes
@@ -231,6 +241,7 @@ class HierarchicalLocalSgd(Averaging):
 
     def group_after(self, taken: int) -> int:
         """Size of the groups that average after `taken` steps; 1: none."""
+        # The mean over a group is that of all smaller groups in it.
         for size, period in sorted(self.groups.items(), reverse=True):
             if ends_interval(taken, period, self.first):
                 return size
@@ -272,12 +283,15 @@ class HierarchicalLocalSgd(Averaging):
 
 def ends_interval(taken: int, steps: int, first: int | None) -> bool:
     """Return True after `first` (default: `steps`) steps, and after every `steps` further ones."""
+    # Torch counts from 0 and averages before it counts: after the first step, then
+    # every period.
     first = first or steps
     return taken >= first and (taken - first) % steps == 0
 
 
 def until(steps: int | None) -> tuple[Stretch, ...]:
     """Return the stretch of the first `steps` of a training, if there are any."""
+    # Of another length than those behind it, it cannot stand for them.
     return (Stretch(steps=steps),) if steps else ()
 
 
@@ -285,6 +299,7 @@ def require_divisors(
     name: str, option: str, sizes: Iterable[int], workers: int
 ) -> None:
     """Refuse group `sizes`, of an `option` of strategy `name`, that leave workers over."""
+    # The members of a smaller last group would weigh more in a mean of groups.
     for size in sizes:
         if size < workers and workers % size:
             raise StudyError(
@@ -295,4 +310,5 @@ def require_divisors(
 
 def _consecutive(size: int) -> Callable[[int], int]:
     """Return the color of groups of `size` consecutive ranks."""
+    # Neighbouring ranks share a node, whose links are the fastest.
     return lambda rank: rank // size

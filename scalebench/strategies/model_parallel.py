@@ -60,6 +60,7 @@ class ModelParallel(PartsOfModel):
         return placed(work, groups, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        # One micro-batch: stages wait for each other, and memory is what is won.
         return whole_batch()
 
     # Stated again: a class that changes the program loses what its bases state of it.

@@ -89,6 +89,7 @@ class NoLoCo(LocalSgd):
         partner = partner_of(worker.rank, worker.size, state.draw)
         worker.comm.count(BY_MESSAGES)
         own = packed([*self.averaged(worker), state.anchor])
+        # With an odd number of workers one sits out, and steps by itself.
         theirs = own
         if partner != worker.rank:
             theirs = exchanged(worker, own, partner, partner, worker.rank < partner)
@@ -100,6 +101,7 @@ class NoLoCo(LocalSgd):
         n, state = worker.parameters.numel(), worker.state
         mean = (own + theirs) / 2
         unpack_(mean[:-n], self.averaged(worker))
+        # The paper's third term, which draws the slow weights of partners together.
         gamma = self.outer_lr if self.gamma is None else self.gamma
         state.move.mul_(self.outer_momentum).add_(
             mean[:n] - mean[-n:], alpha=self.outer_lr

@@ -55,6 +55,7 @@ class ParameterServerStrategy(Strategy):
     # a worker that is behind skips the batches of rounds that are over
     misses_rounds: ClassVar[bool] = False
 
+    # Its last push releases a worker for good: the gate has to know how many there are.
     def gate(self, workers: int, total: int) -> Gate:
         """The rule that releases workers, for `workers` that push `total` times each."""
         raise NotImplementedError
@@ -81,6 +82,8 @@ class ParameterServerStrategy(Strategy):
 
     def _application(self, workers: int) -> dict[str, Any]:
         """Arguments of `ParameterServer` that say how a push is applied."""
+        # The literature's asynchronous SGD is mostly the sum, K times as fast and less
+        # stable.
         if self.scale == "mean":
             return {"share": 1.0 / workers}
         return {"share": 1.0, "of_round": float(workers)}
@@ -103,11 +106,13 @@ class ParameterServerStrategy(Strategy):
                 into=worker.parameters,
                 message=state.message,
             )
+            # The optimizer's step was the server's, where momentum lives.
             worker.adopt(weights)
             worker.observe("staleness" if reply.used else "dropped", reply.staleness)
             worker.observe("lead_at_push", reply.lead_at_push)
             worker.observe("lead_at_release", reply.lead_at_release)
             state.rounds = reply.rounds
+            # Only the server knows which push ends an epoch of all workers.
             if reply.mark:
                 worker.snapshot(reply.mark - 1, weights)
 
@@ -118,6 +123,7 @@ class ParameterServerStrategy(Strategy):
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:
+        # An empty push is none to the gate, which counts the others.
         nothing = worker.parameters[:0]
         numbers = [0.0] * PUSH_NUMBERS
         return request(worker.state.server, nothing, numbers, worker.parameters)[0]
@@ -229,6 +235,8 @@ class BspBackup(ParameterServerStrategy):
 class Asp(ParameterServerStrategy):
     """No worker waits: w <- w - eta g / K at once, with g as stale as it is; eta / max(1, staleness) if so asked."""
 
+    # So that an old gradient, of weights long gone, moves them little (Zhang et al.,
+    # 2016).
     staleness_lr: bool = Field(
         False, description="divide the learning rate of a push by its staleness"
     )
@@ -289,6 +297,7 @@ class Dssp(ParameterServerStrategy):
     and never enforces `upper`.
     """
 
+    # The defaults are the published run's, s_L = 3 and r_max = s_U - s_L = 12.
     lower: int = Field(
         3, ge=0, le=10_000, description="s_L: lead with which everybody goes on"
     )

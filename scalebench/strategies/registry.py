@@ -21,6 +21,7 @@ _S = TypeVar("_S", bound=Strategy)
 _STRATEGIES: Registry[Strategy] = Registry(
     "strategy", StudyError, "scalebench.strategies", "scalebench.strategies"
 )
+# As people write it: name:option=value, name(option=value), name option=value.
 _WRITTEN_AS_ONE = re.compile(
     r"(?P<name>[\w-]+)(?:[:(,]\s*|\s+)(?P<option>\w+)\s*[=:]\s*(?P<value>[^)]*)\)?"
 )
@@ -51,6 +52,8 @@ def create(name: str, options: dict[str, Any], engine: str = ANYWHERE) -> Strate
 def is_deterministic(name: str) -> bool:
     """Return True if final weights do not depend on timing; else, or if unknown here, False."""
     try:
+        # A file of the user's is not loaded to read results: it may be gone, or
+        # changed.
         return strategy_file(name) is None and find(name).deterministic
     except StudyError:
         return False
@@ -117,6 +120,7 @@ def _own_class(name: str) -> type[Strategy]:
         raise StudyError(
             f"strategy {name!r}: the class defines neither train_epoch(self, worker, epoch) nor train"
         )
+    # Its file and class are name enough.
     if not hasattr(found, "name"):
         found.name = name
     if unsaid := _STRATEGIES.missing(found):
@@ -158,6 +162,7 @@ def rule_of(cls: type[Strategy]) -> list[str]:
 
 def options_of(cls: type[Strategy]) -> list[Option]:
     """All options: those of the strategy itself, then those of its bases."""
+    # pydantic lists the fields of bases first.
     names = [
         name
         for each in cls.__mro__
@@ -199,6 +204,7 @@ def _type(annotation: Any) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
+    # A Literal may be one of several types, as that of an option that can be none.
     choices = [
         part
         for part in (field.annotation, *get_args(field.annotation))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+# Above it a copy into one vector takes longer than a collective of its own.
 LARGE = 1 << 20  # bytes
 
 
@@ -142,6 +143,7 @@ def average_at_master_(
         comm.reduce_(sent, 0, linear=True)
         if comm.rank == 0:
             vector.copy_(sent[:-1] / sent[-1])
+    # One after the other, as a master does, and not by a tree.
     comm.broadcast_(vector, 0, linear=True)
     unpack_(vector, tensors)
 

@@ -24,6 +24,7 @@ class Serial(Strategy):
     def traits(self) -> Traits:
         return Traits(
             stretches=(Stretch(unit="epoch"),),
+            # The batches of one worker are all there are.
             mean_over_global_batch=True,
             resumes=True,
         )

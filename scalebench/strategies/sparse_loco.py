@@ -90,6 +90,7 @@ class SparseLoCo(LocalSgd):
         )
         mean = worker.comm.allgather_combined(message, unsent.mean)
         worker.clock.work(self._restart, worker, mean)
+        # Buffers and states are small, or not sparse: they travel whole.
         if rest := self.averaged(worker)[1:]:
             average_(worker.comm, rest, self.weight(worker))
         self.after_average(worker)
@@ -127,6 +128,7 @@ class Unsent:
         """
         import torch
 
+        # What stays here and comes back later does what an outer momentum does.
         grown = unsent.mul(self._decay).add_(anchors - weights)
         strongest, sent = self._strongest.encode(grown)
         messages = torch.cat([strongest, shares.view(torch.uint8)], -1)

@@ -55,12 +55,14 @@ class Sparta(Averaging):
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
         self._step(worker, batch)
+        # So that draws do not depend on whether there was a warm-up.
         worker.state.generator.manual_seed(worker.seed)
 
     def _step(self, worker: Worker, batch: Batch) -> None:
         worker.local_step(batch)
         if worker.size == 1:
             return
+        # Places do not travel: all workers draw the same.
         places = worker.clock.work(self._draw, worker)
         chosen = worker.clock.work(worker.parameters.index_select, 0, places)
         average_(worker.comm, [chosen, *self.averaged(worker)[1:]], self.weight(worker))

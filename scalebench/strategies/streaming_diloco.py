@@ -56,6 +56,8 @@ class StreamingDiLoCo(Averaging):
         ge=1,
         description="H: local steps between two synchronisations of a fragment; P divides it",
     )
+    # The paper's three changes to DiLoCo: fragments in turn need a lower peak of the
+    # bandwidth; their averages travel while training goes on; in few bits.
     fragments: int = Field(
         2, ge=1, description="P: parts of the model that synchronise in turn"
     )
@@ -142,6 +144,7 @@ class StreamingDiLoCo(Averaging):
 
     def _fragment(self, worker: Worker, taken: int) -> Fragment:
         """Return the fragment that arrives after `taken` steps."""
+        # The first fragment arrives after the first turn: place -1 is the last one's.
         found: Fragment = worker.state.fragments[
             taken // self.turn % self.fragments - 1
         ]
@@ -151,6 +154,7 @@ class StreamingDiLoCo(Averaging):
         state = worker.state
         self._fragment(worker, state.taken).receive(self.alpha)
         state.arrived = state.taken
+        # Once in H steps, as without fragments.
         if state.taken % self.steps == 0:
             self._average_the_rest(worker)
 
@@ -171,6 +175,7 @@ class StreamingDiLoCo(Averaging):
                 continue
             if not fragment.under_way:
                 fragment.send()
+            # A share of the own weights would keep replicas apart for good.
             fragment.receive(0.0)
         if state.taken % self.steps:
             self._average_the_rest(worker)
@@ -236,6 +241,7 @@ class Fragment:
             message = worker.clock.work(self._encode, weights, weight or 1.0)
             self._gathering = worker.comm.iallgather_combined(message, self._mean_move)
             return
+        # Local steps go on in place while it travels.
         self._sent = (
             weights.clone()
             if weights.data_ptr() == self._own[0].data_ptr()
@@ -247,6 +253,8 @@ class Fragment:
     def receive(self, alpha: float) -> None:
         """Wait for the average, take the outer step, and keep the share `alpha` of the own weights."""
         if self._gathering is not None:
+            # The outer step writes into it, and the workers of a process share the
+            # result.
             move = self._gathering.result().clone()
         else:
             assert self._sent is not None, "sent before it is received"
@@ -276,6 +284,8 @@ class Fragment:
         import torch
 
         assert self._codec is not None
+        # In float64, as few bits would round it; and moves in place of weights, as
+        # their range is small.
         behind = (
             torch.tensor([weight], dtype=torch.float64)
             .view(torch.uint8)
@@ -291,6 +301,7 @@ class Fragment:
             message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(self._anchor.dtype)
             for message in messages
         ]
+        # In full precision: codes with scales of their own cannot be summed on the way.
         total = torch.zeros_like(self._anchor)
         for message, weight in zip(messages, weights, strict=True):
             total.add_(self._codec.decode(message[:-_WEIGHT_BYTES]).mul_(weight))
@@ -307,6 +318,7 @@ def fragments_of(
     Raises:
         StudyError: the model has fewer layers than fragments.
     """
+    # A bias, or the vectors of a norm, belong to the matrix before them.
     begins = [place for place, shape in enumerate(shapes) if len(shape) > 1] or list(
         range(len(shapes))
     )

@@ -50,6 +50,8 @@ class TensorParallel(PartsOfModel):
         return Mesh(tensor=self.degree)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        # Shares of a layer are computed at the same time: micro-batches would win
+        # nothing.
         return whole_batch()
 
     # Stated again: a class that changes the program loses what its bases state of it.

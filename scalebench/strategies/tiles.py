@@ -85,6 +85,8 @@ class StrongestOfTiles:
         parts: list[Tensor] = []
         sent: list[Tensor] = []
         for tiles, count in zip(self.tiles_of(vectors), self._counts, strict=True):
+            # Of each tile, not of the model: places fit into two bytes, and no layer is
+            # left out.
             places = places_of_largest(tiles.abs(), count)
             written, values = self._written(tiles.gather(-1, places).flatten(-2))
             parts += written
@@ -231,6 +233,7 @@ def _bytes_of(n: int, bits: int) -> int:
 
 def _grid(shape: tuple[int, ...], side: int) -> tuple[int, int, int, int]:
     rows, columns = rows_and_columns(shape) if len(shape) > 1 else (1, math.prod(shape))
+    # Divisors, as tiles do not overlap and nothing is padded.
     height, width = largest_divisor(rows, side), largest_divisor(columns, side)
     return rows // height, height, columns // width, width
 
@@ -246,6 +249,7 @@ def cosines(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     import torch
 
     steps = torch.arange(n, dtype=torch.float64)
+    # In float64, as rounding would make the transform and its inverse drift apart.
     basis = torch.cos(math.pi / (2 * n) * steps[:, None] * (2 * steps + 1)).mul_(
         math.sqrt(2 / n)
     )
