@@ -26,7 +26,7 @@ from scalebench.strategies.base import (
     Worker,
 )
 from scalebench.strategies.traits import Traits, Varied
-from scalebench.study.spec import BY_LAYER, Component, Study
+from scalebench.study.spec import BY_LAYER, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,9 +202,7 @@ def with_measured_stages(
             batch = study.batch_per_worker or (study.batch_global or 1) / replicas
             work = layer_seconds(max(1.0, batch / strategy.pieces()))
             sizes = strategy.sizes_of(work)
-            each = Component(
-                name=each.name, options={**each.options, "balance": list(sizes)}
-            )
+            each = each.with_option("balance", list(sizes))
         strategies.append(each)
     return study.model_copy(update={"strategies": strategies})
 
