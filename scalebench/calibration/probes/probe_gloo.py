@@ -44,10 +44,7 @@ def measure(
             for nbytes in _COARSE_GRID:
                 samples += _of_parts(rounds, comm, nbytes)
             samples.append(
-                rounds.after_sleeping(
-                    probe_rounds.AFTER_SLEEPING,
-                    partial(comm.allreduce_, buffers[probe_rounds.AFTER_SLEEPING[1]]),
-                )
+                rounds.after_sleeping(partial(comm.allreduce_, buffers[4 << 10]))
             )
             samples += probe_rounds.beside_reference(
                 rounds, ("joined", 0), _ddp_step(), operator.sub
@@ -63,13 +60,12 @@ def measure(
     # DDP's only one
     bucket = sum(parameter.numel() for parameter in reference_network().parameters())
     bucket_s = float(np.interp(4 * bucket, sizes, seconds))
-    _, nbytes = probe_rounds.AFTER_SLEEPING
-    # Whatever the ranks exchange, the first of it wakes their threads.
-    pause_s = found.excess(
-        probe_rounds.AFTER_SLEEPING, (engine.name, nbytes), relative=False
-    )
     made = partial(
-        probe_rounds.entry, ranks=rounds.mpi.size, source=source, pause_s=pause_s
+        probe_rounds.entry,
+        ranks=rounds.mpi.size,
+        source=source,
+        # Whatever the ranks exchange, the first of it wakes their threads.
+        pause_s=found.pause_s(engine.name, relative=False),
     )
     others = [
         made(f"{engine.name}-{kind}", found.curve(kind, _COARSE_GRID, relative=False))

@@ -53,27 +53,19 @@ def measure(
             probe_rounds.sleep_until_all_arrive(
                 rounds.mpi
             )  # outside MPI, as if the others computed
-        samples.append(
-            rounds.after_sleeping(
-                probe_rounds.AFTER_SLEEPING,
-                partial(comm.allreduce_, buffers[probe_rounds.AFTER_SLEEPING[1]]),
-            )
-        )
-        samples.append(
+        samples += [
+            rounds.after_sleeping(partial(comm.allreduce_, buffers[4 << 10])),
             rounds.window(
                 ("at once", 4), partial(comm.allreduce_, buffers[4]), together=True
-            )
-        )
+            ),
+        ]
         return samples + _serve(rounds)
 
     found = rounds.measure(one_round, relative=True)
     message_s = found.least(("at once", 4))
     for state in states.values():
         state.close()
-    _, nbytes = probe_rounds.AFTER_SLEEPING
-    pause_s = found.excess(
-        probe_rounds.AFTER_SLEEPING, (engine.name, nbytes), relative=True
-    )
+    pause_s = found.pause_s(engine.name, relative=True)
     made = partial(probe_rounds.entry, ranks=rounds.mpi.size, source=source)
     collectives = [
         made(name, found.curve(name, grid), message_s=message_s, pause_s=pause_s)

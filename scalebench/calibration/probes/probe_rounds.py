@@ -51,7 +51,7 @@ Operation = Callable[[], object]
 GRID = (4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes
 _LOWER = 0.1  # quantile of disturbed times
 Key = tuple[str, int]  # an operation's name, and bytes
-AFTER_SLEEPING = ("after sleeping", 4 << 10)
+_AFTER_SLEEPING: Key = ("after sleeping", 4 << 10)
 _PAIRS, _STEPS = 12, 4  # windows of an engine's step in a round, and steps of each
 
 
@@ -161,8 +161,8 @@ class ProbeRounds:
             key, fmean(each), stopwatch.stop().undisturbed, tuple(each), in_phases=True
         )
 
-    def after_sleeping(self, key: Key, operation: Operation) -> Sample:
-        """Time a window of operations, before each of which all ranks sleep up to one moment, as paced ranks do.
+    def after_sleeping(self, operation: Operation) -> Sample:
+        """Time a window of operations on 4 KiB, before each of which all ranks sleep up to one moment, as paced ones.
 
         Caches have cooled then, cores rest, and threads of the engine wait to be woken.
         """
@@ -175,7 +175,8 @@ class ProbeRounds:
             began = time.perf_counter()
             operation()
             each.append(time.perf_counter() - began)
-        return Sample(key, fmean(each), stopwatch.stop().undisturbed, tuple(each))
+        undisturbed = stopwatch.stop().undisturbed
+        return Sample(_AFTER_SLEEPING, fmean(each), undisturbed, tuple(each))
 
     def one_by_one(self, key: Key, operation: Operation, count: int) -> list[Sample]:
         """Time `count` operations, each for itself, one after the other."""
@@ -277,9 +278,16 @@ class Found:
             (nbytes, self.seconds((name, nbytes), relative=relative)) for nbytes in grid
         ]
 
-    def excess(self, key: Key, over: Key, *, relative: bool) -> float:
-        """Return the seconds by which an operation costs more than another one, at least zero."""
-        costs = [self.seconds(each, relative=relative) for each in (key, over)]
+    def pause_s(self, name: str, *, relative: bool) -> float:
+        """Return the seconds by which an operation costs more after its ranks slept, at least zero.
+
+        They depend on what has to wake up and not on the bytes: 4 KiB stand for all.
+        """
+        _, nbytes = _AFTER_SLEEPING
+        costs = [
+            self.seconds(key, relative=relative)
+            for key in (_AFTER_SLEEPING, (name, nbytes))
+        ]
         return max(0.0, costs[0] - costs[1])
 
     def share_undisturbed(self) -> float:
