@@ -26,6 +26,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import own_job, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
+from scalebench.launch import work
 from scalebench.launch.calibrating import request_of
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
@@ -33,18 +34,7 @@ from scalebench.launch.processes import new_logs, redact_logs, remove_logs
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed, is_simulated
 from scalebench.launch.traffic import TrafficCheck
-from scalebench.launch.work import (
-    Ended,
-    Reporter,
-    Tally,
-    Trial,
-    Work,
-    left,
-    next_work,
-    planned,
-    rule_of,
-    settled,
-)
+from scalebench.launch.work import Ended, Reporter, Tally, Timed, Trial, Work
 from scalebench.pricing.charges import carrier
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import (
@@ -195,8 +185,8 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
             del completed[key], tried[key]
             without_epochs.append(attempts.run_id[place])
     ended = Ended(completed, tried, partial(read_trials, folder))
-    plan = settled(plan, ended)
-    to_do = left(plan, ended)
+    plan = work.settled(plan, ended)
+    to_do = work.left(plan, ended)
     # Rows that exist were charged by the calibration beside them, and ratios allow no
     # second one.
     charged = any(is_simulated(run_id) for run_id, _ in tried)
@@ -205,9 +195,9 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
             request_of(plan, plan.sweep.simulated), folder
         )
     ids = {run.run_id for run in to_do}
-    done = [run for run in planned(plan, ended) if run.run_id not in ids]
+    done = [run for run in work.planned(plan, ended) if run.run_id not in ids]
     return Standing(
-        plan, to_do, done, rule_of(plan, ended).most_to_come(), without_epochs
+        plan, to_do, done, work.rule_of(plan, ended).most_to_come(), without_epochs
     )
 
 
@@ -239,8 +229,8 @@ class StudyRun:
             store.numbered,
             self._in_vain,
         )
-        self._plan = settled(plan, self._ended)
-        certain = planned(self._plan, self._ended)
+        self._plan = work.settled(plan, self._ended)
+        certain = work.planned(self._plan, self._ended)
         self.tally = Tally(self.folder, done_before=len(certain) - len(self.left()))
         if only_failed:
             self._plan = self._plan.only(frozenset(store.failed))
@@ -260,11 +250,11 @@ class StudyRun:
 
     def left(self) -> list[Run]:
         """Return the planned trials and runs that have not ended."""
-        return left(self._plan, self._ended)
+        return work.left(self._plan, self._ended)
 
     def too_wide(self) -> list[str]:
         """Note the points whose interval is wider than asked although no run is left."""
-        return rule_of(self._plan, self._ended).too_wide()
+        return work.rule_of(self._plan, self._ended).too_wide()
 
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""
@@ -277,14 +267,14 @@ class StudyRun:
                 self._calibration = read_text(self.folder / CALIBRATION)
             with self._interruption.runs_under_way():
                 before: Work | None = None
-                while (work := self._next_work()) and not self._is_over():
-                    self._begin(work, after=before)
-                    before = work
-                    self._announce(work.runs)
-                    if work.runs[0].is_virtual:
-                        simulator = simulators[isinstance(work, Trial)]
+                while (due := self._next_work()) and not self._is_over():
+                    self._begin(due, after=before)
+                    before = due
+                    self._announce(due.runs)
+                    if due.runs[0].is_virtual:
+                        simulator = simulators[type(due)]
                         run_virtual(
-                            work.runs,
+                            due.runs,
                             simulator,
                             jobs=jobs,
                             on_start=self.started,
@@ -292,8 +282,8 @@ class StudyRun:
                             stopping=self._stopping,
                         )
                     else:
-                        self._launch(work.runs)
-                if work is not None and not self._stopping():
+                        self._launch(due.runs)
+                if due is not None and not self._stopping():
                     budget = seconds(self.plan.native_budget_s)
                     self.tally.why_left = (
                         f"the {budget} for real runs are over (native_budget_s)"
@@ -301,15 +291,15 @@ class StudyRun:
 
     def _next_work(self) -> Work | None:
         # kept, as names of runs are hashes of their values
-        self._plan = settled(self._plan, self._ended)
-        return next_work(self._plan, self._ended)
+        self._plan = work.settled(self._plan, self._ended)
+        return work.next_work(self._plan, self._ended)
 
-    def _begin(self, work: Work, *, after: Work | None) -> None:
+    def _begin(self, due: Work, *, after: Work | None) -> None:
         """Say what is to be said between two kinds of work; the first real runs begin their budget of time."""
         # the runs have got the values of the best trials, and other names with them
         if isinstance(after, Trial):
             self.keep_plan()
-        if not work.runs[0].is_virtual and (after is None or after.runs[0].is_virtual):
+        if not due.runs[0].is_virtual and (after is None or after.runs[0].is_virtual):
             self._real_until = time.monotonic() + self.plan.native_budget_s
             if after is not None:
                 self._reporter.simulated(self.folder)
@@ -323,13 +313,13 @@ class StudyRun:
         """Write the runs of the study, as far as they are known by now."""
         keep_planned(
             self.folder,
-            map(Planned.of, planned(self._plan, self._ended)),
-            most_to_come=rule_of(self._plan, self._ended).most_to_come(),
+            map(Planned.of, work.planned(self._plan, self._ended)),
+            most_to_come=work.rule_of(self._plan, self._ended).most_to_come(),
             begun_in=Path.cwd(),
         )
 
-    def _simulators(self) -> dict[bool, Simulator]:
-        """What makes virtual runs, and (True) trials, on a machine measured or read now; empty if none is left."""
+    def _simulators(self) -> dict[type[Work], Simulator]:
+        """What makes trials and virtual runs, on a machine that is measured or read now; empty if none is left."""
         to_do = [run for run in self.left() if run.is_virtual]
         if not to_do:
             return {}
@@ -345,8 +335,8 @@ class StudyRun:
         self._note_unmeasured(to_do, machine.engines)
         return {
             # weights of trials are not kept
-            True: Simulator(machine, self.plan.validation.folders, self.folder),
-            False: Simulator(
+            Trial: Simulator(machine, self.plan.validation.folders, self.folder),
+            Timed: Simulator(
                 machine,
                 self.plan.prepared.folders,
                 self.folder / "weights",
@@ -407,11 +397,11 @@ class StudyRun:
         return self._interruption.asked()
 
     def _next_block(self) -> Sequence[Run]:
-        work = self._next_work()
-        if work is None:
+        due = self._next_work()
+        if due is None:
             return ()
-        self._announce(work.runs)
-        return work.runs
+        self._announce(due.runs)
+        return due.runs
 
     def _announce(self, runs: Sequence[Run]) -> None:
         # the stopping rule may have added runs since the plan was kept
