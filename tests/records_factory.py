@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from scalebench.records.schema import WITHIN, EpochRow, RunRow
+from scalebench.records.limits import WITHIN
+from scalebench.records.schema import EpochRow, RunRow
 
 STRATEGIES = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
 ENGINES = {

@@ -21,11 +21,11 @@ from scalebench.records.append_only import (
     check_version,
     from_line,
 )
+from scalebench.records.limits import expected_instead
 from scalebench.records.schema import (
     EpochRow,
     RunRow,
     columns,
-    expected_instead,
     kinds,
     optional_columns,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records import append_only, schema
+from scalebench.records import append_only, limits, schema
 from scalebench.system.file_access import LARGE, read_lines
 
 # faster than pyarrow's on tables of this size
@@ -92,7 +92,7 @@ def _check_runs(path: Path, table: pd.DataFrame) -> None:
             "ISO 8601 (2026-11-20T12:00:00+00:00)",
         ),
         ("tuned", table["tuned"].isin(no_objects), "a JSON object"),
-        *((name, _are_no_lists(table, name), _LIST) for name in schema.WORKER_LISTS),
+        *((name, _are_no_lists(table, name), _LIST) for name in limits.WORKER_LISTS),
     ):
         _refuse(path, table, name, bad, expected)
     finished = (table["status"] == "completed").to_numpy(dtype=bool)
@@ -168,16 +168,16 @@ def check_completed(
         ResultsError: names the first damaged cell.
     """
     accuracy = accuracy & finished
-    for name in schema.other_columns(row_type):
+    for name in limits.other_columns(row_type):
         values = table[name].to_numpy(dtype=float)
         _refuse(
             path,
             table,
             name,
-            finished & (np.abs(values) > schema.LARGEST),
-            f"a number of at most {schema.LARGEST:g}",
+            finished & (np.abs(values) > limits.LARGEST),
+            f"a number of at most {limits.LARGEST:g}",
         )
-        if name in schema.METRICS:
+        if name in limits.METRICS:
             _refuse(
                 path,
                 table,
@@ -222,7 +222,7 @@ def _damaged(path: Path, text: pd.DataFrame, before: int) -> ResultsError | None
     """Return the error for the first column with a cell that cannot be converted."""
     for name in text:
         for place, cell in text[name].dropna().items():
-            if expected := schema.expected_instead(str(name), cell):
+            if expected := limits.expected_instead(str(name), cell):
                 return append_only.bad_cell(
                     path, before + int(str(place)), str(name), cell, expected
                 )
@@ -263,12 +263,12 @@ def _check_cells(path: Path, table: pd.DataFrame, row_type: type[BaseModel]) -> 
             )
         elif field.is_required():
             _refuse(path, table, name, table[name].isna(), "a value")
-        if (expected := schema.range_of(name)) is not None:
+        if (expected := limits.range_of(name)) is not None:
             _refuse(
                 path,
                 table,
                 name,
-                schema.out_of_range(name, table[name]).fillna(False),
+                limits.out_of_range(name, table[name]).fillna(False),
                 expected,
             )
 
@@ -299,7 +299,7 @@ def _are_no_lists(table: pd.DataFrame, name: str) -> NDArray[np.bool_]:
     workers = table["workers"].to_numpy(dtype=np.int64)
     wrong = np.zeros(len(table), dtype=bool)
     for place in np.flatnonzero(table[name].notna()):
-        wrong[place] = not schema.is_worker_list(
+        wrong[place] = not limits.is_worker_list(
             name, texts[place], int(workers[place])
         )
     return wrong
@@ -308,11 +308,11 @@ def _are_no_lists(table: pd.DataFrame, name: str) -> NDArray[np.bool_]:
 def _check_parts(path: Path, table: pd.DataFrame) -> None:
     """Refuse parts of a completed run that exceed the whole; `check` reports wholes of zero."""
     completed = (table["status"] == "completed").to_numpy(dtype=bool)
-    for part, whole in schema.WITHIN.items():
+    for part, whole in limits.WITHIN.items():
         parts, wholes = (
             table[name].to_numpy(dtype=float, na_value=np.nan) for name in (part, whole)
         )
-        bad = completed & (wholes > 0) & (parts > wholes * (1 + schema.ROUNDING))
+        bad = completed & (wholes > 0) & (parts > wholes * (1 + limits.ROUNDING))
         if bad.any():
             _refuse(
                 path,

@@ -223,9 +223,9 @@ class HierarchicalLocalSgd(Averaging):
     def setup(self, worker: Worker) -> None:
         worker.state.taken = 0
         sizes = [
-            # All workers have a communicator already.
             size
             for size in sorted(self.groups, reverse=True)
+            # All workers have a communicator already.
             if size < worker.size
         ]
         worker.state.comms = {

@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.analysis.diagnosis import diagnose
 from scalebench.errors import ResultsError
-from scalebench.records.schema import WORKER_LISTS, is_worker_list
+from scalebench.records.limits import WORKER_LISTS, is_worker_list
 from tests.records_factory import run_row
 
 NODES = {"worker_nodes": ["ab", "ab", "cd", "cd"], "worker_cores": ["0", "1", "0", "1"]}
