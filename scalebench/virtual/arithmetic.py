@@ -105,15 +105,16 @@ class _GlobalReplica(Replica):
     @torch.no_grad()
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
         x, y, *_ = batch
+        samples = x.shape[0]
         if x.shape not in self._by_shape:
             self._by_shape[x.shape] = Gradients(
-                self._losses_of_one, self._trained, x, y, len(x), records=self._records
+                self._losses_of_one, self._trained, x, y, samples, records=self._records
             )
         of_samples, means = self._by_shape[x.shape].into(
-            self._targets, [x], [y], [len(x)], [weight], add=add
+            self._targets, [x], [y], [samples], [weight], add=add
         )
         self._of_samples.append(of_samples[0])
-        self.computed(means[0], len(x))
+        self.computed(means[0], samples)
 
     def _losses_of_one(
         self, parameters: Sequence[Tensor], x: Tensor, y: Tensor

@@ -373,7 +373,7 @@ class Gradients:
         else:
             results = self._compute()
         of_samples, means, *gradients = results
-        if len(x) < len(self._x):
+        if len(x) < self._x.shape[0]:
             gradients = [each if each is None else each[: len(x)] for each in gradients]
         write(gradients, targets, add=add)
         assert of_samples is not None
@@ -559,9 +559,9 @@ def _places(
 
 def _matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:
     """Return consecutive views (k, *shape) of the columns of `matrix`."""
-    found, begin = [], 0
+    found, begin, rows = [], 0, matrix.shape[0]
     for parameter in parameters:
         end = begin + parameter.numel()
-        found.append(matrix[:, begin:end].view(len(matrix), *parameter.shape))
+        found.append(matrix[:, begin:end].view(rows, *parameter.shape))
         begin = end
     return found

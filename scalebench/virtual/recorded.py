@@ -38,7 +38,8 @@ class RecordedReplica(StretchingReplica):
             return
         samples = batch.x.shape[0]
         self.clock.did(Task.FORWARD, samples)
-        self._compute(batch.x, batch.y, weight, add=add)
+        with torch.no_grad():
+            self._compute(batch.x, batch.y, weight, add=add)
         self.clock.did(Task.BACKWARD, samples)
 
     def local_steps(
@@ -61,13 +62,14 @@ class RecordedReplica(StretchingReplica):
     def take_steps(
         self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]
     ) -> None:
-        for x_here, y_here, rate in zip(x, y, rates, strict=True):
-            self._compute(x_here, y_here, 1.0, add=False)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
+        # Once for the stretch: entering it takes as long as an operation.
+        with torch.no_grad():
+            for x_here, y_here, rate in zip(x, y, rates, strict=True):
+                self._compute(x_here, y_here, 1.0, add=False)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.optimizer.step()
 
-    @torch.no_grad()
     def _compute(self, x: Tensor, y: Tensor, weight: float, *, add: bool) -> None:
         original = self.original or self
         by_shape: dict[torch.Size, _Gradient] = vars(original).setdefault(
@@ -80,7 +82,7 @@ class RecordedReplica(StretchingReplica):
         loss, *found = by_shape[x.shape].of(x, y, weight)
         assert loss is not None
         write(found, self.targets, add=add)
-        self.computed(loss, len(x))
+        self.computed(loss, x.shape[0])
 
 
 class _Gradient:
@@ -92,6 +94,7 @@ class _Gradient:
             torch.empty_like(x), torch.empty_like(y), 1.0, 0, first_of_block=True
         )
         self._weight = replica.parameters.new_ones(())
+        self._filled = 1.0
         self._trained = _trained(replica)
         self._repeat: Callable[[], Results] | None = None
 
@@ -99,7 +102,9 @@ class _Gradient:
         """Return the mean loss () and the gradient by each trained parameter, None where one takes no part."""
         self._batch.x.copy_(x)
         self._batch.y.copy_(y)
-        self._weight.fill_(weight)
+        if weight != self._filled:
+            self._weight.fill_(weight)
+            self._filled = weight
         if self._repeat is not None:
             return self._repeat()
         places = [self._batch.x, self._batch.y, self._weight, *self._trained]

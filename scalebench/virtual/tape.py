@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,11 +47,15 @@ def gradients_of(made: Tensor, weights: Tensor, leaves: Sequence[Tensor]) -> Res
 
 def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
     """Write (`add`: add) gradients to `targets`."""
-    for target, gradient in zip(targets, gradients, strict=True):
-        if gradient is not None:
-            target.add_(gradient) if add else target.copy_(gradient)
-        elif not add:  # the parameter takes no part
-            target.zero_()
+    pairs = list(zip(targets, gradients, strict=True))
+    reached = [target for target, gradient in pairs if gradient is not None]
+    found = [gradient for gradient in gradients if gradient is not None]
+    if not add and len(found) < len(pairs):  # some parameters take no part
+        torch._foreach_zero_([target for target, gradient in pairs if gradient is None])
+    if found and add:
+        torch._foreach_add_(reached, found)
+    elif found:
+        torch._foreach_copy_(reached, found)
 
 
 class _Tape(TorchDispatchMode):
@@ -173,7 +177,10 @@ def _is_the_same(view: Tensor, of: Tensor) -> bool:
 
 
 def _binding(operation: Any) -> Callable[..., Any]:
-    """Return torch's own function of that name, which is called in half of the time of `operation`, if it has one."""
+    """Return torch's own function or method of that name, which is called in half of the time, if it has one."""
     name = operation._schema.name.removeprefix("aten::")
-    found: Callable[..., Any] = getattr(torch._C._VariableFunctions, name, operation)
-    return found
+    for of in (torch._C._VariableFunctions, torch._C.TensorBase):
+        found: Callable[..., Any] | None = getattr(of, name, None)
+        if found is not None:
+            return found
+    return cast(Callable[..., Any], operation)

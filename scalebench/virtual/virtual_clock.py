@@ -89,16 +89,14 @@ class VirtualClock:
                 self._parts[samples] = [
                     self._seconds(task, samples) for task in STEP_TASKS
                 ]
-            data_s, forward_s, backward_s, update_s = (
-                part * factor for part in self._parts[samples]
-            )
+            parts = self._parts[samples]
+            data_s, forward_s = parts[0] * factor, parts[1] * factor
+            backward_s, update_s = parts[2] * factor, parts[3] * factor
             now = now + data_s + forward_s + backward_s + update_s
-            data, forward, backward, update = (
-                data + data_s,
-                forward + forward_s,
-                backward + backward_s,
-                update + update_s,
-            )
+            data += data_s
+            forward += forward_s
+            backward += backward_s
+            update += update_s
         self._factor, self.backward_s, self.now = factor, backward_s, now
         for task, total in zip(
             STEP_TASKS, (data, forward, backward, update), strict=True
