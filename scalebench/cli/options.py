@@ -185,6 +185,13 @@ verbosity_options = all_of(
 # read with `study_folder`
 results_argument = click.argument("results", required=False, type=PATH)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+output_option = click.option(
+    "--output",
+    type=PATH,
+    default=Path("results"),
+    show_default=True,
+    help="Folder that gets one folder per study.",
+)
 jobs_option = click.option(
     "--jobs",
     "-j",

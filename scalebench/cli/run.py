@@ -97,13 +97,7 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 )
 @options.set_option
 @options.jobs_option
-@click.option(
-    "--output",
-    type=options.PATH,
-    default=Path("results"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
-)
+@options.output_option
 @click.option(
     "--new",
     is_flag=True,

@@ -47,13 +47,7 @@ _KEYS = [
 @options.strategies_option("Strategies; repeatable.")
 @options.study_options(*(key for key in options.STUDY_OPTIONS if key in _KEYS))
 @options.set_option
-@click.option(
-    "--output",
-    type=options.PATH,
-    default=Path("results"),
-    show_default=True,
-    help="Folder that gets one folder per study.",
-)
+@options.output_option
 @click.option(
     "--group",
     "grouping",
