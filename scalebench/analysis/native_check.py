@@ -16,6 +16,7 @@ from scalebench.analysis.environment import calibration_in, charged_engine, supp
 from scalebench.analysis.loading import Results, cached, is_representative
 from scalebench.analysis.rounds import timed
 from scalebench.calibration.calibration_file import THIS_MACHINE
+from scalebench.comm.engines import named as engine_named
 from scalebench.formatting import counted, deviation
 from scalebench.strategies.registry import preferred_engine
 from scalebench.study.cell import BATCH, columns_without
@@ -240,9 +241,10 @@ def _steady(
 ) -> tuple[pd.Series[float], pd.Series[float]]:
     """Native and virtual seconds of a cell at equal machine speed, without waiting for other workers.
 
-    The speed of a shared machine changes from run to run. On mpi it is measured by the
-    run's compute time, which is that of the virtual runs; on other engines, whose steps
-    include their hooks or are not measured, by the reference step beside the run. Times
+    The speed of a shared machine changes from run to run. On an engine that
+    `computes_apart` it is measured by the run's compute time, which is that of the
+    virtual runs; on others, whose steps include their hooks or are not measured, by the
+    reference step beside the run. Times
     stay uncorrected where neither is known. Waiting depends on how evenly this machine
     serves its cores, which calibration leaves out: where known it is subtracted on both
     sides.
@@ -260,7 +262,8 @@ def _steady(
 
 def _slowness(native: pd.DataFrame, virtual: pd.DataFrame) -> pd.Series[float]:
     """Return by which factor steps of each native run took longer than those of the virtual runs; NaN if unknown."""
-    column = "compute_s" if native["engine"].iloc[0] == "mpi" else "reference_step_s"
+    engine = engine_named(str(native["engine"].iloc[0]))
+    column = "compute_s" if engine.computes_apart else "reference_step_s"
     factor = native[column].astype(float) / float(virtual[column].astype(float).mean())
     return factor.where(factor > 0)
 

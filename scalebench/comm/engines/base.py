@@ -56,6 +56,8 @@ class Engine(ABC):
     cannot_carry: ClassVar[frozenset[str]] = frozenset()  # dtypes
     # by calibration/probes/probe_NAME.py, for the cost of virtual runs
     is_measured: ClassVar[bool] = False
+    # the compute time of its runs has no hook of it, and is that of virtual runs
+    computes_apart: ClassVar[bool] = False
     # engine that moves its bytes, and has its costs between nodes
     moves_by: ClassVar[str] = ""
     added_by: ClassVar[str] = ""  # command that builds it beside pip's packages

@@ -26,6 +26,7 @@ class Mpi(Engine):
     }
     needs_mpi = True
     is_measured = True
+    computes_apart = True
 
     @contextmanager
     def connect(self, place: Place) -> Iterator[NativeCommunicator]:
