@@ -24,7 +24,7 @@ from scalebench.records.reading import (
     read_table,
 )
 from scalebench.records.schema import EpochRow, RunRow, columns
-from scalebench.study.cell import CELL, Cell
+from scalebench.study.cell import BATCH, CELL, Cell
 from scalebench.study.spec import SIMULATED
 from scalebench.study.validation import read_mapping
 from scalebench.system.disturbance import SHARE
@@ -131,7 +131,7 @@ def table_by_cell(
     table = pd.DataFrame(rows, columns=list(columns))
     # pandas would make a column of missing values one of objects or floats, by which no
     # other table joins.
-    return table.astype(dict.fromkeys(("batch_per_worker", "batch_global"), "Int64"))
+    return table.astype(dict.fromkeys(BATCH, "Int64"))
 
 
 def rows_where(table: pd.DataFrame, marked: pd.Series[bool]) -> pd.DataFrame:

@@ -53,7 +53,7 @@ from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
 from scalebench.measured import Measured
 from scalebench.strategies.registry import is_deterministic
-from scalebench.study.cell import Cell, in_words
+from scalebench.study.cell import BATCH, Cell, in_words
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.load import load_study
 from scalebench.study.spec import SIMULATED
@@ -106,7 +106,7 @@ COLUMNS = [
 ]
 
 _SHARED = [*CONDITION, "dataset_sha256", "n_test", "parameters", "target_metric"]
-_OF_A_CELL = ["batch_per_worker", "batch_global", "n_train"]
+_OF_A_CELL = [*BATCH, "n_train"]
 _PLACED = [
     "nodes",
     "workers_per_node",

@@ -20,7 +20,7 @@ from scalebench.analysis.methodology import Evidence, Finding, Severity, finding
 from scalebench.analysis.rounds import timed
 from scalebench.analysis.verdicts import METRIC_MARGIN, verdict_of_metric
 from scalebench.formatting import counted, listed, percent, seconds_with_interval
-from scalebench.study.cell import CELL, PLACE, group_of
+from scalebench.study.cell import BATCH, CELL, PLACE, columns_without, group_of
 from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
 
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
@@ -93,7 +93,7 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     ]
     # with options it is a variant, and a baseline only where it ran alone
     plain = table["label"] == "allreduce"
-    places = [table["execution"], table["engine"], table["workers"]]
+    places = [table[name] for name in columns_without("label", *BATCH)]
     alone = ~plain.groupby(places).transform("any").astype(bool)
     table = table[plain | alone]
     slower = table[
