@@ -7,7 +7,7 @@ mean of the replicas.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 # times as long a way, from which on a learning rate that was found without it deserves
 # a look
 _MUCH = 2.0
+OuterRate = Annotated[float, Field(gt=0, description="lr: of the outer optimizer")]
+OuterMomentum = Annotated[
+    float,
+    Field(
+        ge=0,
+        lt=1,
+        description="m: share of the outer momentum that each average keeps",
+    ),
+]
 
 
 class BlockMomentum(LocalSgd):
@@ -187,13 +196,8 @@ class DiLoCo(BlockMomentum):
     """
 
     # The paper's outer optimizer is Nesterov's with these two.
-    outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
-    outer_momentum: float = Field(
-        0.9,
-        ge=0,
-        lt=1,
-        description="m: share of the outer momentum that each average keeps",
-    )
+    outer_lr: OuterRate = 0.7
+    outer_momentum: OuterMomentum = 0.9
 
     name = "diloco"
     summary = "local steps, then one Nesterov step over the average"

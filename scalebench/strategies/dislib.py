@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,18 @@ from scalebench.strategies.epoch_async import EpochAsync
 from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
+
+# what dislib does without a choice
+_PerBlock = Annotated[
+    Literal["reset_per_block"], Field(description="a new optimizer for each block")
+]
+_Kept = Annotated[
+    Literal["keep"],
+    Field(description="what becomes of the model's buffers: dislib knows none"),
+]
+_Uniform = Annotated[
+    Literal["uniform"], Field(description="weight of a worker in the mean")
+]
 
 
 @register()
@@ -30,15 +42,9 @@ class DislibCompat(EpochAverage):
     aggregation: Literal["allreduce", "master"] = Field(
         "master", description="how the mean is formed"
     )
-    optimizer_state: Literal["reset_per_block"] = Field(
-        "reset_per_block", description="a new optimizer for each block"
-    )
-    buffers: Literal["keep"] = Field(
-        "keep", description="what becomes of the model's buffers: dislib knows none"
-    )
-    weighting: Literal["uniform"] = Field(
-        "uniform", description="weight of a worker in the mean"
-    )
+    optimizer_state: _PerBlock = "reset_per_block"
+    buffers: _Kept = "keep"
+    weighting: _Uniform = "uniform"
     trailing: Literal["synchronise"] = Field(
         "synchronise", description="the last epoch ends with an average"
     )
@@ -75,15 +81,9 @@ class DislibCompatAsync(EpochAsync):
     merge: Literal["half"] = Field(
         "half", description="weight of the merging worker: 1/2"
     )
-    optimizer_state: Literal["reset_per_block"] = Field(
-        "reset_per_block", description="a new optimizer for each block"
-    )
-    buffers: Literal["keep"] = Field(
-        "keep", description="what becomes of the model's buffers: dislib knows none"
-    )
-    weighting: Literal["uniform"] = Field(
-        "uniform", description="weight of a worker in the mean"
-    )
+    optimizer_state: _PerBlock = "reset_per_block"
+    buffers: _Kept = "keep"
+    weighting: _Uniform = "uniform"
     trailing: Literal["leave"] = Field(
         "leave", description="a partial interval at the end is not merged"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -15,6 +16,21 @@ from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import floating_buffers
 from scalebench.strategies.traits import Stretch, Traits
+
+Steps = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="H: local steps between two synchronisations, counted through all epochs",
+    ),
+]
+First = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="local steps before the first synchronisation; default: H",
+    ),
+]
 
 
 @register()
@@ -28,16 +44,8 @@ class LocalSgd(Averaging):
     PeriodicModelAverager counts from its first step: `first = 1`.
     """
 
-    steps: int = Field(
-        8,
-        ge=1,
-        description="H: local steps between two synchronisations, counted through all epochs",
-    )
-    first: int | None = Field(
-        None,
-        ge=1,
-        description="local steps before the first synchronisation; default: H",
-    )
+    steps: Steps = 8
+    first: First = None
 
     name = "local_sgd"
     summary = "weights averaged every H local steps (option steps)"
@@ -94,16 +102,8 @@ class PostLocalSgd(Averaging):
     start: int = Field(
         100, ge=0, description="steps with averaged gradients before local SGD begins"
     )
-    steps: int = Field(
-        8,
-        ge=1,
-        description="H: local steps between two synchronisations, counted through all epochs",
-    )
-    first: int | None = Field(
-        None,
-        ge=1,
-        description="local steps before the first synchronisation; default: H",
-    )
+    steps: Steps = 8
+    first: First = None
     # torch's hook takes the devices of a node by default.
     subgroup: int = Field(
         1,

@@ -13,7 +13,12 @@ from scalebench.comm.base import Capability, Gathering, Request
 from scalebench.errors import StudyError
 from scalebench.strategies.averaging import Averaging, local_intervals, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
-from scalebench.strategies.block_momentum import nesterov_, unlike_the_papers_optimizer
+from scalebench.strategies.block_momentum import (
+    OuterMomentum,
+    OuterRate,
+    nesterov_,
+    unlike_the_papers_optimizer,
+)
 from scalebench.strategies.few_bits import RowScaled
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -78,13 +83,8 @@ class StreamingDiLoCo(Averaging):
     pattern: Literal["strided", "sequential"] = Field(
         "strided", description="which layers a fragment has: every P-th, or neighbours"
     )
-    outer_lr: float = Field(0.7, gt=0, description="lr: of the outer optimizer")
-    outer_momentum: float = Field(
-        0.9,
-        ge=0,
-        lt=1,
-        description="m: share of the outer momentum that each average keeps",
-    )
+    outer_lr: OuterRate = 0.7
+    outer_momentum: OuterMomentum = 0.9
 
     name = "streaming_diloco"
     summary = "diloco in fragments that synchronise in turn, behind local steps (options fragments, delay)"
