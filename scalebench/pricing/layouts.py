@@ -42,6 +42,7 @@ from scalebench.strategies.adaptive import (
     of_least_numbers,
 )
 from scalebench.strategies.base import LayerProfile, Recompute
+from scalebench.strategies.fsdp import sharding
 from scalebench.strategies.hybrid import dividing
 from scalebench.strategies.parts import PartsOfModel, Schedule
 from scalebench.study.spec import Component
@@ -60,9 +61,7 @@ ADAPTIVE = "adaptive"
 # beside these, and never chosen
 PLACED, GPIPE = "model_parallel", "gpipe"
 DATA = Component(name="ddp")
-SHARDED = {
-    shard: Component(name="fsdp", options={"shard": shard}) for shard in (1, 2, 3)
-}
+SHARDED = {shard: sharding(shard) for shard in (1, 2, 3)}
 
 
 class Layout(NamedTuple):

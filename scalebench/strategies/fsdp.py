@@ -14,7 +14,7 @@ from scalebench.strategies.allreduce import mean_of_gradients
 from scalebench.strategies.base import Batch, Setting, Strategy, Unit, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
-from scalebench.study.spec import BY_LAYER
+from scalebench.study.spec import BY_LAYER, Component
 
 
 class Exchanges:
@@ -43,6 +43,11 @@ class Exchanges:
             unit.release_gradients()
         if self.shard == 3:
             unit.release()
+
+
+def sharding(shard: int) -> Component:
+    """Return the strategy that divides optimizer states (1), gradients (2) and parameters (3), as option `shard`."""
+    return Component(name="fsdp", options={"shard": shard})
 
 
 @register()
