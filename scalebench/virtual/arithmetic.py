@@ -82,6 +82,7 @@ class _GlobalReplica(Replica):
         step_of = np.concatenate(
             [np.repeat(np.arange(steps), of_worker) for of_worker in sizes]
         )
+        # Stable: the samples of a step stay in the order of the ranks.
         side_by_side = np.argsort(step_of, kind="stable")
         rows = np.concatenate([plan.indices(epoch, rank) for rank in range(workers)])[
             side_by_side
@@ -265,6 +266,7 @@ def _tried(
         return Choice(reason="fewer samples than two batches")
     rows = workers * size
     part = BatchPlan(rows, workers, seed=run.seed, batch_per_worker=size)
+    # At a rate of 0 the steps that are timed leave the weights equal.
     few = run.model_copy(update={"workers": workers, "init_weights": None, "lr": 0.0})
     some = Dataset(
         **(
@@ -421,6 +423,7 @@ def _share_of_time(
     """Return the processor time of batched steps relative to single ones, the median over rounds in turn."""
     shares = []
     for _ in range(_ROUNDS):
+        # Processor time, in turn: what others do to the machine happens to both.
         moments = [time.thread_time()]
         batched()
         moments.append(time.thread_time())

@@ -93,6 +93,7 @@ class Batched:
     """
 
     def __init__(self, first: Replica, workers: int, *, fills: bool) -> None:
+        # A replica has its velocity behind its weights, in one piece of memory: so has a row.
         n = first.parameters.numel()
         each = (
             first.parameters.untyped_storage().nbytes()
@@ -147,10 +148,12 @@ class Batched:
 
     def complete(self, asked: _Asked) -> None:
         """Compute everything that is asked for, unless `asked` has been computed already."""
+        # The first of the sleepers that woke has computed what all had asked for.
         if asked.call < self._calls:
             return
         self._calls += 1
         alike: dict[Any, list[_Asked]] = {}
+        # Who takes most steps comes first: those that go on are the first rows at each step.
         for each in sorted(
             self._asked, key=lambda each: (-len(each.x), each.replica.rank)
         ):
@@ -205,6 +208,7 @@ class Batched:
         if directly:
             first, end = places[0], places[-1] + 1
             rows = self._rows.between(first, end)._replace(weights=self._copies.weights)
+            # Repeated operations read the weights where they were recorded: in the copies.
             _fetch_rows(self._rows.weights, places, self._copies.weights)
         else:
             rows = self._copies
@@ -360,6 +364,7 @@ class Gradients:
         `targets` have a row for each batch, of which there may be fewer than models.
         Returns the losses of samples (k, b) and of batches (k,).
         """
+        # They seldom change: mostly where the batches of an epoch are a sample short.
         if self._shared != (sizes, weights):
             self._share(sizes, weights)
         _fill(self._x, x, sizes)

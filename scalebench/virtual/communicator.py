@@ -77,6 +77,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
 
     def _meet(self, what: str, payload: Any, effect: Effect) -> Rendezvous:
         """Meet the others in `what`; it ends, without the time of its messages, when the last one comes."""
+        # All members call in one order: equal numbers are one operation.
         call, self._calls = self._calls, self._calls + 1
         rendezvous = self._group.pending.get(call)
         if rendezvous is None:
@@ -176,6 +177,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
             self._charge_engine(overlap)
             return
         self.count(self.operation(Kind.ALLREDUCE, wire_bytes(tensor, overlap.wire)))
+        # Buckets leave while the pass goes on, which has been charged as a whole.
         start = self.clock.now - self.clock.backward_s
         payload = (tensor, start, self.clock.backward_s)
         rendezvous = self._meet(f"overlapped mean ({overlap.engine})", payload, effect)
@@ -241,6 +243,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         # The message occupies no time of the sender, who goes on at once.
         sent = self.clock.now
         arrival = sent + self.costs.time(message)
+        # A copy: the sender may change its tensor before the receiver takes it.
         self._group.mail.setdefault(key, []).append((sent, arrival, tensor.clone()))
         if key in self._group.receivers:
             self.scheduler.wake(self._group.receivers.pop(key), arrival)
@@ -263,6 +266,7 @@ class VirtualCommunicator(SimulatedCommunicator[Rendezvous]):
         if not self._group.mail.get(key):
             self._group.receivers[key] = self.world_rank
             self.scheduler.block(self.world_rank, f"recv from {source}")
+        # In the order of sending, as MPI keeps it between two ranks.
         sent, arrival, message = self._group.mail[key].pop(0)
         if self.clock.running:
             now = self.clock.now

@@ -96,6 +96,7 @@ def compute_and_time(run: Run, dataset: Dataset, machine: Machine) -> Played:
 
 def _timed(run: Run, dataset: Dataset, machine: Machine, trace: Trace) -> Outcome:
     """Return the outcome of a computed run: its schedule priced, or its program on the event engine."""
+    # What adapts to measured times has another schedule than the one recorded without any.
     if not lock_step.strategy_of(run).traits.adapts:
         with suppress(NotLockStepError):
             return lock_step.time([run], dataset, machine, [trace])[0]
@@ -141,6 +142,7 @@ class Simulation(Prepared):
         clock_kind: type[VirtualClock] | None = None,
     ) -> None:
         """Prepare the run; by default its clocks keep their laps if it is traced."""
+        # Set before the preparation, which counts too.
         self._deadline = perf_counter() + run.time_limit_s
         super().__init__([run], dataset, machine)
         self.group = Group(tuple(range(run.workers)))

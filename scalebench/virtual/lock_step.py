@@ -69,6 +69,7 @@ def time(
         NotLockStepError: the schedules depend on time, or are not those of the trace.
         RuntimeError: the strategy reads values of tensors.
     """
+    # Priced beside the runs: their schedules are walked through once for all.
     steady = {
         place: without_jitter(run)
         for place, run in enumerate(runs)
@@ -210,6 +211,7 @@ class Prepared:
 
     def __init__(self, runs: Sequence[Run], dataset: Dataset, machine: Machine) -> None:
         run = runs[0]
+        # Sums are divided among threads, and rounded otherwise by another number of them.
         torch.set_num_threads(run.threads_per_worker)
         self.runs, self.run, self.dataset, self.machine = runs, run, dataset, machine
         self.strategy = strategy_of(run)

@@ -102,6 +102,7 @@ class _Gradient:
         """Return the mean loss () and the gradient by each trained parameter, None where one takes no part."""
         self._batch.x.copy_(x)
         self._batch.y.copy_(y)
+        # It is 1 unless a strategy weights its batches: not written again at each step.
         if weight != self._filled:
             self._weight.fill_(weight)
             self._filled = weight

@@ -103,6 +103,7 @@ class Scheduler:
         """Resume `rank` at `time`."""
         self._events += 1
         tie = float(rank) if self._draws is None else next(self._draws)
+        # Of two with equal times and ties the first that was woken goes on first.
         heapq.heappush(self._heap, (time, tie, self._events, rank))
 
     def wake_untied(self, rank: int, time: float) -> None:

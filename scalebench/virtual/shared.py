@@ -137,6 +137,7 @@ class ServerState:
         rank = comm.world_rank if worker is None else worker
         message = (kind, nbytes, rank)
         if message not in self._seconds:
+            # Shards serve their parts of a message at the same time.
             operation = Operation(kind, nbytes / self.shards, (rank, self.host))
             self._seconds[message] = comm.costs.time(operation)
         return self._seconds[message]
@@ -187,6 +188,7 @@ class HostedState:
         stores, place = self._hosts.stores, next(self._opened)
         if place == len(stores):
             stores.append(VirtualStore(initial, host))
+        # The model is that of its host, whichever worker opens it first.
         if self._comm.rank == host:
             stores[place].model.copy_(initial)
         return VirtualShared(stores[place], self._comm)

@@ -109,6 +109,7 @@ class VirtualClock:
                 self.did(task, samples)
 
     def _slowed(self, seconds: float) -> float:
+        # What slows the steps of a worker slows its other computations as well.
         seconds *= self._factor
         return seconds if self._slowness is None else seconds * self._slowness(self.now)
 
@@ -123,6 +124,7 @@ class VirtualClock:
         *equal: object,
     ) -> list[Sequence[Tensor]]:
         """Return for the rows of each worker those of the results of `compute`, of as many at once as a cache holds."""
+        # More rows at once would leave the cache between two operations on them.
         at_once = max(1, _CACHED // sum(row.nbytes for row in rows[0]))
         found: list[Sequence[Tensor]] = []
         for begin in range(0, len(rows), at_once):
