@@ -179,6 +179,8 @@ def supposed(results: Results) -> str:
 def charged_engine(results: Results) -> str:
     """Engine whose costs the study charges for virtual collectives; empty for each strategy's preferred one."""
     said = _virtual(results).get("engine", "auto")
+    if said == "auto":
+        said = results.study.get("engine", "auto")
     return "" if said == "auto" else str(said)
 
 

@@ -184,8 +184,12 @@ def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
 def charged_engine(
     study: Study, component: Component, notes: list[str]
 ) -> EngineName | Literal["auto"]:
-    """The engine whose costs charge a strategy's virtual runs: the study's, or `auto` if that cannot carry it."""
-    wanted = study.virtual.engine
+    """The engine whose costs charge a strategy's virtual runs: the study's, or `auto` if that cannot carry it.
+
+    Without one for virtual runs it is that of native ones, which check their times.
+    """
+    stated = study.virtual.engine
+    wanted = study.engine if stated == "auto" else stated
     if wanted == "auto":
         return wanted
     strategy = registry.create(component.name, component.options)

@@ -56,6 +56,7 @@ def test_errors_are_of_the_same_strategy_and_count(study):
         ("", ["mpi", "mpi"]),
         ("virtual: {engine: gloo}", ["gloo", "mpi"]),
         ("virtual: {engine: gloo}\nengine: auto", ["gloo", "mpi"]),
+        ("engine: gloo", ["gloo"]),
         ("virtual: {engine: horovod}\nengine: mpi", []),
     ],
 )

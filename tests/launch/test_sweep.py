@@ -259,6 +259,18 @@ def test_virtual_runs_are_charged_by_the_named_engine_if_able():
     } & {run.config_hash for run in told.runs}
 
 
+def test_virtual_runs_are_charged_by_the_engine_of_native_ones_unless_another_is_named():
+    for virtual, charged in (({}, "gloo"), ({"engine": "mpi"}, "mpi")):
+        told = sweep(
+            strategies=["allreduce"],
+            workers="2",
+            engine="gloo",
+            execution="virtual",
+            virtual=virtual,
+        )
+        assert {run.virtual.engine for run in told.runs} == {charged}
+
+
 def test_nccl_needs_one_gpu_per_worker(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(engines, "available", lambda name, **_: None)
