@@ -31,6 +31,20 @@ NATIVE_ERROR, BESIDE_PROGRAMS = (
     "virtual-native error",
     "error of calibrating beside programs",
 )
+_COMPARED = [
+    "label",
+    "strategy",
+    "workers",
+    "execution",
+    "engine",
+    "cluster",
+    "oversubscribed",
+    "disturbed",
+    "train_s",
+    "wait_s",
+    "compute_s",
+    "reference_step_s",
+]
 _COLUMNS = [
     "label",
     "strategy",
@@ -183,7 +197,8 @@ def agreement(results: Results) -> pd.DataFrame:
     the logs of these native times, and `slowdown` the factor by which steps of the
     native runs took longer than calibrated ones, NaN if unknown.
     """
-    runs = timed(results)
+    # Of all columns those that are compared: a frame is cut for each point.
+    runs = timed(results)[_COMPARED]
     both = {kind: runs[runs["execution"] == kind] for kind in ("native", "virtual")}
     if supposed(results):
         # Workers that are slow by statement have no counterpart on this machine.

@@ -57,7 +57,7 @@ class Evidence:
         """Completed runs that enter statistics."""
         return self.results.completed
 
-    @property
+    @cached_property
     def measured(self) -> pd.DataFrame:
         """Completed runs with times of a clock."""
         return self.runs[self.runs["execution"].isin(MEASURED)]

@@ -65,7 +65,8 @@ def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
             "run one execution at all worker counts, as --execution auto does with virtual",
         )
     kinds = {
-        str(kind): own["workers"].unique() for kind, own in runs.groupby("execution")
+        str(kind): workers.unique()
+        for kind, workers in runs.groupby("execution")["workers"]
     }
     if len(kinds) > 1:
         spans = ", ".join(
