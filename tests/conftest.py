@@ -54,7 +54,7 @@ HOSTS = {"hosts"}
 # start.
 RANKS = {
     "faults", "install", "tasks",
-    "test_ad_psgd.py", "test_adaptive.py", "test_buffers.py", "test_compression.py", "test_dislib_parity.py",
+    "test_ad_psgd.py", "test_buffers.py", "test_compression.py", "test_dislib_parity.py",
     "test_doctor.py", "test_elastic.py", "test_end_to_end.py", "test_energy.py", "test_engine_measurement.py",
     "test_engines.py", "test_heartbeat.py", "test_launchers.py", "test_mpirun.py", "test_native.py",
     "test_native_equality.py",

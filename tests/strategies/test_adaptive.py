@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise, product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,17 +15,14 @@ from scalebench.errors import StudyError
 from scalebench.models.parts import layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import sharing_degrees_of
-from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.adaptive import Adaptive, Costs, chosen
 from scalebench.strategies.base import LayerProfile
 from scalebench.study.spec import Component
-from scalebench.virtual import engine as virtual_engine
-from scalebench.virtual.engine import compute_and_time, model_time, simulate
+from scalebench.virtual.engine import compute_and_time, model_time
 from scalebench.virtual.lock_step import is_lock_step
-from tests.conftest import setting, some
+from tests.conftest import setting
 from tests.strategies.parts_case import images, trained_alone
-from tests.strategies.test_native_equality import launched, native_runs
 from tests.strategies.test_parts_of_models import MODELS
 
 DEGREES = st.sampled_from([(1,), (1, 2), (1, 4), (1, 2, 4)])
@@ -316,43 +312,3 @@ def test_layouts_that_cannot_be_are_refused(options, said):
         )
     with pytest.raises(StudyError, match="lamb takes the norms"):
         registry.create("adaptive", {}).check(setting(4, optimizer="lamb"))
-
-
-@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_do(
-    monkeypatch, make_run, patterns, machine, tmp_path, engine
-):
-    """Weights, bytes and metrics of stated layouts, with running statistics and after warm-up steps."""
-    monkeypatch.setattr(virtual_engine, "choose", lambda *_: Choice())
-    stated = []
-    for model, workers, degrees in (*MLPS[:2], *OTHERS):
-        named = {
-            f"{model}-{workers}": {"adaptive": {"layout": degrees, "again": False}}
-        }
-        (run,) = native_runs(
-            engine, named, make_run, counts=(workers,), model=MODELS[model]
-        )
-        stated.append(run.model_copy(update={"batch_per_worker": 7, "epochs": 2}))
-    measured = native_runs(
-        engine, {"measured": "adaptive"}, make_run, counts=(2, 4), model=WIDE, **UNEVEN
-    )
-    found = launched(engine, [*stated, *measured], [], patterns, tmp_path)
-    for run in stated:
-        native = found[run.run_id]
-        twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
-        outcome, weights = simulate(twin, patterns, machine)
-        np.testing.assert_allclose(
-            native["final"], weights["final"].numpy(), **EXACT, err_msg=run.run_id
-        )
-        counted = [[report.syncs, report.bytes_sent] for report in outcome.workers]
-        assert native["counted"].tolist() == counted, run.run_id
-        metrics = [
-            evaluation.metric
-            for evaluation in sorted(outcome.evaluations, key=lambda each: each.epoch)
-        ]
-        assert native["metrics"].tolist() == metrics, run.run_id
-    for run in [*stated, *measured]:
-        alone = trained_alone(run, patterns, run.workers).numpy()
-        np.testing.assert_allclose(
-            found[run.run_id]["final"], alone, **EXACT, err_msg=run.run_id
-        )

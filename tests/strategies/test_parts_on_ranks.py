@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from scalebench.virtual import engine as virtual_engine
 from scalebench.virtual.engine import simulate
 from tests.conftest import some
 from tests.strategies.parts_case import images, trained_alone
+from tests.strategies.test_adaptive import MLPS, OTHERS, UNEVEN, WIDE
 from tests.strategies.test_native_equality import launched, native_runs
 from tests.strategies.test_parts_of_models import (
     ALONE,
@@ -195,11 +198,8 @@ def check_all(runs, found, expected, patterns, machine):
         )
 
 
-@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
-def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
-    make_run, patterns, machine, tmp_path, engine
-):
-    """On 2, 3 and 4 ranks: weights, bytes and metrics."""
+def divided_runs(make_run, engine):
+    """Return runs on 2, 3 and 4 ranks, and replicas and micro-batches of those that end as whole models do."""
     runs, expected = [], {}
     for model, places in ON_RANKS.items():
         for place in places:
@@ -228,9 +228,63 @@ def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
             small(make_run, engine, f"{model}-shards-{shard}", fsdp, workers, model)
         )
         expected[runs[-1].run_id] = workers, 1
-    found = launched(engine, runs, [], patterns, tmp_path)
+    return runs, expected
+
+
+def adaptive_runs(make_run, engine):
+    """Return runs whose layers are shared by stated degrees, and some whose degrees follow from what was measured."""
+    stated = [
+        small(
+            make_run,
+            engine,
+            f"adaptive-{model}",
+            {"adaptive": {"layout": degrees, "again": False}},
+            workers,
+            model,
+            batch=7,
+        )
+        for model, workers, degrees in (*MLPS[:2], *OTHERS)
+    ]
+    measured = native_runs(
+        engine, {"measured": "adaptive"}, make_run, counts=(2, 4), model=WIDE, **UNEVEN
+    )
+    return stated, measured
+
+
+@pytest.fixture(scope="module")
+def on_four(make_run, patterns, tmp_path_factory):
+    """Function: what four ranks of an engine ended with in all runs, of one launch."""
+
+    @cache
+    def trained(engine):
+        divided, _ = divided_runs(make_run, engine)
+        stated, measured = adaptive_runs(make_run, engine)
+        folder = tmp_path_factory.mktemp(engine)
+        return launched(engine, [*divided, *stated, *measured], [], patterns, folder)
+
+    return trained
+
+
+@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
+def test_real_ranks_train_as_virtual_workers_and_whole_models_do(
+    make_run, patterns, machine, on_four, engine
+):
+    """On 2, 3 and 4 ranks: weights, bytes and metrics."""
+    runs, expected = divided_runs(make_run, engine)
     assert {run.workers for run in runs} == {2, 3, 4}
-    check_all(runs, found, expected, patterns, machine)
+    check_all(runs, on_four(engine), expected, patterns, machine)
+
+
+@pytest.mark.parametrize("engine", some(["mpi", "gloo"], "mpi"))
+def test_layers_shared_by_degrees_of_their_own_train_as_virtual_workers_do(
+    make_run, patterns, machine, on_four, engine
+):
+    """Weights, bytes and metrics of stated layouts, with running statistics and after warm-up steps."""
+    stated, measured = adaptive_runs(make_run, engine)
+    expected = {run.run_id: (run.workers, 1) for run in stated}
+    check_all(stated, on_four(engine), expected, patterns, machine)
+    for run in measured:
+        check_whole(run, on_four(engine)[run.run_id], patterns, run.workers)
 
 
 @pytest.mark.thorough
