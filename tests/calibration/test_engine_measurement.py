@@ -32,7 +32,7 @@ def measured(tmp_path_factory):
         return (
             cache,
             here,
-            measure_engine_costs(cache, here, ranks_on_this_host, seconds=4.0),
+            measure_engine_costs(cache, here, ranks_on_this_host, seconds=1.0),
         )
 
 

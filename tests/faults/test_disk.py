@@ -92,7 +92,7 @@ def test_full_disk_is_a_one_line_error_and_the_study_resumes_with_room(
 
 def test_study_folder_deleted_during_the_study_is_written_again_with_all_rows(place):
     """As by a purge of old files on scratch."""
-    long = ("--set", "epochs=20", "--set", "workers=2")
+    long = ("--set", "epochs=10", "--set", "workers=2")
     process = run(place, "out", *long)
     place.until(lambda: place.whole_lines("out").count(b"\n") > 3, "rows")
     shutil.rmtree(place.folder / "out", ignore_errors=True)

@@ -66,7 +66,9 @@ def test_every_kind_of_strategy_runs_on_three_nodes(cluster, tmp_path, tasks, wo
 
 
 def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
-    (tmp_path / "study.yaml").write_text(study(3, "ddp", epochs=10**5))
+    (tmp_path / "study.yaml").write_text(
+        study(3, "allreduce", engine="gloo", epochs=10**5)
+    )
     script = f"#!/bin/bash\n{SCALEBENCH} run study.yaml --launcher srun\n"
     job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
     until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
@@ -81,7 +83,8 @@ def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(
     cluster, hosts, tmp_path
 ):
     """A trap lets the command go on for a moment, as a script does that tidies up."""
-    (tmp_path / "study.yaml").write_text(study(3, "ddp", epochs=10**5, repetitions=2))
+    text = study(3, "allreduce", engine="gloo", epochs=10**5, repetitions=2)
+    (tmp_path / "study.yaml").write_text(text)
     script = f"#!/bin/bash\ntrap 'sleep 8' TERM\n{SCALEBENCH} run study.yaml --launcher srun &\nwait\n"
     job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
     until(lambda: is_training(tmp_path, 1), "the ranks train", 100)

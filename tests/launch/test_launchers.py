@@ -131,10 +131,9 @@ def test_an_ended_launcher_leaves_no_rank(launcher, tmp_path):
 
 def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
     """The whole way of a study's real runs: a completed one, and one whose rank dies."""
-    strategy = "ddp" if engine == "gloo" else "allreduce"
     runs = [
-        make_run("before", engine=engine, strategy=strategy),
-        faulty("killed", "kill", engine=engine, strategy=strategy),
+        make_run("before", engine=engine),
+        faulty("killed", "kill", engine=engine),
     ]
     found = Recorder(runs, tmp_path, ranks=RANKS)
     assert found.outcomes["before"].status == "completed", found.outcomes[
@@ -193,7 +192,8 @@ def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
     keys = {
         "name": "started",
         "dataset": "wine",
-        "strategies": ["ddp"],
+        "strategies": ["allreduce"],
+        "engine": "gloo",
         "workers": [2],
         "epochs": 1,
     }

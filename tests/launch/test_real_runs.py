@@ -93,7 +93,7 @@ def swept(tmp_path_factory):
         make_run("before"),
         faulty("killed", "kill"),
         make_run("alone", workers=1, strategy="serial"),
-        faulty("hung", "hang", time_limit_s=8.0),
+        faulty("hung", "hang", time_limit_s=4.0),
         faulty("raised", "raise"),
         faulty("raised alone", "raise", workers=1, rank=0),
         faulty("diverged alone", "nan", workers=1, rank=0),
