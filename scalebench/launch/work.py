@@ -200,17 +200,21 @@ class StoppingRule:
     ) -> None:
         self._runs, self._until = sweep.runs, sweep.until
         self._completed, self._in_vain = seconds, in_vain
-        # by repetition
-        self._seconds: dict[Cell, dict[int, float]] = {
-            Cell.of(run): {} for run in sweep.runs
-        }
-        for run in (*sweep.runs, *sweep.further):
-            # the interval is one of logarithms
-            if (second := seconds.get(run.run_id)) is not None and second > 0:
-                self._seconds[Cell.of(run)][run.repetition] = second
+        self._further = sweep.further
         self._blocks: dict[int, dict[Cell, Run]] = {}
         for run in sweep.further:
             self._blocks.setdefault(run.repetition, {})[Cell.of(run)] = run
+
+    @cached_property
+    def _seconds(self) -> dict[Cell, dict[int, float]]:
+        """The times of each point by repetition; of fixed numbers of runs none is asked for."""
+        found: dict[Cell, dict[int, float]] = {Cell.of(run): {} for run in self._runs}
+        for run in (*self._runs, *self._further):
+            second = self._completed.get(run.run_id)
+            # the interval is one of logarithms
+            if second is not None and second > 0:
+                found[Cell.of(run)][run.repetition] = second
+        return found
 
     def planned(self) -> list[Run]:
         """All runs that are certain by now, in order of execution."""
