@@ -37,6 +37,9 @@ from scalebench.virtual.recorded import RecordedReplica
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
+# Parameters, above which two are: more were slower by half at a sixth of it, and each
+# of sixteen takes the memory of a model in the process that starts the runs.
+_LARGE = 2**20
 _STEPS, _ROUNDS = 3, 5  # of a measurement
 # of the processor time of single replicas, from which gradients are batched
 _FASTER = 0.8
@@ -280,6 +283,8 @@ def _tried(
         return RecordedReplica(few, some, part, comm, WallClock(), memory=memory)
 
     first = Replica(few, some, part, lone_communicator(workers), WallClock())
+    if workers > 2 and first.parameters.numel() > _LARGE:
+        return _tried(run, dataset, size, 2, too_slow)
     if reason := _why_single(first, few):
         return Choice(reason=reason)
     pool = Batched(first, workers, fills=False)

@@ -418,6 +418,21 @@ def test_measured_choice_counts_the_time(make_run, blobs, monkeypatch):
     assert choice_for(run, blobs, 8).batched
 
 
+def test_large_models_are_tried_among_two_workers(make_run, blobs, monkeypatch):
+    made = []
+
+    class Counted(batched.Batched):
+        def __init__(self, first, workers, **options):
+            made.append(workers)
+            super().__init__(first, workers, **options)
+
+    monkeypatch.setattr(arithmetic, "Batched", Counted)
+    for largest in (1, 1000):
+        monkeypatch.setattr(arithmetic, "_LARGE", largest)
+        choice_for(make_run("local_sgd", 8), blobs, 8)
+    assert made == [2, 8]
+
+
 def test_choice_of_the_machine_counts_at_its_batch_and_workers(make_run, chosen):
     single, batched = Choice(reason="it is slow"), Choice(batched=True)
     known = {8: {2: single, 4: batched, 8: single}, 9: {4: single}}
