@@ -19,6 +19,8 @@ from scalebench.cli.live_progress import watching
 from scalebench.cli.options import verbosity
 from scalebench.errors import ScalebenchError
 from scalebench.formatting import OVERSUBSCRIBED, counted
+from scalebench.study.cell import Cell
+from scalebench.study.choices import VIRTUAL
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from scalebench.study.spec import Run
 
 RUNS_LEFT = 3  # exit code
-_Point = tuple[str, int, str]  # strategy, workers and execution
 # in the order of a cell
 _MARKS = {
     "virtual": "v",
@@ -309,36 +310,35 @@ def _marks_of_strategies(
     from scalebench.launch.sweep import is_oversubscribed
 
     runs = plan.sweep.runs
-    planned = Counter(map(_point_of, runs))
-    done = Counter(map(_point_of, made))
-    crowded = {
-        _point_of(run) for run in runs if is_oversubscribed(run, plan.allocation)
-    }
+    planned = Counter(map(Cell.of, runs))
+    done = Counter(map(Cell.of, made))
+    crowded = {Cell.of(run) for run in runs if is_oversubscribed(run, plan.allocation)}
     # a number is printed only where it differs: most cells have all repetitions
     usual = max(planned.values(), default=0)
     rows = []
     for strategy in map(str, plan.study.strategies):
-        engines = {
-            run.engine
-            for run in runs
-            if str(run.strategy) == strategy and run.engine != "virtual"
+        own = {
+            (cell.workers, cell.execution): cell
+            for cell in planned
+            if cell.label == strategy
         }
-        cells = []
+        engines = {cell.engine for cell in own.values() if cell.engine != VIRTUAL}
+        texts = []
         for workers in counts:
             marks = []
             for execution, mark in _MARKS.items():
-                point = (strategy, workers, execution)
-                number = planned[point]
-                if not number:
+                cell = own.get((workers, execution))
+                if cell is None:
                     continue
-                sign = OVERSUBSCRIBED * (point in crowded)
-                if done[point] >= number:
+                number = planned[cell]
+                sign = OVERSUBSCRIBED * (cell in crowded)
+                if done[cell] >= number:
                     sign += ":done"
-                elif done[point] or number != usual:
-                    sign += f":{done[point]}/{number}"
+                elif done[cell] or number != usual:
+                    sign += f":{done[cell]}/{number}"
                 marks.append(f"{mark}{sign}")
-            cells.append(" ".join(marks) or "-")
-        rows.append([strategy, ", ".join(sorted(engines)), *cells])
+            texts.append(" ".join(marks) or "-")
+        rows.append([strategy, ", ".join(sorted(engines)), *texts])
     return rows
 
 
@@ -355,7 +355,7 @@ def _legend(standing: Standing) -> str:
     ]
     if any(is_oversubscribed(run, standing.plan.allocation) for run in runs):
         named.append(f"{OVERSUBSCRIBED} oversubscribed")
-    usual = max(Counter(map(_point_of, runs)).values(), default=0)
+    usual = max(Counter(map(Cell.of, runs)).values(), default=0)
     each = (
         f"{usual} to {until.at_most} repetitions"
         if until
@@ -365,7 +365,3 @@ def _legend(standing: Standing) -> str:
         ", done/planned where that differs or some are done" if standing.done else ""
     )
     return f"{', '.join(named)}; {each} of each{progress}"
-
-
-def _point_of(run: Run) -> _Point:
-    return str(run.strategy), run.workers, run.execution
