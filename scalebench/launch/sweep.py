@@ -20,6 +20,7 @@ from scalebench.launch.hosts import Allocation, reachable, this_host
 from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
+from scalebench.study.cell import Cell
 from scalebench.study.choices import VIRTUAL, Execution
 from scalebench.study.heterogeneity import STATED, VirtualOptions
 from scalebench.study.spec import (
@@ -147,6 +148,10 @@ class _Cell:
     # of virtual cells: `virtual.engine` as far as it can carry the strategy
     charged: str = "auto"
 
+    @property
+    def at(self) -> Cell:
+        return Cell(self.execution, self.engine, str(self.strategy), self.workers)
+
 
 def expand(
     study: Study,
@@ -175,12 +180,7 @@ def expand(
         for cell in _cells(study, component, allocation, notes)
     ]
     # a strategy that is named twice, or serial at each count, runs once
-    cells = list(
-        {
-            (cell.execution, cell.engine, str(cell.strategy), cell.workers): cell
-            for cell in found
-        }.values()
-    )
+    cells = list({cell.at: cell for cell in found}.values())
     cells = _possible(study, cells, cluster, allocation, notes)
     notes += strategy_warnings(study, cells, cluster, allocation)
     if not cells:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from scalebench.errors import ResultsError, StudyError
 from scalebench.launch.sweep import named
 from scalebench.strategies import registry
+from scalebench.study.cell import Cell
 from scalebench.study.spec import TRIAL_SEED, TUNABLE, Component, Run, Study
 from scalebench.study.validation import explain
 from scalebench.training.optimizers import check_optimizer
@@ -44,11 +45,7 @@ def trials_of(study: Study, runs: Sequence[Run]) -> tuple[Run, ...]:
     for point in points:
         _check_training(study, point)
     # repetitions of a cell share its trials
-    cells = {
-        (str(run.strategy), run.workers): run
-        for run in runs
-        if run.execution == "virtual"
-    }
+    cells = {Cell.of(run): run for run in runs if run.execution == "virtual"}
     trials = [
         _tuned(run, values).model_copy(
             update={
