@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from html import escape
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, get_args
@@ -46,6 +47,7 @@ from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import Component, slug
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.file_access import open_own
+from scalebench.tables import Column, Table, render
 
 _GIB = 2**30
 # by execution
@@ -61,6 +63,10 @@ _HEADER = (
     "difference",
     "read where",
 )
+_COLUMNS = [
+    Column[Sequence[str]](name, itemgetter(place), left=True, title=name)
+    for place, name in enumerate(_HEADER)
+]
 
 
 _HTML = """\
@@ -251,7 +257,7 @@ def _introduction(
 def _table(pairs: Sequence[side_by_side.Pair], compared: bool) -> list[str]:
     # Numbers of scale smoke stand there without a difference: they mean nothing.
     rows = [_cells(pair, compared) for pair in pairs]
-    return [_line(row) for row in (_HEADER, ["---"] * len(_HEADER), *rows)]
+    return render(Table.of("", _COLUMNS, rows), "markdown").rstrip().splitlines()
 
 
 def _cells(pair: side_by_side.Pair, compared: bool) -> list[str]:
@@ -271,10 +277,6 @@ def _cells(pair: side_by_side.Pair, compared: bool) -> list[str]:
             filter(None, [row.source, "digitised" if row.digitised else "", row.note])
         ),
     ]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _study(paper: paper_folder.Paper, study: str, results: Results) -> list[str]:
