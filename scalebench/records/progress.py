@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scalebench.errors import ResultsError, writing
 from scalebench.formatting import counted
@@ -18,8 +19,10 @@ from scalebench.records.attempts import Attempts
 from scalebench.records.folder import EPOCHS, PLANNED, RUNS
 from scalebench.study.cell import group_of
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
-from scalebench.study.spec import Run
 from scalebench.system.file_access import read_text, write_atomic
+
+if TYPE_CHECKING:
+    from scalebench.study.spec import Run
 
 _PLANNED = {"run_id": str, "config_hash": str, "group": str, "epochs": int}
 _SHOWN = 5  # names of runs in a note
