@@ -109,10 +109,7 @@ def recalibrate(
     plan = with_chosen(plan, results.trials)
     before = before and with_chosen(before, results.trials)
     pairs = _pairs(plan, before or plan, results)
-    work = next_work(plan.only({run.run_id for run, _ in pairs}), Ended({}))
-    # of a plan whose virtual runs are all there is, and have not ended
-    assert isinstance(work, Timed)
-    runs = work.runs
+    runs = _due(plan.only({run.run_id for run, _ in pairs}))
     charged = _charged_by(plan, calibration, require_quiet=require_quiet)
     with (
         folder_lock(folder),
@@ -225,6 +222,13 @@ def _pairs(
             f"{results.folder} holds no completed virtual run of this study; `scalebench run` makes them"
         )
     return pairs
+
+
+def _due(plan: StudyPlan) -> Sequence[Run]:
+    """Return the runs of a plan that has virtual ones alone, as if none of them had ended."""
+    work = next_work(plan, Ended({}))
+    assert isinstance(work, Timed)
+    return work.runs
 
 
 def _same_batches(plan: StudyPlan, before: StudyPlan | None, run: Run) -> bool:
