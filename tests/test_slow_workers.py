@@ -162,7 +162,7 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
         0.3,
         {"1": 4.0},
     )
-    assert sweep.notes == []
+    assert sweep.notes == ()
     native = expand(
         study.model_copy(update={"execution": "native"}), load_cluster("this-machine")
     )
@@ -283,7 +283,7 @@ def test_slowdown_that_sizes_native_shards_is_named_as_such():
     assert expand(
         study.model_copy(update={"partition": Study().partition}),
         load_cluster("this-machine"),
-    ).notes == [note.replace(sized, "")]
+    ).notes == (note.replace(sized, ""),)
 
 
 def test_cluster_heterogeneity_applies_to_unset_options(tmp_path):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scalebench.calibration.quiet_rounds import Round, Until, quiet_rounds
 from scalebench.comm.simulated import lone_communicator
@@ -351,6 +352,9 @@ def layer_shares(replica: Any) -> list[LayerShare]:
             # The input of the first layer needs no gradient, as in training.
             leaf = taken.detach().requires_grad_(place > 0)
             made = through(layer, leaf)
+            # between two calls of a forward may lie a tuple, or integers
+            if not isinstance(made, Tensor) or not made.is_floating_point():
+                return []
             passes.append((leaf, made))
             taken = made
             moments.append(now())

@@ -124,12 +124,16 @@ def facts_of(layers: Sequence[Layer], x: Tensor) -> list[LayerFacts]:
     Work is counted as floating-point operations, one for each element of an output
     where nothing is multiplied. The backward pass does twice that of the forward pass,
     for inputs and for parameters; the first layer needs the second alone.
+
+    Raises:
+        ModelError: a layer gives something else than a tensor of the samples.
     """
     samples, found = len(x), []
     modules = [module for layer in layers for module in layer.modules]
     with torch.no_grad(), evaluating(modules):
         for place, layer in enumerate(layers):
             x, work = counted(partial(through, layer, x))
+            _require_rows(x, layer, samples)
             work /= samples
             parameters = sum(parameter.numel() for parameter in layer.parameters)
             found.append(
@@ -255,11 +259,7 @@ def require_cut(
                     f"model {name}: cannot be cut: layer {layer.name} fails on the output of the one before it: "
                     f"{type(error).__name__}: {said}"
                 ) from error
-            if not isinstance(made, Tensor) or made.dim() == 0 or len(made) != _SAMPLES:
-                raise ModelError(
-                    f"model {name}: cannot be cut: layer {layer.name} gives {_described(made)} for {_SAMPLES} samples; "
-                    "the next worker takes one tensor with a row for each sample"
-                )
+            _require_rows(made, layer, _SAMPLES, f"model {name}: ")
         was_training = model.training
         whole = model.eval()(x)
         model.train(was_training)
@@ -274,11 +274,18 @@ def require_cut(
     return layers
 
 
-def _described(made: Any) -> str:
-    return (
+def _require_rows(made: Any, layer: Layer, samples: int, model: str = "") -> None:
+    """Raise ModelError unless a layer gave one tensor with a row for each sample."""
+    if isinstance(made, Tensor) and made.dim() > 0 and len(made) == samples:
+        return
+    given = (
         f"a tensor {tuple(made.shape)}"
         if isinstance(made, Tensor)
         else type(made).__name__
+    )
+    raise ModelError(
+        f"{model}cannot be cut: layer {layer.name} gives {given} for {samples} samples; the next worker takes one "
+        "tensor with a row for each sample"
     )
 
 

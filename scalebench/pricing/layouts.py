@@ -187,15 +187,16 @@ class Planner:
 
     def _cut_into_layers(self, model: nn.Module) -> None:
         layers = self.predictor.workload.layers
-        try:
-            self._layers = layers_of(model, layers.name)
-        except ModelError as error:
-            self.uncut = str(error)
-            return
         sample = torch.empty(
             2, *layers.input_shape, device="meta", dtype=next(model.parameters()).dtype
         )
-        self._work = [each.work for each in facts_of(self._layers, sample)]
+        try:
+            found = layers_of(model, layers.name)
+            self._work = [each.work for each in facts_of(found, sample)]
+        except ModelError as error:
+            self.uncut = str(error)
+            return
+        self._layers = found
 
     # --- layouts ------------------------------------------------------------------------------------------------
 

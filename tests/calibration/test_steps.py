@@ -112,7 +112,7 @@ class Uncut(nn.Module):
         self.only = nn.Linear(2, outputs)
 
     def forward(self, x):
-        return self.only(x)
+        return self.only(x if x.shape[1] == 2 else -x)
 
 
 def test_layers_share_the_passes_by_their_times(blobs, make_run):
@@ -372,3 +372,41 @@ def test_no_reference_step_is_taken_from_a_busy_machine(monkeypatch, busy):
     results = SimpleQueue()
     steps_under_load._measure_reference(1, results)
     assert results.get() == (None if busy else 1e-3)
+
+
+class Pair(nn.Module):
+    """A module whose output is a tuple, and one that takes it."""
+
+    def __init__(self, input_shape, outputs):
+        super().__init__()
+        self.both = _Both()
+        self.joined = _Joined(outputs)
+
+    def forward(self, x):
+        return self.joined(self.both(x))
+
+
+class _Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Linear(2, 16), nn.Linear(16, 4))
+
+    def forward(self, x):
+        made = self.one(x)
+        return made, made
+
+
+class _Joined(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.two = nn.Linear(4, outputs)
+
+    def forward(self, pair):
+        return self.two(pair[0] + pair[1])
+
+
+def test_layers_between_which_a_tuple_passes_have_no_shares(blobs, make_run):
+    replica = single_replica(
+        make_run(model=f"{__file__}:Pair"), blobs, 32, torch.device("cpu")
+    )
+    assert layer_shares(replica) == []

@@ -426,7 +426,7 @@ def test_timeout_names_the_stopped_rank_and_not_the_waiting_ones(swept):
     outcome = swept.outcomes["hung"]
     assert outcome.status == "timeout"
     assert outcome.error.startswith(
-        "exceeded the time limit of 8 s; rank 1 had stopped"
+        "exceeded the time limit of 4 s; rank 1 had stopped"
     )
     assert outcome.error.endswith("while training")
 

@@ -17,7 +17,7 @@ def notes(strategy, workers="2,4", **values):
     study = Study.model_validate(
         {"execution": "virtual", "workers": workers, "strategies": [strategy], **values}
     )
-    return expand(study, load_cluster("this-machine")).notes
+    return [*expand(study, load_cluster("this-machine")).notes]
 
 
 @pytest.mark.parametrize(
