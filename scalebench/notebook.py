@@ -235,7 +235,8 @@ def predict(
     Raises:
         UsageError: an unknown option, or a value that is out of its range.
     """
-    from scalebench.cli.predict import STRATEGIES, one_count, predicted, varied_training
+    from scalebench.predictions.points import predicted
+    from scalebench.predictions.variation import varied_training
 
     flags = _flags_of_predict(model, strategies, workers, options)
     model, counts, chosen, varied = (
@@ -245,8 +246,9 @@ def predict(
         flags.pop(name) for name in ("budget", "price", "epochs_to_target")
     )
     if varied:
-        count = one_count(None if workers is None else counts, budget, law)
-        variation = varied_training(model, chosen or STRATEGIES, count, varied, flags)
+        count = None if workers is None else counts
+        unfit = {"budget": budget, "epochs_to_target": law}
+        variation = varied_training(model, chosen, count, varied, flags, **unfit)
         cells = pd.DataFrame(variation.rows())
         cells.attrs["answer"] = variation.answer(price)
         return cells
@@ -273,7 +275,7 @@ def plan(
         UsageError: an unknown option, or a value that is out of its range.
     """
     from scalebench.cli.plan import plan as command
-    from scalebench.cli.plan import planned, study_of
+    from scalebench.predictions.planned import planned
     from scalebench.tables import records
 
     if not {"format", "write"}.isdisjoint(options):
@@ -286,7 +288,7 @@ def plan(
     found = planned(model, flags["devices"], flags["batch"], flags)
     table = pd.DataFrame(records(next(found.tables())))
     table.attrs["answer"] = list(found.answer())
-    table.attrs["study"] = study_of(found, model, flags)
+    table.attrs["study"] = found.study(model, flags)
     return table
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from scalebench.errors import ResultsError
 from scalebench.study.choices import BASELINES, EngineName, Execution, LauncherName
 
 if TYPE_CHECKING:
@@ -263,19 +262,10 @@ def completed_study(results: Path | None) -> Path:
     Raises:
         ResultsError: no run was completed, or there are no records.
     """
-    from scalebench.records.attempts import Attempts, has_completed_run
-    from scalebench.records.folder import RUNS
+    from scalebench.records.attempts import require_completed_run
 
     folder = study_folder(results)
-    # a look at the first line suffices mostly; the whole table is parsed for a refusal
-    # only
-    if has_completed_run(folder / RUNS):
-        return folder
-    attempts = Attempts(folder / RUNS)
-    if len(attempts) and "completed" not in attempts.status:
-        raise ResultsError(
-            f"{folder}: no run was completed; `scalebench status {folder}` says why"
-        )
+    require_completed_run(folder)
     return folder
 
 

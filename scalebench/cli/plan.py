@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
 from scalebench.cli.formats import format_option, show_tables
 from scalebench.cli.options import NEW_FILE, all_of, verbosity_options
-from scalebench.cli.platform_options import layout_options, predictor_of
+from scalebench.cli.platform_options import layout_options
 from scalebench.errors import writing
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from scalebench.predictions.planned import Planned
-    from scalebench.pricing.prediction import Predictor
-
-_OUTPUTS = 1000  # of an own model, as its layers are counted
-_WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
-# each layout by the engine that it prefers
-_CARRIED = {
-    "engine": "auto",
-    "backend": None,
-}
 _PANELS = {  # of `--help`
     "What is trained": ("--batch", "--dtype", "--optimizer", "--layers", "--input"),
     "Where": (
@@ -101,59 +87,14 @@ def plan(
     """
     # for a command of seconds: what torch alone makes are 400,000 objects that stay
     gc.disable()
+    from scalebench.predictions.planned import planned
+
     found = planned(model, devices, batch, flags)
     show_tables(form, *found.answer(), *found.tables())
     # after the answer, which a file that cannot be written would hide
     if study is not None:
-        _write(study, study_of(found, model, flags))
+        _write(study, found.study(model, flags))
     return 0
-
-
-def planned(
-    model: str | None, devices: int, batch: int, flags: Mapping[str, Any]
-) -> Planned:
-    """Return the layouts of a training on so many devices, `batch` samples a step of all; `flags` as of the command.
-
-    Raises:
-        UsageError: the flags do not say what is trained, or where.
-    """
-    from scalebench.predictions.planned import Planned
-    from scalebench.pricing.layouts import Planner
-
-    predictor = predictor_of(
-        # the batch of all devices is fixed: layouts divide it in different ways
-        model,
-        {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
-    )
-    planner = Planner(predictor, devices, _module(model or "", predictor))
-    return Planned(planner, planner.plan())
-
-
-def study_of(
-    found: Planned, model: str | None, flags: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the study that compares the layouts found with these flags."""
-    return found.study(model or "", flags["layers"], flags["cluster"] or "this-machine")
-
-
-def _module(model: str, predictor: Predictor) -> nn.Module | None:
-    """Return the module of the model, without memory; None for a layer table."""
-    import torch
-
-    from scalebench.models.registry import build_model, build_own, is_own
-
-    workload = predictor.workload
-    # the calibration names the model that it timed
-    if (own := workload.trained) is not None:
-        dtype = getattr(torch, workload.dtype)
-        return build_model(
-            own.model, own.input_shape, own.outputs, own.task, dtype, 0
-        ).to("meta")
-    if not is_own(model):
-        return None
-    # only shapes are needed, of models that no machine here could hold
-    with torch.device("meta"):
-        return build_own(model, {}, workload.layers.input_shape, _OUTPUTS)
 
 
 def _write(path: Path, study: dict[str, Any]) -> None:

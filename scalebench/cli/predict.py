@@ -7,7 +7,6 @@ this had in version 0.1.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +16,12 @@ from click.core import ParameterSource
 
 from scalebench.cli import options, platform_options
 from scalebench.cli.formats import format_option, show_tables, write_rows
-from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
-    from scalebench.analysis.target import SeriesLaw
     from scalebench.predictions.points import Predicted
     from scalebench.predictions.variation import Variation
     from scalebench.tables import Table
 
-STRATEGIES = ("allreduce", "epoch_average")  # by default
 _PANELS = {  # of `--help`
     "What is trained": (
         "--strategy",
@@ -63,7 +59,6 @@ _PANELS = {  # of `--help`
     ),
     "Output": ("--format", "--figure", "--csv", "--quiet", "--verbose", "--help"),
 }
-VARY_WORKERS = 64  # by default
 vary_option = click.option(
     "--vary",
     "varied",
@@ -143,6 +138,8 @@ def predict(
     """
     # for a command of seconds: what torch alone makes are 400,000 objects that stay
     gc.disable()
+    from scalebench.predictions.points import predicted
+    from scalebench.predictions.variation import varied_training
 
     if varied:
         stated = (
@@ -150,14 +147,16 @@ def predict(
             # --vary has another default than a curve over worker counts
             is not ParameterSource.DEFAULT
         )
-        count = one_count(workers if stated else None, budget, epochs_to_target)
-        _show_variation(
-            varied_training(model, strategies or STRATEGIES, count, varied, flags),
-            figure,
-            table,
-            price,
-            form,
+        variation = varied_training(
+            model,
+            strategies,
+            workers if stated else None,
+            varied,
+            flags,
+            budget=budget,
+            epochs_to_target=epochs_to_target,
         )
+        _show_variation(variation, figure, table, price, form)
         return 0
     found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
@@ -176,56 +175,6 @@ def predict(
     return 0 if found.grid.points else 1
 
 
-def one_count(
-    workers: Sequence[int] | None, budget: float | None, epochs_to_target: str | None
-) -> int:
-    """Return the worker count of `--vary`; options that go with several counts only are refused."""
-    given = {"--budget": budget, "--epochs-to-target": epochs_to_target}
-    if unfit := [flag for flag, value in given.items() if value is not None]:
-        raise UsageError(
-            f"{unfit[0]}: does not go with --vary, which gives times; leave one of them out"
-        )
-    if workers is None:
-        return VARY_WORKERS
-    if len(workers) > 1:
-        raise UsageError(
-            f"--workers: --vary takes one count, got {len(workers)}; vary them with --vary workers=4,64"
-        )
-    return workers[0]
-
-
-def predicted(
-    model: str | None,
-    workers: Sequence[int],
-    strategies: Sequence[str],
-    epochs_to_target: str | None,
-    flags: dict[str, Any],
-) -> Predicted:
-    """Predict what the options ask for."""
-    from scalebench.predictions.points import Predicted
-    from scalebench.predictions.targets import targets_of
-    from scalebench.pricing.grid import predict as predict_grid
-
-    chosen = platform_options.strategies_on(flags["engine"], strategies or STRATEGIES)
-    predictor = platform_options.predictor_of(model, flags)
-    grid = predict_grid(predictor, chosen, workers)
-    if epochs_to_target is None:
-        return Predicted(predictor, grid)
-    return Predicted(predictor, grid, targets_of(grid, *_laws(epochs_to_target)))
-
-
-def _laws(said: str) -> tuple[dict[str, SeriesLaw], str]:
-    """Return the law `E0,B_CRIT`, or those of a study or a file, by the strategy's label, and what was fitted."""
-    from scalebench.predictions.targets import law_of_file, laws_of_study, stated_law
-
-    path = Path(said)
-    if path.suffix == ".csv":
-        return law_of_file(path), said
-    if path.exists():
-        return laws_of_study(options.completed_study(path))
-    return stated_law(said), ""
-
-
 def _draw(path: Path, found: Predicted) -> None:
     from scalebench.figures.predicted import draw_prediction
     from scalebench.pricing.advice import held_at
@@ -239,9 +188,7 @@ def _draw(path: Path, found: Predicted) -> None:
 @click.command("what-if", hidden=True)
 @platform_options.platform_options
 @options.strategies_option("Strategies; repeatable.  [default: allreduce]")
-@click.option(
-    "--workers", type=click.IntRange(min=1), default=VARY_WORKERS, show_default=True
-)
+@click.option("--workers", type=click.IntRange(min=1), help="[default: 64]")
 @vary_option
 @click.option("--figure", type=options.NEW_PICTURE, metavar="FILE.png", help="Draw it.")
 @click.option(
@@ -251,7 +198,7 @@ def _draw(path: Path, found: Predicted) -> None:
 def what_if(
     model: str | None,
     strategies: tuple[str, ...],
-    workers: int,
+    workers: int | None,
     varied: tuple[str, ...],
     figure: Path | None,
     table: Path | None,
@@ -260,38 +207,12 @@ def what_if(
     """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
     # for a command of seconds: what torch alone makes are 400,000 objects that stay
     gc.disable()
-    _show_variation(
-        varied_training(model, strategies or ("allreduce",), workers, varied, flags),
-        figure,
-        table,
-    )
+    from scalebench.predictions.variation import varied_training
+
+    counts = None if workers is None else [workers]
+    found = varied_training(model, strategies or ("allreduce",), counts, varied, flags)
+    _show_variation(found, figure, table)
     return 0
-
-
-def varied_training(
-    model: str | None,
-    strategies: Sequence[str],
-    workers: int,
-    varied: Sequence[str],
-    flags: dict[str, Any],
-) -> Variation:
-    """Price the training along the axes `varied`.
-
-    Nothing is trained: the recorded schedule is priced in every cell, and again with
-    half the time of each component.
-    """
-    from scalebench.predictions.variation import Variation
-    from scalebench.pricing.what_if import Axis
-    from scalebench.pricing.what_if import what_if as price_cells
-
-    # three axes have no picture
-    if not 1 <= len(varied) <= 2:
-        raise UsageError(f"--vary: one axis or two, got {len(varied)}")
-    axes = [Axis.parse(text) for text in varied]
-    chosen = platform_options.strategies_on(flags["engine"], strategies)
-    predictor = platform_options.predictor_of(model, flags)
-    planes = [price_cells(predictor, strategy, workers, axes) for strategy in chosen]
-    return Variation(predictor, chosen, planes, workers)
 
 
 def _show_variation(

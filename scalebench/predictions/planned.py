@@ -4,26 +4,72 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from scalebench.formatting import EMPTY, counted, digits, seconds, share
 from scalebench.measured import Measured
-from scalebench.models.registry import is_own
+from scalebench.models.registry import build_model, build_own, is_own
+from scalebench.predictions.asked import predictor_of
 from scalebench.pricing.advice import SPAN
-from scalebench.pricing.layouts import ADAPTIVE
+from scalebench.pricing.layouts import ADAPTIVE, Planner
 from scalebench.pricing.uncertainty import ENDS
 from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
 
 if TYPE_CHECKING:
-    from scalebench.pricing.layouts import ComponentOf, Plan, Planner, StageOf, Step
+    from torch import nn
+
+    from scalebench.pricing.layouts import ComponentOf, Plan, StageOf, Step
+    from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
+_OUTPUTS = 1000  # of an own model, as its layers are counted
+_WHOLE = {"samples": None, "epochs": 1, "epoch_overhead": 0.0}  # one step is planned
+# each layout by the engine that it prefers
+_CARRIED = {
+    "engine": "auto",
+    "backend": None,
+}
 _GIB, _MIB = 2**30, 2**20
 _STEPS = 16  # of the epoch of a written study
 _FEWEST_TESTED, _IMAGES = 64, 3  # samples; axes
+
+
+def planned(
+    model: str | None, devices: int, batch: int, flags: Mapping[str, Any]
+) -> Planned:
+    """Return the layouts of a training on so many devices, `batch` samples a step of all; `flags` as of the command.
+
+    Raises:
+        UsageError: the flags do not say what is trained, or where.
+    """
+    predictor = predictor_of(
+        # the batch of all devices is fixed: layouts divide it in different ways
+        model,
+        {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
+    )
+    planner = Planner(predictor, devices, _module(model or "", predictor))
+    return Planned(planner, planner.plan())
+
+
+def _module(model: str, predictor: Predictor) -> nn.Module | None:
+    """Return the module of the model, without memory; None for a layer table."""
+    workload = predictor.workload
+    # the calibration names the model that it timed
+    if (own := workload.trained) is not None:
+        dtype = getattr(torch, workload.dtype)
+        return build_model(
+            own.model, own.input_shape, own.outputs, own.task, dtype, 0
+        ).to("meta")
+    if not is_own(model):
+        return None
+    # only shapes are needed, of models that no machine here could hold
+    with torch.device("meta"):
+        return build_own(model, {}, workload.layers.input_shape, _OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -66,11 +112,11 @@ class Planned:
         yield from self._stages()
         yield from self._components()
 
-    def study(self, model: str, table: str | None, cluster: str) -> dict[str, Any]:
+    def study(self, model: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Return a study with the best layout of each kind, and serial, on data that are made for it.
 
-        Of a model of its own it trains; of a layer table, `model` or the file `table`,
-        its runs are modelled.
+        Of a model of its own it trains; of a layer table, `model` or the file of
+        --layers, its runs are modelled.
         """
         planner, found = self.planner, self.found
         workload, platform = planner.predictor.workload, planner.predictor.platform
@@ -94,13 +140,13 @@ class Planned:
             "evaluate_every": 0,
             "optimizer": _plain(workload.optimizer),
             "dtype": workload.dtype,
-            "cluster": cluster,
+            "cluster": flags["cluster"] or "this-machine",
         }
         data: dict[str, Any] = {
             "n_train": _STEPS * planner.batch,
             "n_test": max(_FEWEST_TESTED, planner.batch),
         }
-        if workload.trained is not None or is_own(model):
+        if workload.trained is not None or is_own(model or ""):
             own = workload.trained
             shape = list(own.input_shape if own else workload.layers.input_shape)
             data |= {
@@ -111,7 +157,7 @@ class Planned:
         else:
             content |= {
                 "execution": "modelled",
-                "model": {"layers": {"table": table or model}},
+                "model": {"layers": {"table": flags["layers"] or model}},
             }
         content["dataset"] = {"synthetic": data}
         if platform.cluster.compute == "stated":

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebench.formatting import digits, seconds, share
 from scalebench.measured import Measured
-from scalebench.predictions.targets import Target, aimed, target_sentences
+from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
+from scalebench.predictions.targets import (
+    Target,
+    aimed,
+    laws_of,
+    target_sentences,
+    targets_of,
+)
 from scalebench.pricing import advice
+from scalebench.pricing.grid import predict
 from scalebench.pricing.uncertainty import outside
 from scalebench.tables.table import (
     COUNT,
@@ -222,6 +230,22 @@ class Predicted:
             _row(self.predictor, point, price, self.to_target.get(n))
             for n, point in enumerate(self.grid.points)
         ]
+
+
+def predicted(
+    model: str | None,
+    workers: Sequence[int],
+    strategies: Sequence[str],
+    epochs_to_target: str | None,
+    flags: Mapping[str, Any],
+) -> Predicted:
+    """Predict what the options of `scalebench predict` ask for."""
+    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
+    predictor = predictor_of(model, flags)
+    grid = predict(predictor, chosen, workers)
+    if epochs_to_target is None:
+        return Predicted(predictor, grid)
+    return Predicted(predictor, grid, targets_of(grid, *laws_of(epochs_to_target)))
 
 
 def engine_asked_for(predictor: Predictor, strategy: Component) -> list[str]:

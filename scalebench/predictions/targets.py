@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import digits, seconds
+from scalebench.records.attempts import require_completed_run
+from scalebench.records.folder import study_in
 
 if TYPE_CHECKING:
     from scalebench.analysis.target import SeriesLaw
@@ -27,8 +29,20 @@ class Target(NamedTuple):
     beyond: str
 
 
-def stated_law(said: str) -> dict[str, SeriesLaw]:
-    """Return the law `E0,B_CRIT` of any strategy."""
+def laws_of(said: str) -> tuple[dict[str, SeriesLaw], str]:
+    """Return the law `E0,B_CRIT`, or those of a study or a file, by the strategy's label, and what was fitted.
+
+    An empty label is any strategy's.
+    """
+    from scalebench.analysis.target import read_law
+
+    path = Path(said)
+    if path.suffix == ".csv":
+        return {"": read_law(path)}, said
+    return _laws_of_study(study_in(path)) if path.exists() else (_stated(said), "")
+
+
+def _stated(said: str) -> dict[str, SeriesLaw]:
     from scalebench.analysis.target import EpochsLaw, SeriesLaw
 
     try:
@@ -41,18 +55,11 @@ def stated_law(said: str) -> dict[str, SeriesLaw]:
     return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}
 
 
-def law_of_file(path: Path) -> dict[str, SeriesLaw]:
-    """Return the law of any strategy that is fitted to a file of batches and epochs."""
-    from scalebench.analysis.target import read_law
-
-    return {"": read_law(path)}
-
-
-def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
-    """Return the laws fitted to the runs of a study, by the strategy's label, and what was trained there."""
+def _laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
     from scalebench.analysis import load
     from scalebench.analysis.target import critical_batches
 
+    require_completed_run(folder)
     results = load(folder)
     fitted = critical_batches(results)
     if not fitted:
@@ -69,10 +76,7 @@ def laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
 def targets_of(
     grid: Grid, laws: dict[str, SeriesLaw], source: str
 ) -> dict[int, Target]:
-    """Return the epochs to target of the points whose strategy has a law, by their place.
-
-    An empty label is any strategy's; `source` names what the laws were fitted to.
-    """
+    """Return the epochs to target of the points whose strategy has a law, by their place; `source`: what was fitted."""
     from scalebench.pricing.advice import averages_gradients
 
     found = {}

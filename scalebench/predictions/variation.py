@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from scalebench.errors import UsageError
 from scalebench.formatting import percent
 from scalebench.measured import Measured
+from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
 from scalebench.predictions.points import engine_asked_for
 from scalebench.pricing import advice
 from scalebench.pricing.uncertainty import ENDS, ends_in_words
+from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
 
 if TYPE_CHECKING:
     from scalebench.pricing.prediction import Predictor
-    from scalebench.pricing.what_if import Axis, Plane
     from scalebench.study.spec import Component
 
+_WORKERS = 64  # where no count is given
 _NAMED = 4  # cells
 _COMPARED = 2  # strategies whose times a sentence has; the rows have those of more
 
@@ -169,6 +172,39 @@ class Variation:
                     }
                 )
         return rows
+
+
+def varied_training(
+    model: str | None,
+    strategies: Sequence[str],
+    workers: Sequence[int] | None,
+    varied: Sequence[str],
+    flags: Mapping[str, Any],
+    **unfit: object,
+) -> Variation:
+    """Price the training along the axes `varied`; options that go with several counts only are refused as `unfit`.
+
+    Nothing is trained: the recorded schedule is priced in every cell, and again with
+    half the time of each component.
+    """
+    if given := [name for name, value in unfit.items() if value is not None]:
+        flag = given[0].replace("_", "-")
+        raise UsageError(
+            f"--{flag}: does not go with --vary, which gives times; leave one of them out"
+        )
+    counts = [_WORKERS] if workers is None else workers
+    if len(counts) > 1:
+        raise UsageError(
+            f"--workers: --vary takes one count, got {len(counts)}; vary them with --vary workers=4,64"
+        )
+    # three axes have no picture
+    if not 1 <= len(varied) <= 2:
+        raise UsageError(f"--vary: one axis or two, got {len(varied)}")
+    axes = [Axis.parse(text) for text in varied]
+    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
+    predictor = predictor_of(model, flags)
+    planes = [what_if(predictor, strategy, counts[0], axes) for strategy in chosen]
+    return Variation(predictor, chosen, planes, counts[0])
 
 
 def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from scalebench.records.append_only import (
     check_version,
     from_line,
 )
+from scalebench.records.folder import RUNS
 from scalebench.records.limits import expected_instead
 from scalebench.records.schema import (
     EpochRow,
@@ -221,14 +222,19 @@ class Attempts:
         return len(self) - len(set(zip(self.run_id, self.attempt, strict=True)))
 
 
-def has_completed_run(path: Path) -> bool:
-    """Return True if a line of a runs.csv may be that of a completed run: no column but `status` holds that word alone.
-
-    Reads as far as the first one only. False if there is no such file.
-    """
+def require_completed_run(folder: Path) -> None:
+    """Raise ResultsError if no run of the study in `folder` was completed, or there are no records."""
+    path = folder / RUNS
+    # No column but `status` holds that word alone: the first such line suffices, and
+    # the whole table is parsed for a refusal only.
     with suppress(OSError), path.open("rb") as file:
-        return any(b",completed," in line for line in file)
-    return False
+        if any(b",completed," in line for line in file):
+            return
+    attempts = Attempts(path)
+    if len(attempts) and "completed" not in attempts.status:
+        raise ResultsError(
+            f"{folder}: no run was completed; `scalebench status {folder}` says why"
+        )
 
 
 def _read_epochs(path: Path) -> tuple[list[str], bytes]:

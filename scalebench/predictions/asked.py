@@ -1,0 +1,299 @@
+"""What is trained and on what, by the options of a prediction: its predictor and its strategies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import pstdev
+from typing import Any
+
+import torch
+
+from scalebench.calibration.calibration_file import (
+    Calibration,
+    read_calibration,
+    require_measured_cluster,
+)
+from scalebench.cluster.cluster_file import Cluster, load_cluster
+from scalebench.cluster.device import Device, load_device
+from scalebench.cluster.engine_costs import EngineCosts
+from scalebench.cluster.network import Network
+from scalebench.comm.engines import of_tasks
+from scalebench.comm.engines.tasks import with_typical_cost
+from scalebench.errors import ClusterError, UsageError
+from scalebench.launch.engine_choice import check_provided
+from scalebench.models.layer_counting import count_model
+from scalebench.models.registry import build_model
+from scalebench.models.zoo.layers import load_layers
+from scalebench.pricing.devices import (
+    MeasuredSteps,
+    Roofline,
+    Scaled,
+    Stated,
+    TimeModel,
+    published_step,
+)
+from scalebench.pricing.platform import Platform, faster
+from scalebench.pricing.prediction import (
+    PRECISIONS,
+    SGD,
+    Predictor,
+    Workload,
+    optimizer_states,
+)
+from scalebench.pricing.uncertainty import JITTER
+from scalebench.strategies import registry
+from scalebench.study.choices import BACKENDS, Backend
+from scalebench.study.heterogeneity import STATED
+from scalebench.study.load import written_component
+from scalebench.study.spec import Component
+
+STRATEGIES = ("allreduce", "epoch_average")  # by default
+_JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
+_SAMPLES = 1_281_167  # ImageNet's training images
+
+
+def predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
+    """Return the predictor for the command's options; raise UsageError for what cannot be."""
+    measured = _measured(model, flags) if flags["calibration"] is not None else None
+    for what, given in (
+        ("MODEL", model or flags["layers"]),
+        ("--cluster", flags["cluster"]),
+    ):
+        # a calibration knows the model and the machine
+        if measured is None and given is None:
+            raise UsageError(
+                f"{what} is missing; give it, or what was measured with --calibration"
+            )
+    workload = _workload(model or "", flags, measured)
+    return Predictor(workload, _platform(workload, flags, measured))
+
+
+def _measured(model: str | None, flags: Mapping[str, Any]) -> Calibration:
+    """Read the calibration, and refuse options that it decides otherwise."""
+    path = flags["calibration"]
+    found = read_calibration(Path(path))
+    # calibrations of engines alone have no model
+    if not found.tables or found.trained is None or found.measured is None:
+        raise ClusterError(
+            f"calibration: {path} has no step times of a model; write one with: scalebench calibrate"
+        )
+    # other numbers change a step's time, which was measured with these
+    own = {"dtype": found.measured.dtype, "optimizer": str(found.trained.optimizer)}
+    if model is not None and model not in (
+        found.trained.model.name,
+        str(found.trained.model),
+    ):
+        raise UsageError(
+            f"calibration: {path} was measured for {found.measured}, not for {model}; leave MODEL out"
+        )
+    # two sources for one number: which one counted would not be seen in the answer
+    for flag in ("layers", "step_time", "step_batch", "device"):
+        if flags[flag] is not None and not (
+            flag == "device" and flags["measured_on"] is not None
+        ):
+            raise UsageError(
+                f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them"
+            )
+    for flag, value in own.items():
+        asked = str(Component.model_validate(flags[flag])) if flags[flag] else value
+        if asked != value:
+            raise UsageError(
+                f"--{flag}: {path} was measured with {value}, not {asked}; calibrate with the other"
+            )
+    return found
+
+
+def _workload(
+    model: str, flags: Mapping[str, Any], measured: Calibration | None
+) -> Workload:
+    if flags["batch"] is not None and flags["batch_global"] is not None:
+        raise UsageError("give --batch or --batch-global, not both")
+    largest = (
+        max(batch.samples for batch in measured.tables[0].batches) if measured else 64
+    )
+    batch = flags["batch_global"] or flags["batch"] or largest
+    asked = (
+        measured.measured.dtype
+        if measured and measured.measured
+        else flags["dtype"] or "float32"
+    )
+    # tf32 and bf16-mixed name how products are computed; parameters stay float32
+    dtype, products = PRECISIONS.get(asked, (asked, ""))
+    epochs, in_all = flags["epochs"], flags["batch_global"] is not None
+    # the model that was timed, built again without memory to count its layers
+    if measured is not None and (own := measured.trained) is not None:
+        built = build_model(
+            own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0
+        ).to("meta")
+        layers = count_model(built, str(own.model), own.input_shape)
+        samples = flags["samples"] or own.samples
+        return Workload(
+            layers, samples, epochs, batch, in_all, own.optimizer, dtype, own
+        )
+    if model and flags["layers"]:
+        raise UsageError("give MODEL or --layers, not both")
+    shape = flags["input_shape"] or ""
+    if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+        raise UsageError(f"--input: expected sizes such as 3x224x224, got {shape!r}")
+    layers = load_layers(
+        flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ()
+    )
+    optimizer = (
+        Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
+    )
+    samples = flags["samples"] or _SAMPLES
+    return Workload(
+        layers, samples, epochs, batch, in_all, optimizer, dtype, products=products
+    )
+
+
+def _platform(
+    workload: Workload, flags: Mapping[str, Any], measured: Calibration | None
+) -> Platform:
+    cluster = load_cluster(flags["cluster"] or "this-machine")
+    jitter, jitter_range, jitter_source = _jitter(flags["jitter"], cluster, measured)
+    if measured is not None:
+        require_measured_cluster(Path(flags["calibration"]), cluster)
+    # a cluster of one kind of node knows its device
+    if measured is None and flags["step_time"] is None and flags["device"] is None:
+        flags = {**flags, "device": cluster.node.device}
+    device = _device(workload, flags, measured)
+    operations = measured.operations if measured else {}
+    if isinstance(device, Scaled):  # they stream vectors
+        here, there = (
+            roofline.device.memory_bandwidth_bytes_per_s
+            for roofline in (device.here, device.there)
+        )
+        operations = faster(operations, there / here)
+    Network(cluster, 1, flags["collective"])  # refuses an unknown one
+    engines = _engines(flags["engine"], flags["backend"], measured)
+    return Platform(
+        cluster,
+        device,
+        engines if isinstance(device, MeasuredSteps) else engines.after_pauses(),
+        flags["engine"],
+        operations,
+        collective=flags["collective"],
+        input_s=1 / flags["input_rate"] if flags["input_rate"] else 0.0,
+        epoch_s=flags["epoch_overhead"],
+        jitter=jitter,
+        jitter_range=jitter_range,
+        jitter_source=jitter_source,
+        stated_gib=flags["memory"],
+    )
+
+
+def _engines(
+    engine: str, backend: Backend | None, measured: Calibration | None
+) -> EngineCosts:
+    """Return what the calibration measured of engines, with the typical cost of tasks where it has none of these."""
+    found = measured.engines if measured else EngineCosts()
+    if engine == of_tasks():
+        # a backend that is named may be another than the measured one
+        is_measured = backend is None and found.has(of_tasks())
+        return (
+            found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
+        )
+    if backend is not None:
+        raise UsageError(
+            f"--backend: says where --engine {of_tasks()} computes; add that, or leave --backend out"
+        )
+    return found
+
+
+def _jitter(
+    asked: float | None, cluster: Cluster, measured: Calibration | None
+) -> tuple[float, tuple[float, float] | None, str]:
+    """Return the spread of a step's compute, its interval where it is assumed, and where it is from."""
+    if asked is not None:
+        return asked, None, "--jitter"
+    # the nearest word counts: the option, the cluster file, the calibration, an
+    # assumption
+    if cluster.uneven.jitter == "none":
+        return 0.0, None, f"of the cluster file {cluster.name}"
+    if cluster.uneven.jitter in STATED:
+        return cluster.uneven.jitter_sigma, None, f"of the cluster file {cluster.name}"
+    if measured is not None and (drawn := measured.tables[0].jitter):
+        return pstdev(drawn), None, "of the calibration"
+    return _JITTER, JITTER, "assumed"
+
+
+def _device(
+    workload: Workload, flags: Mapping[str, Any], measured: Calibration | None
+) -> TimeModel:
+    """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
+    base: TimeModel | None = None
+    if measured is not None:
+        of = measured.measured
+        base = MeasuredSteps(
+            tuple(measured.tables),
+            of.machine if of else "",
+            of is not None and of.device != "cpu",
+        )
+    elif flags["step_time"] is not None:
+        base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
+    if flags["measured_on"] is not None:
+        if base is None or flags["device"] is None:
+            raise UsageError(
+                "--measured-on: scales --step-time or --calibration to --device; give both"
+            )
+        return Scaled(
+            base,
+            _roofline(flags["measured_on"], workload),
+            _roofline(flags["device"], workload),
+        )
+    if measured is None and (base is None) == (flags["device"] is None):
+        raise UsageError(
+            "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them; both "
+            "with --measured-on DEVICE scale the step time"
+        )
+    if base is not None:
+        return base
+    if Path(flags["device"]).suffix != ".json":
+        roofline = _roofline(flags["device"], workload)
+        # steps are published of known models, and a table of one's own is none
+        if flags["roofline"] or flags["layers"] is not None:
+            return roofline
+        return (
+            # measured by others, on this device: closer than its peak numbers
+            published_step(workload.layers.name, roofline.device, workload.precision)
+            or roofline
+        )
+    # scipy, for files of measured kernels alone
+    from scalebench.pricing.kernel_model import Learned, load_kernel_model
+
+    kernels = load_kernel_model(Path(flags["device"]))
+    return Learned(kernels, _roofline(kernels.device, workload))
+
+
+def _roofline(device: str | Device, workload: Workload) -> Roofline:
+    if workload.optimizer.name == "muon":
+        raise UsageError(
+            "a device's speeds give no price for the steps of optimizer muon, which multiply matrices of their own; "
+            "state the seconds of a step with --step-time, or give a calibration"
+        )
+    found = load_device(device) if isinstance(device, str) else device
+    states = optimizer_states(workload.optimizer)
+    return Roofline(
+        found, workload.products or workload.dtype, states, stored=workload.dtype
+    )
+
+
+def strategies_on(engine: str, texts: Sequence[str]) -> list[Component]:
+    """Return the strategies written as for `run --strategy`, all of which `engine` can carry."""
+    found = []
+    for text in texts:
+        component = Component.model_validate(
+            written_component(text.strip(), "--strategy")
+        )
+        # options are checked now, not in each of many points
+        registry.create(component.name, component.options, "virtual")
+        # auto takes an engine that each strategy can run on
+        if engine != "auto":
+            check_provided(
+                registry.create(component.name, component.options, engine), engine
+            )
+        found.append(component)
+    return found
