@@ -448,14 +448,13 @@ def _few_steps(study: Study, made: Preparation) -> list[str]:
     """Note intervals of few steps: averaging every s steps saves at most 1 - 1/s of the communication of every step."""
     notes = []
     for component in study.strategies:
-        synchronisation = registry.create(
-            component.name, component.options
-        ).synchronisation
+        strategy = registry.create(component.name, component.options)
+        epochs = strategy.synchronisation.epochs
         # intervals in batches do not shrink with the shards
-        if synchronisation.unit != "epoch":
+        if epochs is None:
             continue
         steps = {
-            workers: synchronisation.every * plan.steps(0)
+            workers: epochs * plan.steps(0)
             for workers, plan in made.plans.items()
             if workers > 1
         }

@@ -449,7 +449,7 @@ def interval_for(
     name = strategy.traits.options.get("interval")
     if name is None:
         return None
-    steps = 1 if strategy.synchronisation.unit == "epoch" else point.steps
+    steps = 1 if strategy.synchronisation.epochs else point.steps
     # of a training that synchronises
     longest = min(_LONGEST_INTERVAL, int(steps * point.epochs))
     powers = (1 << power for power in range(longest.bit_length()))

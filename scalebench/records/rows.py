@@ -105,7 +105,7 @@ def rows_of(
             | provenance
         )
     )
-    return row, _epoch_rows(strategy.synchronisation.every, run, outcome, attempt)
+    return row, _epoch_rows(strategy.synchronisation.epochs or 1, run, outcome, attempt)
 
 
 def _equally_named(run: Run, facts: RunFacts, strategy: Strategy) -> dict[str, Any]:

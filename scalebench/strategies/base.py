@@ -293,7 +293,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """Description of a strategy's synchronisation, for the records."""
+    """Description of a strategy's synchronisation: how often, of what, and how."""
 
     every: int = 1  # units between two synchronisations; 0: never
     unit: Literal["batch", "epoch", "none"] = "batch"
@@ -301,6 +301,11 @@ class Synchronisation:
     averaged: str = "parameters"
     optimizer_state: str = "keep"  # momentum and the like at a synchronisation
     merge: str = "mean"  # how replicas are combined
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs between two synchronisations; None where they count batches, or there are none."""
+        return self.every if self.unit == "epoch" else None
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a run's row."""
