@@ -29,6 +29,7 @@ from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 from scalebench.formatting import counted, listed, seconds
 from scalebench.measured import Measured
+from scalebench.strategies import registry
 from scalebench.study.cell import BATCH, EXECUTIONS, Cell, columns_without
 from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
 
@@ -46,7 +47,6 @@ _MOST_RUNS = 100  # that are advised
 _OF_A_STATED_JITTER = 10  # repetitions
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
 _COMPARED = (HOROVOD, "allreduce")
-_CYCLE_S = 1e-3  # of Horovod's thread, unless the option cycle_time_ms sets another
 
 
 @dataclass(frozen=True)
@@ -333,6 +333,7 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
         / table["steps_per_epoch"]
         / float(results.completed["epochs"].max())
     )
+    cycle_s = registry.create(HOROVOD, {}).traits.cycle_s
     # Native where both were measured, else virtual.
     for execution in EXECUTIONS:
         own = table[table["execution"] == execution].drop_duplicates(
@@ -343,12 +344,12 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
         )
         steps = steps.reindex(columns=list(_COMPARED)).dropna()
         # Longer steps hide the cycle, and are explained by other causes.
-        steps = steps[(steps[HOROVOD] >= _CYCLE_S) & (steps["allreduce"] < _CYCLE_S)]
+        steps = steps[(steps[HOROVOD] >= cycle_s) & (steps["allreduce"] < cycle_s)]
         if len(steps):
             workers, (of_horovod, other) = int(steps.index[0]), steps.iloc[0]
             return [
                 f"A step of horovod takes {seconds(of_horovod)} at {counted(workers, 'worker')} ({execution}), where "
                 f"one of allreduce takes {seconds(other)}: its thread looks for gradients once in a cycle of "
-                f"{seconds(_CYCLE_S)}, and so short a step waits for the next."
+                f"{seconds(cycle_s)}, and so short a step waits for the next."
             ]
     return []
