@@ -164,20 +164,20 @@ def _obtained(
 ) -> Calibration | None:
     """Return the calibration of `source`, measured as far as need be and written to `path`; None if all is stated."""
     match source:
-        case cost_sources.Stated():
+        case cost_sources.StatedCosts():
             return None
-        case cost_sources.Given():
+        case cost_sources.GivenCosts():
             _copy(source, request, path)
             return source.calibration
         # what is measured here does not belong beside it
-        case cost_sources.Kept(place=cost_sources.Place.ANOTHER_MACHINE):
+        case cost_sources.KeptCosts(place=cost_sources.Place.ANOTHER_MACHINE):
             return source.calibration
-        case cost_sources.Kept(place=cost_sources.Place.FOLDER):
+        case cost_sources.KeptCosts(place=cost_sources.Place.FOLDER):
             calibration = source.calibration
-        case cost_sources.Kept():
+        case cost_sources.KeptCosts():
             calibration = _with_engines_of_now(source.calibration, request, note)
             calibration.save(path)
-        case cost_sources.Measured():
+        case cost_sources.MeasuredCosts():
             calibration = _measured(
                 request,
                 request.sizes(),
@@ -194,7 +194,7 @@ def _obtained(
 
 
 def _copy(
-    source: cost_sources.Given, request: cost_sources.Request, path: Path
+    source: cost_sources.GivenCosts, request: cost_sources.Request, path: Path
 ) -> None:
     """Write the given file to `path`, with paths as in study.yaml; only its engines, where the study states steps."""
     if request.states_steps:

@@ -1,12 +1,12 @@
 """Where the costs are from that charge the virtual runs of a study: chosen once, as a value.
 
-| source     | steps                                | engines                  | operations of strategies |
-|------------|--------------------------------------|--------------------------|--------------------------|
-| `Stated`   | the cluster's file, or the study     | the cluster's links      | none                     |
-| `Given`    | the file that the study names        | that file                | that file                |
-| `Kept`     | the file beside the records, or what | that file, or measured   | those that are missing   |
-|            | an earlier study measured here       |                          | are measured             |
-| `Measured` | measured here and now                | measured                 | measured                 |
+| source          | steps                                | engines                  | operations of strategies |
+|-----------------|--------------------------------------|--------------------------|--------------------------|
+| `StatedCosts`   | the cluster's file, or the study     | the cluster's links      | none                     |
+| `GivenCosts`    | the file that the study names        | that file                | that file                |
+| `KeptCosts`     | the file beside the records, or what | that file, or measured   | those that are missing   |
+|                 | an earlier study measured here       |                          | are measured             |
+| `MeasuredCosts` | measured here and now                | measured                 | measured                 |
 
 A study that states the time of its steps (`device_step_time`) takes engines only from a
 source. What a user is told follows from the source (`notes`).
@@ -151,7 +151,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedCosts:
     """The cluster is another machine, whose steps are stated; its engines were not measured: its links are charged."""
 
     def notes(self, request: Request) -> list[str]:
@@ -159,7 +159,7 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenCosts:
     """The file that the study names."""
 
     path: Path
@@ -198,7 +198,7 @@ class Place(Enum):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCosts:
     """Costs beside the records or in the cache of this machine, with all step times that the runs take."""
 
     calibration: Calibration
@@ -210,7 +210,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCosts:
     """A measurement here and now, of all; or beside `before`, which charged earlier runs, of what that is `lacking`."""
 
     before: Calibration | None = None
@@ -224,7 +224,7 @@ class Measured:
         )
 
 
-Source = Stated | Given | Kept | Measured
+Source = StatedCosts | GivenCosts | KeptCosts | MeasuredCosts
 
 
 def choose_source(
@@ -242,7 +242,7 @@ def choose_source(
     """
     given = _given_calibration(request)
     if not request.is_here:
-        return Stated()
+        return StatedCosts()
     path = folder / CALIBRATION
     kept = read_calibration(path) if path.exists() else None
     if charged:
@@ -263,18 +263,18 @@ def choose_source(
                 f"go on there, or measure all of it here with: scalebench recalibrate {folder}"
             )
         if not lacking:
-            return Kept(
+            return KeptCosts(
                 kept, Place.FOLDER if kept.key == request.key else Place.ANOTHER_MACHINE
             )
         if charged:
-            return Measured(kept, lacking)
+            return MeasuredCosts(kept, lacking)
     if not anew and not request.states_steps:
         earlier = KeptSteps(request.key, request.runs[0]).with_all(
             request.sizes(), request.most_busy
         )
         if earlier is not None:
-            return Kept(earlier, Place.CACHE)
-    return Measured()
+            return KeptCosts(earlier, Place.CACHE)
+    return MeasuredCosts()
 
 
 def notes_on(source: Source, request: Request) -> list[str]:
@@ -285,7 +285,7 @@ def notes_on(source: Source, request: Request) -> list[str]:
     return [*([STATED_STEPS] if stated else []), *source.notes(request)]
 
 
-def _given_calibration(request: Request) -> Given | None:
+def _given_calibration(request: Request) -> GivenCosts | None:
     """Read the calibration file that a study names; only its engines' costs count if the study states step times.
 
     Raises:
@@ -299,7 +299,7 @@ def _given_calibration(request: Request) -> Given | None:
     require_measured_cluster(path, request.cluster)
     if request.states_steps:
         # Stated times count, so that those in the file must not.
-        return Given(path, found.model_copy(update={"tables": []}))
+        return GivenCosts(path, found.model_copy(update={"tables": []}))
     if found.measured and (
         other := found.measured.differences(request.measurement, _OF_THE_STUDY)
     ):
@@ -312,7 +312,7 @@ def _given_calibration(request: Request) -> Given | None:
             f"calibration: {path} has no step times, as it is of a study that states them; "
             "name another, or state them with --device-step-time"
         )
-    return Given(path, found)
+    return GivenCosts(path, found)
 
 
 def check_given_calibration(request: Request) -> None:
@@ -345,7 +345,7 @@ def check_kept_calibration(request: Request, folder: Path) -> None:
 
 
 def _require_kept(
-    request: Request, folder: Path, given: Given | None, kept: Calibration | None
+    request: Request, folder: Path, given: GivenCosts | None, kept: Calibration | None
 ) -> None:
     # The folder holds a copy of the file that charged its runs.
     if given is not None and kept is not None and kept != given.calibration:

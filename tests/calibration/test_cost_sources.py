@@ -10,13 +10,13 @@ import pytest
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.calibration.charging import machine_of
 from scalebench.calibration.cost_sources import (
-    Given,
-    Kept,
+    GivenCosts,
+    KeptCosts,
     KeptSteps,
-    Measured,
+    MeasuredCosts,
     Place,
     Request,
-    Stated,
+    StatedCosts,
     choose_source,
     notes_on,
 )
@@ -80,7 +80,7 @@ def test_cluster_that_states_its_steps_needs_nothing(wanted, calibration, tmp_pa
         stating(wanted, device_step_time=2e-3), cluster=load_cluster("juwels-booster")
     )
     source = choose_source(elsewhere, tmp_path)
-    assert source == Stated()
+    assert source == StatedCosts()
     (note,) = notes_on(source, elsewhere)
     assert note.startswith("steps take the stated time")
     alone = replace(elsewhere, runs=[run for run in elsewhere.runs if run.workers == 1])
@@ -100,7 +100,7 @@ def test_file_that_the_study_names_comes_before_the_kept_one(
     calibration.save(tmp_path / "calibration.json")
     asked = stating(wanted, calibration=tmp_path / "given.json")
     source = choose_source(asked, tmp_path)
-    assert source == Given(tmp_path / "given.json", given)
+    assert source == GivenCosts(tmp_path / "given.json", given)
     without = [note for note in notes_on(source, asked) if "does not say what" in note]
     assert [note.split(" computes ")[0].split()[-1] for note in without] == [
         "adasum",
@@ -130,7 +130,7 @@ def test_kept_file_of_this_machine_is_taken(wanted, calibration, tmp_path):
     calibration.save(tmp_path / "calibration.json")
     for charged in (False, True):
         source = choose_source(wanted, tmp_path, charged=charged)
-        assert source == Kept(calibration)
+        assert source == KeptCosts(calibration)
         assert notes_on(source, wanted) == []
 
 
@@ -141,7 +141,9 @@ def test_kept_file_of_another_machine_counts_for_runs_that_it_charged(
     other = calibration.model_copy(update={"key": "another"})
     other.save(tmp_path / "calibration.json")
     source = choose_source(wanted, tmp_path, charged=charged)
-    assert source == (Kept(other, Place.ANOTHER_MACHINE) if charged else Measured())
+    assert source == (
+        KeptCosts(other, Place.ANOTHER_MACHINE) if charged else MeasuredCosts()
+    )
     assert (
         any("another machine" in note for note in notes_on(source, wanted)) == charged
     )
@@ -158,7 +160,7 @@ def test_machine_that_has_charged_runs_is_not_completed_by_another(
         ResultsError, match=r"has no step times for batches of 16 samples: go on there"
     ):
         choose_source(more, tmp_path, charged=True)
-    assert choose_source(more, tmp_path) == Measured()
+    assert choose_source(more, tmp_path) == MeasuredCosts()
 
 
 def test_what_runs_lack_is_measured_beside_what_charged_earlier_ones(
@@ -167,11 +169,11 @@ def test_what_runs_lack_is_measured_beside_what_charged_earlier_ones(
     calibration.save(tmp_path / "calibration.json")
     more = with_sizes(wanted, 8, 16)
     source = choose_source(more, tmp_path, charged=True)
-    assert source == Measured(calibration, "batches of 16 samples")
+    assert source == MeasuredCosts(calibration, "batches of 16 samples")
     assert notes_on(source, more) == [
         "calibration.json lacked batches of 16 samples: measured now, beside what it holds"
     ]
-    assert choose_source(more, tmp_path) == Measured(), (
+    assert choose_source(more, tmp_path) == MeasuredCosts(), (
         "where nothing was charged, all is of one measurement"
     )
 
@@ -181,17 +183,18 @@ def test_steps_of_an_earlier_study_are_taken_unless_all_is_measured_anew(
 ):
     KeptSteps(wanted.key, wanted.runs[0]).keep(calibration)
     source = choose_source(wanted, tmp_path)
-    assert isinstance(source, Kept)
+    assert isinstance(source, KeptCosts)
     assert (source.place, source.calibration.tables) == (
         Place.CACHE,
         calibration.tables,
     )
     (note,) = notes_on(source, wanted)
     assert isinstance(note, Detail)
-    assert choose_source(wanted, tmp_path, anew=True) == Measured()
-    assert choose_source(with_sizes(wanted, 16), tmp_path) == Measured()
+    assert choose_source(wanted, tmp_path, anew=True) == MeasuredCosts()
+    assert choose_source(with_sizes(wanted, 16), tmp_path) == MeasuredCosts()
     assert (
-        choose_source(stating(wanted, device_step_time=2e-3), tmp_path) == Measured()
+        choose_source(stating(wanted, device_step_time=2e-3), tmp_path)
+        == MeasuredCosts()
     ), "of engines alone"
 
 
@@ -225,11 +228,11 @@ def test_engines_alone_count_where_the_study_states_its_steps(
     stated = stating(wanted, device_step_time=2e-3)
     kept = calibration.model_copy(update={"tables": []})
     kept.save(tmp_path / "calibration.json")
-    assert choose_source(stated, tmp_path, charged=True) == Kept(kept)
+    assert choose_source(stated, tmp_path, charged=True) == KeptCosts(kept)
     calibration.save(tmp_path / "given.json")
     named = stating(stated, calibration=Path(tmp_path / "given.json"))
     source = choose_source(named, tmp_path, charged=True)
-    assert source == Given(tmp_path / "given.json", kept)
+    assert source == GivenCosts(tmp_path / "given.json", kept)
     assert [note[:26] for note in notes_on(source, named)] == [
         "steps take the stated time"
     ]
