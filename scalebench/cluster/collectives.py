@@ -235,16 +235,11 @@ _PROTOCOLS = {
 
 def nccl(n: float, levels: Levels, gamma: float) -> float:
     """Return the least seconds among ring and tree with the protocols LL, LL128 and Simple; sums are included."""
-    return min(_times(n, levels).values())
+    return min(nccl_times(n, levels).values())
 
 
-def nccl_choice(n: float, levels: Levels) -> tuple[str, str]:
-    """Return the algorithm (ring or tree) and the protocol (LL, LL128 or Simple) that NCCL takes for n bytes."""
-    times = _times(n, levels)
-    return min(times, key=lambda choice: times[choice])
-
-
-def _times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
+def nccl_times(n: float, levels: Levels) -> dict[tuple[str, str], float]:
+    """Return the seconds of each algorithm (ring or tree) and protocol between which NCCL chooses for n bytes."""
     inside = next((level for level in levels if not level.across), None)
     between = next((level for level in levels if level.across), None)
     p = _ranks_of(levels)

@@ -14,7 +14,7 @@ from scalebench.cluster.cluster_file import (
     cluster_names,
     load_cluster,
 )
-from scalebench.cluster.collectives import SHORT_MESSAGE, Level, nccl_choice, server
+from scalebench.cluster.collectives import SHORT_MESSAGE, Level, nccl_times, server
 from scalebench.cluster.network import ALLREDUCE, Network, place
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ClusterError
@@ -362,16 +362,12 @@ def test_flexible_shards_relieve_the_slow_node() -> None:
 
 
 def test_nccl_takes_trees_for_many_nodes_and_rings_for_many_bytes() -> None:
-    network = Network(PRESETS["dgx-h100"])
-
-    def choice(n: int, ranks: int) -> tuple[str, str]:
-        return nccl_choice(n, network._levels_of(range(ranks)))
+    def choice(n: int, ranks: int, preset: str = "dgx-h100") -> tuple[str, str]:
+        times = nccl_times(n, Network(PRESETS[preset])._levels_of(range(ranks)))
+        return min(times, key=times.__getitem__)
 
     assert choice(1024, 512) == ("tree", "LL")
     assert choice(10**9, 16) == ("ring", "Simple")
     assert choice(10**6, 512)[0] == "tree"
-    ethernet = Network(PRESETS["ethernet-10g"])
-    protocols = {
-        nccl_choice(1 << k, ethernet._levels_of(range(64)))[1] for k in range(31)
-    }
+    protocols = {choice(1 << k, 64, "ethernet-10g")[1] for k in range(31)}
     assert protocols == {"LL", "Simple"}  # LL128 on NVLink only
