@@ -1,8 +1,9 @@
 """Event engine of virtual runs: every worker a coroutine with its own clock, real arithmetic, modelled time.
 
-It computes the arithmetic of all runs, and times those whose arithmetic, or order of
-operations, depends on time. Those that share their arithmetic, or are computed by one
-replica for all, are timed by their schedules (`lock_step.py`) where these allow it.
+`simulate` computes and times any run, event by event; `compute_and_time` computes one
+replica for all where they stay equal, and prices its schedule. `compute` gives results
+without times, for lock-step runs that share them (`lock_step.time`), and `model_time`
+times without results.
 """
 
 from __future__ import annotations
