@@ -29,7 +29,8 @@ class DsTensor:
     keeps its blocks rank, rank + K, rank + 2 K, ..., possibly none. Iteration, `block` and the function of `map` see
     these; `shape`, `len` and `block_sizes` are those of the whole. All operations except iteration and `block` are then
     collective: every rank calls them with the same arguments and gets the result of one process, bit for bit. An error
-    on one rank is raised on all.
+    on one rank is raised on all. Runs use tensors of one process: a native worker's `Shard` reads its rows by them, and
+    sends rows by the same exchange.
 
     Raises:
         DataError: `array` or `blocks` is invalid, there are fewer rows than blocks, sizes do not add up to the rows, or
