@@ -23,6 +23,7 @@ class Measured(NamedTuple):
     def map(self, function: Callable[[float], float]) -> Measured:
         """Return a monotone `function` of one value with its interval; the bounds change places where it falls."""
         low, high = function(self.low), function(self.high)
+        # False of bounds that are NaN, which stay
         if low > high:
             low, high = high, low
         return self._replace(value=function(self.value), low=low, high=high)

@@ -80,6 +80,7 @@ class PanelAxes(list["Axes"]):
     def _png(self, figure: Figure) -> bytes:
         from scalebench.figures.plotting import house_style
 
+        # matplotlib reads fonts and ticks when it draws, long after `plot` has returned
         with house_style(self._style):
             stream = BytesIO()
             figure.savefig(stream, format="png")
@@ -92,6 +93,7 @@ def _named_by_keywords() -> Iterator[None]:
     try:
         yield
     except ScalebenchError as error:
+        # in place: the class tells a caller what to catch
         error.args = (_OPTION.sub(_keyword, str(error)), *error.args[1:])
         raise
 
