@@ -31,8 +31,7 @@ from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
-from scalebench.comm.engines import named, of_tasks
-from scalebench.comm.engines.tasks import with_typical_cost
+from scalebench.comm.engines import named
 from scalebench.comm.launchers import using
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
@@ -137,10 +136,12 @@ def machine_of(
 
 
 def _completed(engines: EngineCosts, request: cost_sources.Request) -> EngineCosts:
-    """Return `engines` with the typical cost of tasks where these charge runs and were not measured."""
-    if engines.has(of_tasks()) or not _run_tasks(request.runs):
-        return engines
-    return with_typical_cost(engines, request.study.tasks.backend)
+    """Return `engines` with typical costs of those that charge runs and were not measured."""
+    for name in sorted({carrier(run) for run in request.runs}):
+        typical = named(name).typical_cost(request.study.tasks)
+        if typical is not None and not engines.has(name):
+            engines = engines.with_stated(typical)
+    return engines
 
 
 def _run_tasks(runs: Sequence[Run]) -> bool:

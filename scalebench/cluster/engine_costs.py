@@ -255,6 +255,11 @@ class EngineCosts(BaseModel):
             if entry.engine == engine and (entry.nodes > 1) == (nodes > 1)
         ]
 
+    def with_stated(self, entry: EngineCost) -> EngineCosts:
+        """Return the costs with `entry` in place of what was measured of its engine."""
+        others = [each for each in self.entries if each.engine != entry.engine]
+        return self.model_copy(update={"entries": [*others, entry]})
+
     def at(self, reference_s: float) -> EngineCosts:
         """Return the costs at the machine speed at which the reference step takes `reference_s`."""
         if self.reference_s is None:

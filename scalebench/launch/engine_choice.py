@@ -9,7 +9,6 @@ from typing import Literal
 
 from scalebench.comm import engines
 from scalebench.comm.base import Capability
-from scalebench.comm.engines.tasks import backend_lacks
 from scalebench.errors import EngineError
 from scalebench.launch.hosts import Allocation
 from scalebench.records.provenance import in_job
@@ -121,8 +120,9 @@ def native_points(
         )
         return None
     check_provided(strategy, name)
-    if engine.runs_tasks:
-        _check_backend(study, max(counts), allocation)
+    slots = [host.slots for host in allocation.hosts]
+    if reason := engine.lacks_with(study.tasks, max(counts), slots):
+        raise EngineError(reason)
     # before it starts: collectives of Horovod, for instance, have no bfloat16
     if study.dtype in engine.cannot_carry:
         raise EngineError(
@@ -161,23 +161,6 @@ def _check_gpus(strategy: str, engine: str, most: int, allocation: Allocation) -
         raise EngineError(
             f"strategy {strategy}: engine {engine} takes a GPU for each worker, and {where} "
             f"{'is' if held == 1 else 'are'} {held} for {most}; use --workers 1..{held}, or --engine gloo"
-        )
-
-
-def _check_backend(study: Study, most: int, allocation: Allocation) -> None:
-    """Check that the backend of tasks is installed, and that processes of one node are enough for `most` workers.
-
-    Raises:
-        EngineError: says what is missing.
-    """
-    if reason := backend_lacks(study.tasks.backend):
-        raise EngineError(f"tasks.backend: {reason}; or use backend: processes")
-    slots = allocation.hosts[0].slots
-    if study.tasks.scheduler is None and len(allocation.hosts) > 1 and most > slots:
-        raise EngineError(
-            f"tasks of backend {study.tasks.backend} stay on one node of {slots} slots, and the largest run "
-            f"takes {most}; use --workers 1..{slots}, or backend: dask with the address of a scheduler whose workers "
-            "are on all nodes"
         )
 
 

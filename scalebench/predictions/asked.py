@@ -19,8 +19,7 @@ from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.device import Device, load_device
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import Network
-from scalebench.comm.engines import of_tasks
-from scalebench.comm.engines.tasks import with_typical_cost
+from scalebench.comm.engines import named
 from scalebench.errors import ClusterError, UsageError
 from scalebench.launch.engine_choice import check_provided
 from scalebench.models.layer_counting import count_model
@@ -47,7 +46,7 @@ from scalebench.strategies import registry
 from scalebench.study.choices import BACKENDS, Backend
 from scalebench.study.heterogeneity import STATED
 from scalebench.study.load import written_component
-from scalebench.study.spec import Component
+from scalebench.study.spec import Component, TaskOptions
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
@@ -188,17 +187,16 @@ def _platform(
 def _engines(
     engine: str, backend: Backend | None, measured: Calibration | None
 ) -> EngineCosts:
-    """Return what the calibration measured of engines, with the typical cost of tasks where it has none of these."""
+    """Return what the calibration measured of engines, with the typical cost of `engine` where it has none of that."""
     found = measured.engines if measured else EngineCosts()
-    if engine == of_tasks():
-        # a backend that is named may be another than the measured one
-        is_measured = backend is None and found.has(of_tasks())
-        return (
-            found if is_measured else with_typical_cost(found, backend or BACKENDS[0])
-        )
-    if backend is not None:
+    options = TaskOptions(backend=backend or BACKENDS[0])
+    typical = None if engine == "auto" else named(engine).typical_cost(options)
+    # a backend that is named may be another than the measured one
+    if typical is not None and (backend is not None or not found.has(engine)):
+        return found.with_stated(typical)
+    if typical is None and backend is not None:
         raise UsageError(
-            f"--backend: says where --engine {of_tasks()} computes; add that, or leave --backend out"
+            "--backend: says where --engine tasks computes; add that, or leave --backend out"
         )
     return found
 

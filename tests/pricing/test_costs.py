@@ -8,10 +8,12 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import busiest
-from scalebench.comm.engines.tasks import with_typical_cost
+from scalebench.comm.engines import named
 from scalebench.pricing.costs import Costs
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.platform import Platform
+from scalebench.study.choices import Backend
+from scalebench.study.spec import TaskOptions
 from tests.operations import (
     allreduce,
     alltoallv,
@@ -119,6 +121,13 @@ def test_blocks_of_workers_on_other_nodes_travel_to_them_and_back():
     assert prices.time(exclusive(MIB, 5, 0)) == pytest.approx(5e-3 + 2 * there)
 
 
+def typical(known: EngineCosts, backend: Backend) -> EngineCosts:
+    """`known` with the typical cost of tasks on `backend`."""
+    entry = named("tasks").typical_cost(TaskOptions(backend=backend))
+    assert entry is not None
+    return known.with_stated(entry)
+
+
 @pytest.mark.parametrize(
     ("backend", "seconds"), [("processes", 1.6e-3), ("ray", 3.2e-3), ("dask", 35e-3)]
 )
@@ -126,7 +135,7 @@ def test_typical_cost_of_tasks_counts_once_in_a_round_beside_all_links(
     backend, seconds
 ):
     network = Network(load_cluster("juwels-booster"), 4)
-    prices = Costs(network, with_typical_cost(EngineCosts(), backend), "tasks")
+    prices = Costs(network, typical(EngineCosts(), backend), "tasks")
     near, there = network.time(message(MIB, 0, 1)), network.time(message(MIB, 0, 4))
     assert prices.time(allreduce(MIB, range(6))) == pytest.approx(
         seconds + 2 * (4 * near + 2 * there)
@@ -137,10 +146,10 @@ def test_typical_cost_of_tasks_counts_once_in_a_round_beside_all_links(
 
 def test_typical_cost_takes_the_place_of_measured_ones():
     measured = tasks(5e-3, 7e-3).engines
-    (entry,) = with_typical_cost(measured, "dask").entries
+    (entry,) = typical(measured, "dask").entries
     assert (entry.stated, entry.alpha_s) == (True, 35e-3)
     assert measured.measured("tasks") == measured.entries
-    assert with_typical_cost(measured, "dask").measured("tasks") == []
+    assert typical(measured, "dask").measured("tasks") == []
 
 
 def test_what_lies_in_the_command_of_tasks_costs_no_more():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,8 +16,10 @@ from scalebench.comm.launchers.mpirun import ADD_MPI
 from scalebench.errors import EngineError
 
 if TYPE_CHECKING:
+    from scalebench.cluster.engine_costs import EngineCost
     from scalebench.comm.control import ObjectGroup
     from scalebench.comm.native import NativeCommunicator
+    from scalebench.study.spec import TaskOptions
     from scalebench.system.clock import WallClock
 
 WITHOUT_GROUPS = frozenset(
@@ -78,6 +80,16 @@ class Engine(ABC):
         if by_mpi and find_spec("mpi4py") is None:
             return f"mpi4py is not installed; add it with: {ADD_MPI}"
         return None if folder_of("torch") is not None else NO_TORCH
+
+    def lacks_with(
+        self, options: TaskOptions, workers: int, slots: Sequence[int]
+    ) -> str | None:
+        """Return None if its runs of so many workers, on nodes of these `slots`, go with `options`, else why not."""
+        return None
+
+    def typical_cost(self, options: TaskOptions) -> EngineCost | None:
+        """Return its cost elsewhere, which charges what was not measured; None: the links do that alone."""
+        return None
 
     def starts_by_mpi(self) -> bool:
         """Return True if its ranks are started as an MPI's; some launchers start others without."""

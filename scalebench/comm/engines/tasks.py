@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
-from scalebench.cluster.engine_costs import EngineCost, EngineCosts
+from scalebench.cluster.engine_costs import EngineCost
 from scalebench.comm.base import Capability
 from scalebench.comm.engines.base import NO_TORCH, Engine, folder_of
 from scalebench.study.choices import Backend
+from scalebench.study.spec import TaskOptions
 
 TASKS = "tasks"
 # Seconds of a task behind another one at 2 workers, as measured (docs/tasks.md,
@@ -31,16 +33,27 @@ class Tasks(Engine):
         """Return None where torch is installed: no launcher is needed."""
         return None if folder_of("torch") is not None else NO_TORCH
 
+    def lacks_with(
+        self, options: TaskOptions, workers: int, slots: Sequence[int]
+    ) -> str | None:
+        """Return None if the backend is installed, and has processes for all workers: its own stay on one node."""
+        if reason := backend_lacks(options.backend):
+            return f"tasks.backend: {reason}; or use backend: processes"
+        if options.scheduler is not None or len(slots) == 1 or workers <= slots[0]:
+            return None
+        return (
+            f"tasks of backend {options.backend} stay on one node of {slots[0]} slots, and the largest run "
+            f"takes {workers}; use --workers 1..{slots[0]}, or backend: dask with the address of a scheduler whose "
+            "workers are on all nodes"
+        )
 
-def with_typical_cost(known: EngineCosts, backend: Backend) -> EngineCosts:
-    """Return costs in which a round of tasks takes what a task behind another one takes on `backend`, and the links."""
-    seconds = _DEPENDENT_S[backend]
-    source = f"typical of {backend}: {1e3 * seconds:g} ms for a task behind another, measured at 2 workers"
-    typical = EngineCost(
-        engine=TASKS, ranks=2, alpha_s=seconds, stated=True, source=source
-    )
-    others = [entry for entry in known.entries if entry.engine != TASKS]
-    return known.model_copy(update={"entries": [*others, typical]})
+    def typical_cost(self, options: TaskOptions) -> EngineCost:
+        """Return what a task behind another one takes on the backend, for each round, beside the links."""
+        seconds = _DEPENDENT_S[options.backend]
+        source = f"typical of {options.backend}: {1e3 * seconds:g} ms for a task behind another, measured at 2 workers"
+        return EngineCost(
+            engine=self.name, ranks=2, alpha_s=seconds, stated=True, source=source
+        )
 
 
 def backend_lacks(backend: str) -> str | None:
