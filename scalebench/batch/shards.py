@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 from scalebench.batch.job import Scheduler
 from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines, launchers
-from scalebench.comm.launchers import mpirun
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation, reachable
@@ -192,15 +191,12 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
 
 
 def choose_launcher(site: Site, study: Study) -> None:
-    """Plan with the launcher of the site, or of the study; without one, with srun where no mpirun is found."""
-    name = site.launcher
-    if (
-        name is None
-        and study.launcher == launchers.AUTO
-        and mpirun.find() is None
-        and shutil.which("srun")
-    ):
-        name = "srun"
+    """Plan with the launcher of the site, or of the study; without one, with that of jobs where no mpirun is found."""
+    name: str | None = site.launcher
+    if name is None and study.launcher == launchers.AUTO:
+        found = launchers.of_all_hosts(here=False)
+        # another one is found in the job by itself
+        name = found.name if found is not None and found.job is not None else None
     if name is not None:
         # `--launcher` has set it already, and wins
         os.environ.setdefault(launchers.VARIABLE, name)

@@ -60,7 +60,7 @@ def _site_text() -> str:
     from scalebench.batch.job import SchedulerError
     from scalebench.batch.schedulers import found_here
     from scalebench.batch.site import site_template
-    from scalebench.comm.launchers.mpirun import find as find_mpirun
+    from scalebench.comm.launchers import of_all_hosts
     from scalebench.install.examine import examine
 
     known: dict[str, object] = {}
@@ -89,6 +89,6 @@ def _site_text() -> str:
                 else {}
             )
             known |= {"max_time": partition.max_time_s} if partition.max_time_s else {}
-        # as `--launcher auto` chooses in a job
-        known["launcher"] = "mpirun" if find_mpirun() else "srun"
+        if launcher := of_all_hosts(here=False):
+            known["launcher"] = launcher.name
     return site_template(known, remarks)

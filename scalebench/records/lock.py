@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.comm.launchers import own_job
+from scalebench.comm.launchers import jobs, own_job
 from scalebench.errors import ResultsError, writing
 from scalebench.system.file_access import descriptor_of_own, read_text
 
@@ -65,7 +65,8 @@ class Owner:
         if self.is_here:
             return _born(self.pid) == self.born != ""
         # of another host nothing but its scheduler can tell: without that it may live
-        return not (self.job and own_job().has_ended(self.job, self.restarts))
+        ended = (job.has_ended(self.job, self.restarts) for job in jobs())
+        return not (self.job and any(ended))
 
     def __str__(self) -> str:
         job = f" in job {self.job}" if self.job else ""

@@ -88,6 +88,7 @@ def test_template_has_every_key_and_is_read_as_what_is_known():
 
 def test_init_writes_what_is_found_here(clients, tmp_path, monkeypatch):
     monkeypatch.setattr(rooms, "site_files", lambda place: [place / "site.yaml"])
+    clients.write("srun", "exit 1")
     done = CliRunner().invoke(
         main, ["init", str(tmp_path), "--site"], standalone_mode=False
     )

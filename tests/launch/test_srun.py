@@ -95,9 +95,9 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
 
 def test_slots_are_the_tasks_of_each_node(monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3),1")
-    assert srun.JOB.slots() == [2, 2, 2, 1]
+    assert Srun.job.slots() == [2, 2, 2, 1]
     monkeypatch.delenv("SLURM_TASKS_PER_NODE")
-    assert srun.JOB.slots() == []
+    assert Srun.job.slots() == []
 
 
 def test_gpus_of_a_task_are_a_number_with_or_without_a_type(monkeypatch):
@@ -147,7 +147,7 @@ def test_the_task_that_ended_first_is_named(tmp_path, line, error):
 def test_job_that_is_ending_is_known_by_its_state(job, answer, ending):
     (job / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
     (job / "squeue").chmod(0o755)
-    assert srun.JOB.is_ending() is ending
+    assert Srun.job.is_ending() is ending
 
 
 def test_few_ranks_of_a_large_allocation_lie_on_all_its_nodes(job, nodes, monkeypatch):

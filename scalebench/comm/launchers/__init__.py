@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import get_args
 
-from scalebench.comm.launchers import mpirun, srun
+from scalebench.comm.launchers import mpirun
 from scalebench.comm.launchers.base import Launcher, OwnJob
 from scalebench.errors import EngineError, nearest
 from scalebench.study.choices import LauncherName
@@ -53,18 +52,28 @@ def chosen() -> Launcher:
             return named(stated)
         except EngineError as error:
             raise EngineError(f"{VARIABLE}: {error}") from None
-    # First: it starts the ranks of every engine, on several hosts too.
+    return of_all_hosts() or named("local")
+
+
+def of_all_hosts(*, here: bool = True) -> Launcher | None:
+    """Return the launcher for several hosts that is found: `here`, or for a job that is still to be submitted."""
+    # First: it starts the ranks of every engine.
     if mpirun.find() is not None:
         return named("mpirun")
-    by_slurm = srun.in_job() and shutil.which("srun") is not None
-    return named("srun" if by_slurm else "local")
+    for found in map(named, NAMES):
+        if found.job is not None and found.lacks(by_mpi=False, here=here) is None:
+            return found
+    return None
+
+
+def jobs() -> list[OwnJob]:
+    """Return what the launchers of schedulers can tell of batch jobs."""
+    return [job for name in NAMES if (job := named(name).job) is not None]
 
 
 def own_job() -> OwnJob:
-    """Return the batch job of this process, by the scheduler that can tell of it."""
-    # the only one of which starts and states are read; outside of its jobs it knows of
-    # nothing
-    return srun.JOB
+    """Return the batch job of this process, of which nothing is known outside of one."""
+    return next((job for job in jobs() if job.start()[0]), OwnJob())
 
 
 @contextmanager

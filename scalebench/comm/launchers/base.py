@@ -65,6 +65,8 @@ class Launcher(ABC):
     has_daemons: ClassVar[bool] = False
     # its exit code after a signal, of which it says nothing
     silent_code: ClassVar[int | None] = None
+    # that of its scheduler in which this process is; it starts ranks in those alone
+    job: ClassVar[OwnJob | None] = None
 
     @abstractmethod
     def lacks(self, *, by_mpi: bool, here: bool = True) -> str | None:

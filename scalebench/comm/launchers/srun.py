@@ -43,10 +43,48 @@ _OWN = re.compile(
 )
 
 
+class SlurmJob(OwnJob):
+    """What Slurm's variables and squeue say of the job of this process, and of others."""
+
+    def slots(self) -> list[int]:
+        """Return the tasks of each node, `SLURM_TASKS_PER_NODE=2(x3),1` as [2, 2, 2, 1]."""
+        # `2(x3)` stands for three nodes of two tasks.
+        found = _SLOTS.findall(os.environ.get("SLURM_TASKS_PER_NODE", ""))
+        return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+    def is_ending(self) -> bool:
+        """Return True if the job is ending or has ended, by its state; False if unknown."""
+        if not in_job():
+            return False
+        # Of an array all tasks are listed: one that runs may be this one.
+        states = _states(os.environ["SLURM_JOB_ID"]) or set()
+        return bool(states) and not states & {"RUNNING", "SUSPENDED"}
+
+    def start(self) -> tuple[str, int]:
+        """Return the job's number, empty outside of one, and how often Slurm has started it again."""
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        return os.environ.get("SLURM_JOB_ID", ""), restarts
+
+    def has_ended(self, job: str, restarts: int) -> bool:
+        """Return True if that start of `job` has no processes; False if unknown.
+
+        Slurm starts a job again, or lists it as ended, once its processes have ended or
+        their node is down.
+        """
+        # A job that is this one, and was started again since, has lost the processes of
+        # that start.
+        here, restarts_here = self.start()
+        if job == here:
+            return restarts < restarts_here
+        states = _states(job, "--states=all")
+        return states is not None and not states & _HAS_PROCESSES
+
+
 class Srun(Launcher):
     """Starts ranks inside a job of Slurm; those of an MPI where Slurm has PMIx."""
 
     name = "srun"
+    job = SlurmJob()
     names_hosts = True
     binds_surely = False
 
@@ -171,46 +209,6 @@ def _names_pmix(srun: str, _: str) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return bool(_PLUGIN.search(done.stdout + done.stderr))
-
-
-class SlurmJob(OwnJob):
-    """What Slurm's variables and squeue say of the job of this process, and of others."""
-
-    def slots(self) -> list[int]:
-        """Return the tasks of each node, `SLURM_TASKS_PER_NODE=2(x3),1` as [2, 2, 2, 1]."""
-        # `2(x3)` stands for three nodes of two tasks.
-        found = _SLOTS.findall(os.environ.get("SLURM_TASKS_PER_NODE", ""))
-        return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
-
-    def is_ending(self) -> bool:
-        """Return True if the job is ending or has ended, by its state; False if unknown."""
-        if not in_job():
-            return False
-        # Of an array all tasks are listed: one that runs may be this one.
-        states = _states(os.environ["SLURM_JOB_ID"]) or set()
-        return bool(states) and not states & {"RUNNING", "SUSPENDED"}
-
-    def start(self) -> tuple[str, int]:
-        """Return the job's number, empty outside of one, and how often Slurm has started it again."""
-        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        return os.environ.get("SLURM_JOB_ID", ""), restarts
-
-    def has_ended(self, job: str, restarts: int) -> bool:
-        """Return True if that start of `job` has no processes; False if unknown.
-
-        Slurm starts a job again, or lists it as ended, once its processes have ended or
-        their node is down.
-        """
-        # A job that is this one, and was started again since, has lost the processes of
-        # that start.
-        here, restarts_here = self.start()
-        if job == here:
-            return restarts < restarts_here
-        states = _states(job, "--states=all")
-        return states is not None and not states & _HAS_PROCESSES
-
-
-JOB = SlurmJob()
 
 
 def _states(job: str, *options: str) -> set[str] | None:
