@@ -304,7 +304,11 @@ class _Launch:
             job_files.mesh_of(self._under_way) if self._under_way is not None else None
         )
         return cause_of_death(
-            self._folder, process.returncode, pulse.hosts, chosen().name, mesh
+            self._folder,
+            process.returncode,
+            pulse.hosts,
+            launcher=chosen().name,
+            mesh=mesh,
         )
 
     def _overdue(self, launcher: int, pulse: Pulse) -> job_files.Death | None:

@@ -40,12 +40,12 @@ class Job(BaseModel):
     runs: list[Run]
     datasets: dict[int, Path]  # prepared data by worker count
     folder: Path  # of this launch
+    launcher: str
     weights: Path | None = None  # where `save_weights` puts <run_id>.npz
     stays_open: bool = False  # after these runs others may follow
     # environment variables the engine reads once, when it is initialised
     settings: dict[str, str] = {}
     ranks: int = 0  # processes that are started
-    launcher: str = "mpirun"
     rendezvous: bool = False  # without MPI
     binding: str = "none"
     host: str = ""  # hash of the node that launches

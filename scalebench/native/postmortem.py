@@ -47,7 +47,8 @@ def cause_of_death(
     folder: Path,
     returncode: int,
     hosts: Sequence[str] = (),
-    launcher: str = "mpirun",
+    *,
+    launcher: str,
     mesh: Mesh | None = None,
 ) -> Death:
     """Find the failure that ended the launch whose files are in `folder`; `hosts` are those of its ranks, if several.
@@ -67,10 +68,9 @@ def cause_of_death(
     if reported is not None and reported.status == REFUSED:
         return reported
     ranks = _Names(hosts, mesh)
-    starter = named(launcher)
-    if error := _told_by(
-        starter, f"{output}\n{more}", ranks, -1 if reported is None else reported.rank
-    ):
+    starter, printed = named(launcher), f"{output}\n{more}"
+    speaker = -1 if reported is None else reported.rank
+    if error := _told_by(starter, printed, ranks, speaker):
         return Death("failed", error, reported.run_id if reported is not None else "")
     if reported is not None:
         return replace(
@@ -93,10 +93,7 @@ def cause_of_death(
         where = ", ".join(sorted(set(hosts)))
         ended = _ended_by(returncode - 128)
         error = f"a daemon of {launcher} {ended} on one of {where}: check these hosts, their memory and network"
-    elif (
-        returncode == starter.silent_code
-        and telling_line(f"{output}\n{more}") == _SILENCE
-    ):
+    elif returncode == starter.silent_code and telling_line(printed) == _SILENCE:
         # It names every other end, of itself and of ranks.
         ended = _ended_by(signal.SIGTERM)
         error = f"{launcher} {ended}, or by 2 or 1, of which it says as little (exit code {returncode})"

@@ -131,7 +131,8 @@ def test_the_task_that_ended_first_is_named(tmp_path, line, error):
         f"srun: error: {line}\nsrun: launch/slurm: _step_signal: Terminating StepId=5.5\n"
         "srun: error: n0: task 0: Terminated\nsrun: Force Terminated StepId=5.5\n"
     )
-    assert cause_of_death(tmp_path, 143, ["n0", "n1", "n1"], "srun").error == error
+    hosts = ["n0", "n1", "n1"]
+    assert cause_of_death(tmp_path, 143, hosts, launcher="srun").error == error
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import re
+from functools import partial
 
 import pytest
 
 from scalebench.cluster.mesh import Mesh
+from scalebench.native import postmortem
 from scalebench.native.job_files import Death
-from scalebench.native.postmortem import cause_of_death, telling_line
+from scalebench.native.postmortem import telling_line
 
+cause_of_death = partial(postmortem.cause_of_death, launcher="mpirun")
 SLOTS = """--------------------------------------------------------------------------
 There are not enough slots available in the system to satisfy the 64
 slots that were requested by the application:
