@@ -22,7 +22,6 @@ from typing import Any
 
 from scalebench.comm import engines
 from scalebench.comm.launchers import chosen, own_job
-from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
 from scalebench.system import hardware
@@ -279,8 +278,7 @@ def _started(
                 "scalebench.launch.hosts",
                 *map(str, paths),
             ],
-            # what the user has set wins over the leave to run as root
-            env=chosen().environment(AS_ROOT | os.environ),
+            env=chosen().environment(os.environ),
             # mpirun would hand the terminal's lines to rank 0
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from scalebench.comm.launchers import chosen
 from scalebench.comm.launchers.base import Placement
-from scalebench.comm.launchers.mpirun import AS_ROOT
 from scalebench.launch.hosts import SPEAK_OF_HOSTS, Allocation, reachable, this_host
 from scalebench.native.job_files import HEARTBEATS
 from scalebench.records.provenance import TIMING, redact
@@ -105,15 +104,14 @@ def launch_command(
 def environment(
     threads: int, *, oversubscribed: bool = False, alone: bool = False
 ) -> dict[str, str]:
-    """This process's environment, with what ranks need: threads, and Open MPI's leave to run as root.
+    """This process's environment, with what the launcher and ranks need, such as threads.
 
     `alone`: without what speaks of other hosts.
     """
-    additions = (
-        dict.fromkeys(_THREADS, str(threads))
-        | AS_ROOT
-        | {"OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S)}
-    )
+    additions = {
+        **dict.fromkeys(_THREADS, str(threads)),
+        "OMPI_MCA_mpi_abort_delay": str(_ABORT_DELAY_S),
+    }
     if oversubscribed:
         # a spinning rank would keep the others from computing
         additions["OMPI_MCA_mpi_yield_when_idle"] = "1"

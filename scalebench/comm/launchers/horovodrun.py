@@ -74,11 +74,12 @@ class Horovodrun(Launcher):
         return [sys.executable, "-m", __name__, *horovodrun]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return `variables` with the mpirun of mpi4py first on PATH, where horovodrun looks for it."""
+        """Return the environment of mpirun, with that of mpi4py first on PATH, where horovodrun looks for it."""
         path = mpirun.find()
         first = [str(path.parent)] if path is not None else []
         rest = variables.get("PATH", os.defpath)
-        return {**variables, "PATH": os.pathsep.join([*first, rest])}
+        found = {**variables, "PATH": os.pathsep.join([*first, rest])}
+        return mpirun.LAUNCHER.environment(found)
 
     def rank(self) -> int:
         """Return the number with which an elastic rank was started; Horovod numbers those that are left anew."""

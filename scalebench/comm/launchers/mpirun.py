@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +114,10 @@ class Mpirun(Launcher):
         for name in placement.passed:
             command += ["-x", name]
         return command + mapping(placement)
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return `variables` with the leave to run as root, unless these state it."""
+        return {**AS_ROOT, **variables}
 
     def on_each_host(self) -> tuple[str, ...]:
         """Return mpirun with one rank for each host, which also displays the allocation."""
