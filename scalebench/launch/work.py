@@ -94,6 +94,9 @@ def settled(plan: StudyPlan, ended: Ended) -> StudyPlan:
 def next_work(plan: StudyPlan, ended: Ended) -> Work | None:
     """Return the work that can be made now; None if all is done, or a trial failed on which the rest depends.
 
+    It holds no warm-ups: these depend on which processes start, which add them
+    (`in_new_processes`).
+
     Raises:
         ResultsError: no trial of a cell was completed.
     """
