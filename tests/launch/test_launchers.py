@@ -29,7 +29,7 @@ from tests.launch.test_real_runs import Recorder, faulty, make_run
 
 PROGRAM = Path(__file__).parent / "programs" / "told.py"
 RANKS = 2
-HERE = [name for name in NAMES if name != "srun"]
+HERE = [name for name in NAMES if named(name).job is None]  # outside of a job
 
 
 @pytest.fixture(scope="module", params=HERE)

@@ -40,8 +40,8 @@ def _loaded(name: str) -> Launcher:
 def chosen() -> Launcher:
     """Return the launcher that SCALEBENCH_LAUNCHER names (`--launcher`), or else the one that fits this allocation.
 
-    That is mpirun; without one srun in a job of Slurm, and elsewhere processes of this
-    host alone.
+    That is mpirun; without one that of the scheduler in its job, as srun, and elsewhere
+    processes of this host alone.
 
     Raises:
         EngineError: SCALEBENCH_LAUNCHER names another.
