@@ -280,12 +280,9 @@ class Baselines:
 
     def __init__(self, cells: Iterable[CellRuns]) -> None:
         self._all = list(cells)
-        # by execution, strategy and workers
-        self._cells: dict[tuple[str, str, int], list[CellRuns]] = {}
+        self._by_strategy: dict[str, list[CellRuns]] = {}
         for cell in self._all:
-            self._cells.setdefault(
-                (cell.execution, cell.strategy, cell.workers), []
-            ).append(cell)
+            self._by_strategy.setdefault(cell.strategy, []).append(cell)
 
     def table(
         self,
@@ -314,21 +311,20 @@ class Baselines:
         return [self.find(name, cell) for name in baselines_of(cell.strategy)]
 
     def find(self, name: str, cell: CellRuns) -> Baseline:
-        """Find the cell of the strategy `name` that `cell` is compared with: allreduce on its engine, others on any."""
-        engine = cell.at.engine if name == "allreduce" else ""
-        workers = 1 if name == "serial" else cell.workers
+        """Find the cell of the strategy `name` that `cell` is compared with (`Cell.baseline`)."""
+        execution, engine, _, workers, *_ = cell.at.baseline(name)
         on = f" on engine {engine}" if engine else ""
-        where = (
-            f"{on} at {workers} worker{'s' if workers > 1 else ''} ({cell.execution})"
-        )
+        where = f"{on} at {workers} worker{'s' if workers > 1 else ''} ({execution})"
 
         def fault(reason: str, engine: str = engine) -> Baseline:
             return Baseline(name, None, engine, workers, reason)
 
-        found = self._cells.get((cell.execution, name, workers), [])
-        # What synchronising less often saves is asked on one engine; libraries have
-        # their own.
-        found = [base for base in found if engine in ("", base.at.engine)]
+        found = [
+            base
+            for base in self._by_strategy.get(name, [])
+            if (base.execution, base.workers) == (execution, workers)
+            and engine in ("", base.at.engine)
+        ]
         # at another global batch: another problem
         if name != "serial" or (cell.parts > 1 and not cell.weak):
             of_batch = [

@@ -306,7 +306,7 @@ class StoppingRule:
                 for other, name in names.items()
                 if other.execution == point.execution
                 and name in wanted
-                and other.workers == (1 if name == "serial" else point.workers)
+                and other.workers == point.baseline(name).workers
             ]
         return found
 

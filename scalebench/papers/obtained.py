@@ -19,6 +19,7 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from scalebench.analysis import Results, intervals, ratios
+from scalebench.analysis.loading import cells_in
 from scalebench.analysis.target import EpochsLaw, fit_epochs, target_ratios
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
@@ -64,13 +65,10 @@ class Rows:
 
     def of(self, label: str) -> pd.DataFrame:
         """Return the runs of strategy `label` in this execution at this worker count; serial: at one worker."""
-        completed, first = self.results.completed, self.at.iloc[0]
-        # Serial has no other count than one.
-        workers = 1 if label == "serial" else first["workers"]
-        same = completed["execution"].eq(first["execution"]) & completed["workers"].eq(
-            workers
-        )
-        return completed[same & completed["label"].eq(label)]
+        at, completed = cells_in(self.at)[0].baseline(label), self.results.completed
+        place = ["execution", "label", "workers"]
+        same = completed[place].eq([at.execution, label, at.workers])
+        return completed[same.all(axis=1)]
 
 
 def obtain(

@@ -129,7 +129,7 @@ def comparisons(results: Results) -> list[Comparison]:
     alike = [
         one
         for one in found
-        if name != BASELINES[0] or one.top.at.engine == one.bottom.at.engine
+        if one.top.at.baseline(name).engine in ("", one.bottom.at.engine)
     ]
     return [_comparison(one, one.top.strategy in PER_BATCH) for one in alike]
 

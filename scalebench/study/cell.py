@@ -46,6 +46,13 @@ class Cell(NamedTuple):
         """Execution, engine and label, which the points of a curve over worker counts share."""
         return self[0], self[1], self[2]
 
+    def baseline(self, name: str) -> Cell:
+        """Return the place of a baseline of this cell; an engine of "" is any, at any batch."""
+        # What synchronising less often saves is asked on one engine.
+        engine = self.engine if name == "allreduce" else ""
+        workers = 1 if name == "serial" else self.workers
+        return Cell(self.execution, engine, name, workers)
+
     @property
     def sort_key(self) -> tuple[object, ...]:
         """The order of tables: by execution, strategy, engine, worker count and batch."""

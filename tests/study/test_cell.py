@@ -43,3 +43,13 @@ def test_cells_are_ordered_by_execution_strategy_workers_and_batch():
         )
         == order
     )
+
+
+def test_baselines_are_on_any_engine_but_allreduce_and_serial_has_one_worker():
+    cell = Cell("native", "gloo", "local_sgd(steps=4)", 8, 16)
+    places = [cell.baseline(name)[:4] for name in ("serial", "allreduce", "horovod")]
+    assert places == [
+        ("native", "", "serial", 1),
+        ("native", "gloo", "allreduce", 8),
+        ("native", "", "horovod", 8),
+    ]
