@@ -35,6 +35,7 @@ def test_equal_points_are_on_the_front_together_and_unknown_ones_are_not():
 def test_every_point_is_on_the_front_or_dominated_by_one_that_is():
     cost, metric = np.random.default_rng(1).integers(0, 9, (2, 60))
     on = non_dominated(cost, metric)
+    assert 0 < on.sum() < len(on) == 60
     for x, y, kept in zip(cost, metric, on, strict=True):
         beaten = (
             (cost[on] <= x) & (metric[on] >= y) & ((cost[on] < x) | (metric[on] > y))

@@ -123,6 +123,7 @@ def rounds(repetitions=5, but=()):
 
 def test_uninterrupted_study_is_paired(study):
     _, found = sessions(study, rounds())
+    assert len(found) == len(NAMES)
     assert all(
         paired_rounds(a, b) == [0, 1, 2, 3, 4]
         for a in found.values()
@@ -325,6 +326,7 @@ def test_uninterrupted_study_is_paired_at_any_order_and_duration(
             )
             at += timedelta(seconds=took[name] + pause)
     found = runs_by_cell(Results(Path(), pd.DataFrame(rows), pd.DataFrame(), {}))
+    assert len(found) == len(NAMES)
     assert all(
         paired_rounds(a, b) == list(range(len(orders))) for a in found for b in found
     )

@@ -131,9 +131,9 @@ def test_any_blocks_over_any_number_of_ranks(sizes, other, ranks, how, seed):
         return mixed, joined, joined.collect()
 
     whole = act(DsTensor(array, sizes))
-    for rank, found in enumerate(
-        Threads(ranks).all_do(lambda comm: act(DsTensor(array, sizes, comm)))
-    ):
+    shared = Threads(ranks).all_do(lambda comm: act(DsTensor(array, sizes, comm)))
+    assert len(shared) == ranks
+    for rank, found in enumerate(shared):
         assert np.array_equal(found[2], whole[2])
         for spread, alone in zip(found[:2], whole[:2], strict=True):
             assert spread.block_sizes.tolist() == alone.block_sizes.tolist()

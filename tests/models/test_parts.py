@@ -137,6 +137,7 @@ def test_layers_of_a_forward_have_gradients_of_the_whole_model():
     x = torch.randn(5, 4)
     model(x).square().sum().backward()
     whole = [parameter.grad.clone() for parameter in model.parameters()]
+    assert whole
     model.zero_grad()
     for layer in layers_of(model, "mine"):
         x = through(layer, x)

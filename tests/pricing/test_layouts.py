@@ -169,16 +169,15 @@ def test_stages_are_those_of_the_layout(chunks, first, last):
 def test_stages_have_the_communication_and_the_bubble_of_the_step():
     """Means over the stages are those of the layout; the waiting of a stage is not that of another."""
     own = planner()
-    for step in own.plan().steps:
-        if step.layout.mesh.pipeline > 1:
-            stages = own.stages(step.layout)
-            for of_stage, of_step in (("comm_s", "comm_s"), ("bubble_s", "bubble_s")):
-                each = [getattr(stage, of_stage) for stage in stages]
-                assert min(each) >= 0
-                assert sum(each) / len(each) == pytest.approx(
-                    getattr(step, of_step), rel=1e-9
-                )
-            assert len({stage.bubble_s for stage in stages}) > 1
+    staged = [step for step in own.plan().steps if step.layout.mesh.pipeline > 1]
+    assert staged
+    for step in staged:
+        stages = own.stages(step.layout)
+        for name in ("comm_s", "bubble_s"):
+            each = [getattr(stage, name) for stage in stages]
+            assert min(each) >= 0
+            assert sum(each) / len(each) == pytest.approx(getattr(step, name), rel=1e-9)
+        assert len({stage.bubble_s for stage in stages}) > 1
 
 
 def test_gpipe_takes_no_less_memory_and_placement_no_less_time_than_1f1b():

@@ -128,9 +128,9 @@ def test_weights_by_samples_and_averaged_momentum(trained, arrays):
             replicas.m[:] = np.average(replicas.m, axis=0, weights=samples)
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w[0], **EXACT)
     # fused with momentum
-    assert all(
-        report.bytes_sent == report.syncs * 2 * 8 * 8 for report in outcome.workers
-    )
+    assert len(outcome.workers) == WORKERS
+    for report in outcome.workers:
+        assert report.bytes_sent == report.syncs * 2 * 8 * 8
 
 
 def test_reset_policy_forgets_momentum_at_each_average(trained, arrays):
@@ -161,7 +161,8 @@ def test_post_local_sgd_averages_gradients_until_it_starts(trained, arrays, subg
             replicas.w[:] = replicas.w.mean(0)
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w[0], **EXACT)
     inside = STEPS - 9 if subgroup == 2 else 0
-    assert all(report.syncs == 9 + 3 + inside for report in outcome.workers)
+    syncs = [report.syncs for report in outcome.workers]
+    assert syncs == [9 + 3 + inside] * WORKERS
 
 
 def test_hierarchical_local_sgd_averages_in_the_largest_group_that_is_due(

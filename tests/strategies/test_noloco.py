@@ -67,7 +67,8 @@ def test_pairs_take_the_papers_outer_step(trained, arrays, gamma):
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
     messages = len(intervals(4)) * 2 * 8 * 8
     # and the mean at the end
-    assert all(worker.bytes_sent == messages + 8 * 8 for worker in outcome.workers)
+    sent = [worker.bytes_sent for worker in outcome.workers]
+    assert sent == [messages + 8 * 8] * WORKERS
 
 
 def test_a_lone_worker_is_refused():

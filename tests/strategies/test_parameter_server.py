@@ -185,6 +185,7 @@ def test_the_server_can_be_sent_to_another_process():
 @pytest.mark.parametrize("strategy", [*FAMILY, "bsp_backup"])
 def test_staleness_and_lead_are_in_the_report(play, strategy):
     outcome, _ = play(strategy, 4, epochs=3, virtual=UNEVEN)
+    assert len(outcome.workers) == 4
     for worker in outcome.workers:
         stale = {
             int(value): times

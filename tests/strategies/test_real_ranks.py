@@ -212,7 +212,9 @@ def check(runs, outcomes, folder, machine):
 def test_rules_that_depend_on_timing_train_on_a_real_server(launched):
     """In any order of arrival every push is counted, the bounds hold and the loss falls."""
     outcomes, _ = launched
-    for run in loose():
+    runs = loose()
+    assert runs
+    for run in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
         steps = outcome.facts.steps_per_epoch * run.epochs

@@ -108,7 +108,7 @@ def test_ssp_3_logs_a_lead_of_4_at_the_push():
 
 @settings(deadline=None)
 @given(
-    order=st.lists(st.integers(0, 4), max_size=60),
+    order=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     rule=st.sampled_from((Gate, lambda *counts: Bounded(*counts, 3))),
 )
 def test_counts_of_a_gate_are_those_of_its_pushes(order, rule):

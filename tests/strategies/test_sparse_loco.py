@@ -155,6 +155,7 @@ def of_parameters(vector, side, keep, quantised):
 def test_bins_stand_for_the_mean_of_their_values(n, bits, seed):
     values = torch.from_numpy(np.random.default_rng(seed).standard_normal(n))
     codes, table = by_bins(values, bits)
+    assert len(codes) == n
     for code in set(codes.tolist()):
         torch.testing.assert_close(
             table[code].double(), values[codes == code].mean(), atol=1e-6, rtol=0

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.strategies.test_local_sgd import EXACT, STEPS, Replicas, arrays, trained
+from tests.strategies.test_local_sgd import (
+    EXACT,
+    STEPS,
+    WORKERS,
+    Replicas,
+    arrays,
+    trained,
+)
 
 __all__ = ["arrays", "trained"]  # fixtures
 
@@ -28,9 +35,8 @@ def test_drawn_weights_are_averaged_after_every_step(trained, arrays, share):
         )
         replicas.w[:, places] = replicas.w[:, places].mean(0)
     np.testing.assert_allclose(weights["final"].numpy(), replicas.w.mean(0), **EXACT)
-    assert all(
-        worker.bytes_sent == 8 * (STEPS * drawn + 8) for worker in outcome.workers
-    )
+    sent = [worker.bytes_sent for worker in outcome.workers]
+    assert sent == [8 * (STEPS * drawn + 8)] * WORKERS
 
 
 def test_many_draws_of_every_weight_are_local_sgd_of_one_step(trained, monkeypatch):
