@@ -13,6 +13,7 @@ from scalebench.records.progress import Planned, keep_planned
 from scalebench.records.schema import EpochRow
 from scalebench.report.answer import answer, headline_so_far, spoken
 from scalebench.report.comparison import as_text, comparisons, headline
+from tests.facts import in_order
 from tests.records_factory import epoch_row, run_row, study_rows
 
 ORDER = ("serial", "allreduce", "horovod", "ddp", "epoch_average", "epoch_async")
@@ -110,20 +111,16 @@ def test_loss_of_time_is_stated_as_more_time(keep):
     near = (0.97, 0.96, 0.975, 0.97, 0.965)
     slow = cell("epoch_average", [2 * time for time in SECONDS["allreduce"]], near)
     text = sentence(keep, cell("allreduce"), slow)
-    assert "epoch_average takes 100 % more time than per-batch allreduce" in text
-    assert "100 to 100 % more" in text
-    assert (
-        "and its accuracy is equal within 1 point (0.968 instead of 0.968; -0." in text
+    assert in_order(
+        text, "epoch_average", "100 % more", "allreduce", "100 to 100 % more"
     )
+    assert in_order(text, "accuracy", "equal within 1 point", "0.968", "0.968", "-0.")
 
 
 def test_overlapping_intervals_give_no_saving(keep):
     same = cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), same)
-    assert (
-        "whether epoch_average saves time is not shown against per-batch allreduce ("
-        in text
-    )
+    assert in_order(text, "epoch_average", "not shown", "allreduce (")
     assert " more to " in text.partition("less, 95 %")[0], (
         "the interval holds zero, so its ends lie on both sides"
     )
@@ -132,7 +129,7 @@ def test_overlapping_intervals_give_no_saving(keep):
 def test_equal_metrics_of_all_seeds_are_the_same(keep):
     alike = cell("epoch_average", accuracy=ACCURACY["allreduce"])
     text = sentence(keep, cell("allreduce"), alike)
-    assert text.endswith(", and its accuracy is equal (0.968 with each of 5 seeds).")
+    assert in_order(text, "accuracy", "equal (0.968", "5 seeds).")
     assert metric_with_interval(0.0, 0.0, 0.0, signed=True) == "equal"
     assert metric_change(-0.0003, "accuracy", 0.0077) == "-0.03 to +0.77 points"
     assert metric_change(-1e-9, "accuracy", 0.0) == "+0.0 to +0.0 points"
@@ -143,16 +140,14 @@ def test_narrow_interval_around_zero_is_about_as_long(keep):
         "epoch_average", (0.995, 1.105, 0.9, 0.995, 1.055), ACCURACY["allreduce"]
     )
     text = sentence(keep, cell("allreduce"), same)
-    assert "epoch_average takes about as long as per-batch allreduce (" in text
+    assert in_order(text, "epoch_average", "about as long", "allreduce (")
 
 
 def test_single_run_has_no_interval(keep):
     text = sentence(keep, cell("allreduce", (1.0,)), cell("epoch_average", (0.5,)))
-    assert "epoch_average took 50 % less time" in text
-    assert "one run of each, so no interval" in text
-    assert (
-        "its accuracy is undecided (0.950 instead of 0.970; one seed, so no interval)"
-        in text
+    assert in_order(text, "epoch_average took 50 % less", "one run", "no interval")
+    assert in_order(
+        text, "accuracy", "undecided (0.950", "0.970", "one seed", "no interval)"
     )
 
 
@@ -165,9 +160,7 @@ def test_missing_metric_is_not_measured(keep):
         ]
         for strategy in ("allreduce", "epoch_average")
     ]
-    assert sentence(keep, *silent).endswith(
-        "and what that costs in accuracy was not measured."
-    )
+    assert in_order(sentence(keep, *silent), "accuracy", "not measured.")
 
 
 def test_r2_is_not_a_percentage(keep):
@@ -176,8 +169,8 @@ def test_r2_is_not_a_percentage(keep):
         cell("allreduce", metric_name="r2"),
         cell("epoch_average", metric_name="r2"),
     )
-    assert one.question.endswith("what does it cost in R²?")
-    assert "its R² is worse by 0.022" in as_text(one.sentence)
+    assert in_order(one.question, "R²?")
+    assert in_order(as_text(one.sentence), "R²", "worse by 0.022")
 
 
 def test_headline_takes_largest_worker_count(keep):
@@ -191,7 +184,8 @@ def test_headline_takes_largest_worker_count(keep):
         cell("allreduce"),
         cell("epoch_average"),
     )
-    assert text.startswith("At 8 workers, epoch_average takes 50 % less")
+    assert in_order(text, "At 8 workers", "epoch_average", "50 % less")
+    assert "4 workers" not in text
 
 
 def test_headline_prefers_measured_at_equal_counts(keep):
@@ -214,10 +208,11 @@ def test_headline_prefers_measured_at_equal_counts(keep):
     )
     one = said(keep, *native, *further)
     assert as_text(one.sentence).startswith("At 16 workers")
-    assert "repetitions; virtual time, real training" in as_text(one.sentence)
-    assert "No native run checks the virtual times of this study." in [
-        as_text(text) for text in one.beside
-    ]
+    assert "virtual time, real training" in as_text(one.sentence)
+    assert any(
+        as_text(text).startswith("No native run checks the virtual times")
+        for text in one.beside
+    )
 
 
 def test_answer_names_number_of_compared_strategies(keep):
@@ -227,12 +222,12 @@ def test_answer_names_number_of_compared_strategies(keep):
         ACCURACY["allreduce"],
     )
     texts = beside(keep, cell("allreduce"), cell("epoch_average"), other)
-    assert (
-        "Of the 2 strategies compared at 8 workers epoch_average takes the least time."
-        in texts
+    assert any(
+        in_order(text, "2 strategies", "8 workers", "epoch_average", "least time.")
+        for text in texts
     )
     assert any(
-        text.startswith("Without a loss of accuracy: epoch_async takes 20 % less time")
+        in_order(text, "Without a loss of accuracy", "epoch_async", "20 % less")
         for text in texts
     )
 
@@ -247,9 +242,13 @@ def test_tie_is_named(keep):
     one = said(
         keep, cell("allreduce"), cell("epoch_average"), cell("epoch_async", seconds)
     )
-    assert as_text(one.beside[0]) == (
-        "Of the 2 strategies compared at 8 workers epoch_average ties for the least time with epoch_async: the "
-        "intervals of their differences hold zero."
+    assert in_order(
+        as_text(one.beside[0]),
+        "2 strategies",
+        "8 workers",
+        "epoch_average ties",
+        "epoch_async",
+        "hold zero.",
     )
 
 
@@ -259,8 +258,7 @@ def test_two_seeds_give_no_metric_difference(keep):
         cell("allreduce", (1.0, 1.1)),
         cell("epoch_average", (0.5, 0.54), (0.9, 0.95)),
     )
-    assert "its accuracy is undecided (" in text
-    assert text.endswith("no interval from 2 seeds).")
+    assert in_order(text, "accuracy", "undecided (", "no interval", "2 seeds).")
 
 
 def test_virtual_interval_counts_draws_not_runs(keep):
@@ -268,7 +266,7 @@ def test_virtual_interval_counts_draws_not_runs(keep):
     text = sentence(
         keep, cell("allreduce", **virtual), cell("epoch_average", **virtual)
     )
-    assert "calibration interval from 5 repetitions; virtual time" in text
+    assert in_order(text, "calibration interval", "5 repetitions", "virtual time")
 
 
 def test_single_check_withholds_virtual_interval(keep):
@@ -277,10 +275,12 @@ def test_single_check_withholds_virtual_interval(keep):
         cell("allreduce", (4.0, 4.0), workers=1, **virtual)
     ]
     one = said(keep, *cells, cell("allreduce", (12.4, 12.4), workers=1))
-    assert "; no interval from 5 repetitions; virtual" in as_text(one.sentence)
-    assert (
-        "Where both ran, virtual times are off native ones by a factor of 3.1 (root mean square of 1 check): too few "
-        "for an interval." in [as_text(text) for text in one.beside]
+    assert in_order(as_text(one.sentence), "no interval", "5 repetitions; virtual")
+    assert any(
+        in_order(
+            as_text(text), "factor of 3.1", "root mean square", "1 check", "too few"
+        )
+        for text in one.beside
     )
 
 
@@ -290,9 +290,9 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
         cell("epoch_average", (0.9, 1.2, 0.95, 1.1, 0.9), workers=2),
     )
     some = [cell(strategy, workers=count) for strategy in SECONDS for count in (4, 8)]
-    assert (
-        "epoch_average is shown to save time at every worker count from 4 to 8."
-        in beside(keep, *none, *some)
+    assert any(
+        in_order(text, "epoch_average", "shown", "every worker count", "4 to 8.")
+        for text in beside(keep, *none, *some)
     )
 
 
@@ -303,11 +303,11 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
         ([cell("allreduce", status="failed")], "no run was completed"),
         (
             [cell("allreduce"), cell("horovod", (2.0,))],
-            "no strategy in them synchronises less often than every batch",
+            "less often than every batch",
         ),
         (
             [cell("epoch_average")],
-            "there is no completed run of a per-batch baseline; add --strategy allreduce",
+            "no completed run of a per-batch baseline; add --strategy allreduce",
         ),
         (
             [cell("allreduce", workers=1), cell("epoch_average", workers=1)],
@@ -332,7 +332,7 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
 )
 def test_missing_answer_has_a_reason(keep, cells, why):
     text = sentence(keep, *cells)
-    assert text.startswith(f"These records cannot answer it: {why}")
+    assert in_order(text, "These records cannot answer it", why)
 
 
 def test_oversubscribed_runs_give_no_answer(keep):
@@ -376,10 +376,8 @@ def test_stated_step_times_have_no_interval(keep):
     said_of = [cell(name, (t,) * 3, execution="virtual", engine="virtual") for name, t in
                (("allreduce", 2.0), ("epoch_average", 1.0))]  # fmt: skip
     text = sentence(keep, *said_of)
-    assert "epoch_average takes 50 % less time" in text
-    assert (
-        "1.00 s instead of 2.00 s; no interval, as nothing varies; virtual time" in text
-    )
+    assert in_order(text, "epoch_average", "50 % less", "1.00 s", "2.00 s")
+    assert in_order(text, "no interval", "nothing varies", "virtual time")
 
 
 def test_deterministic_saving_is_not_called_shown(keep):
@@ -393,20 +391,17 @@ def test_deterministic_saving_is_not_called_shown(keep):
     ]
     said_beside = beside(keep, *cells)
     assert any(
-        text.endswith(" takes less time at every worker count from 4 to 8.")
+        in_order(text, "less time", "every worker count", "4 to 8.")
         for text in said_beside
     )
-    assert not any("is shown to save" in text for text in said_beside)
-    assert any(" ties for the least time with epoch_a" in text for text in said_beside)
+    assert not any("shown to save" in text for text in said_beside)
+    assert any(re.search(r"epoch_a\w+ ties .* epoch_a", text) for text in said_beside)
 
 
 def test_stated_step_times_have_no_calibration_draws(keep):
     stated = {"execution": "virtual", "engine": "virtual", "cluster": "juwels-booster"}
     text = sentence(keep, cell("allreduce", **stated), cell("epoch_average", **stated))
-    assert (
-        "interval over repetitions at stated step times from 5 repetitions; virtual"
-        in text
-    )
+    assert in_order(text, "stated step times", "5 repetitions; virtual")
     assert "calibration" not in text
 
 
@@ -427,15 +422,15 @@ def test_first_sentence_is_the_one_that_is_shown(keep):
     some = cell("allreduce", workers=4), cell("epoch_average", workers=4)
     unclear = cell("allreduce", workers=16), cell("epoch_average", UNCLEAR, workers=16)
     text = sentence(keep, *some, *unclear)
-    assert text.startswith("At 4 workers, epoch_average takes 50 % less time")
+    assert in_order(text, "At 4 workers", "epoch_average", "50 % less")
+    assert "16 workers" not in text
 
 
 def test_largest_count_is_named_where_nothing_is_shown(keep):
     unclear = [cell(name, times, workers=n) for n in (4, 16) for name, times in
                (("allreduce", None), ("epoch_average", UNCLEAR))]  # fmt: skip
-    assert sentence(keep, *unclear).startswith(
-        "At 16 workers, whether epoch_average saves time is not shown"
-    )
+    text = sentence(keep, *unclear)
+    assert in_order(text, "At 16 workers", "epoch_average", "not shown")
 
 
 def test_what_was_measured_at_few_workers_comes_after_what_is_simulated_at_many(keep):
@@ -445,16 +440,9 @@ def test_what_was_measured_at_few_workers_comes_after_what_is_simulated_at_many(
         cell("epoch_average", workers=64, **VIRTUAL),
     )
     lines = spoken_of(keep, *native, *simulated)
-    assert lines[0].startswith(
-        "At 64 workers, epoch_average takes 50 % less time than per-batch allreduce ("
-    )
-    assert (
-        "; virtual time, real training), and its accuracy is worse by 2.2 points ("
-        in lines[0]
-    )
-    assert lines[1].startswith(
-        "Measured natively, at 2 workers: whether epoch_average saves time is not shown against"
-    )
+    assert in_order(lines[0], "At 64 workers", "epoch_average", "50 % less", "virtual")
+    assert in_order(lines[0], "real training", "accuracy", "worse by 2.2 points (")
+    assert in_order(lines[1], "natively", "2 workers", "epoch_average", "not shown")
     assert all(brackets(line) <= 2 for line in lines)
 
 
@@ -464,19 +452,16 @@ def test_undecided_loss_is_not_softened(keep):
     text = sentence(
         keep, cell("allreduce", accuracy=even), cell("epoch_average", accuracy=losses)
     )
-    assert "and its accuracy is undecided (0.634 instead of 0.702; " in text
+    assert in_order(text, "accuracy", "undecided (0.634", "0.702;")
 
 
 def test_calibration_beside_other_programs_is_named(keep):
     results = keep([run for name in SECONDS for run in cell(name, **VIRTUAL)])
-    assert "beside other programs" not in " ".join(spoken(results))
+    assert "other programs" not in " ".join(spoken(results))
     marked = dataclasses.replace(
         results, runs=results.runs.assign(calibration="disturbed")
     )
-    assert (
-        "; virtual time, real training, calibrated beside other programs)"
-        in spoken(marked)[0]
-    )
+    assert in_order(spoken(marked)[0], "virtual time", "calibrated", "other programs)")
 
 
 def test_disturbed_runs_give_no_answer(keep):
@@ -484,14 +469,14 @@ def test_disturbed_runs_give_no_answer(keep):
     lines = spoken_of(keep, cell("allreduce"), cell("epoch_average"), *busy)
     assert lines[0].startswith("At 8 workers")
     assert any(
-        line.startswith("Beware: 2 cells disturbed in all runs, as other programs took")
+        in_order(line, "Beware", "2 cells", "disturbed", "other programs")
         for line in lines
     )
 
 
 def test_headline_of_a_study_that_still_runs_is_the_first_line_without_advice(keep):
     results = keep([run for name in SECONDS for run in cell(name, **VIRTUAL)])
-    assert headline_so_far(results).startswith("At 8 workers, epoch_average takes ")
+    assert in_order(headline_so_far(results), "At 8 workers", "epoch_average")
     assert spoken(results)[0].startswith(headline_so_far(results))
     assert headline_so_far(keep(cell("allreduce", **VIRTUAL))) == ""
 
@@ -499,7 +484,8 @@ def test_headline_of_a_study_that_still_runs_is_the_first_line_without_advice(ke
 def test_answer_carries_the_warning_of_few_runs(keep):
     few = cell("allreduce", (1.0, 1.1, 1.05)), cell("epoch_average", (0.5, 0.55, 0.52))
     assert any(
-        line == "Beware: 2 native cells of 3 runs." for line in spoken_of(keep, *few)
+        in_order(line, "Beware", "2 native cells", "3 runs")
+        for line in spoken_of(keep, *few)
     )
 
 
@@ -517,16 +503,10 @@ def test_crowded_engines_are_explained(keep):
         cell("epoch_average", (0.8,), **steps),
     )
     text = " ".join(spoken_of(keep, *native, *simulated))
-    assert (
-        "At 2 workers horovod and ddp want more cores than this machine has (×): these native times are no"
-        in text
-    )
-    assert "their times at several workers are virtual ones alone." in text
-    assert (
-        "A step of horovod takes 1.30 ms at 2 workers (virtual), where one of allreduce takes 445 µs"
-        in text
-    )
-    assert "once in a cycle of 1.00 ms" in text
+    assert in_order(text, "2 workers", "horovod", "ddp", "more cores", "×", "native")
+    assert in_order(text, "several workers", "virtual ones alone.")
+    assert in_order(text, "step of horovod", "1.30 ms", "2 workers (virtual)")
+    assert in_order(text, "1.30 ms", "allreduce", "445 µs", "1.00 ms")
 
 
 def test_study_that_is_not_complete_is_to_be_continued(keep):
@@ -551,5 +531,5 @@ def test_study_that_is_not_complete_is_to_be_continued(keep):
             results.runs[["run_id", "config_hash"]].itertuples(index=False)]  # fmt: skip
     keep_planned(results.folder, [*rows, Planned("to-come", "c0ffee", "native mpi")])
     (line, *_) = spoken(results)
-    assert line.endswith("The same command makes the 1 run that is left.")
+    assert in_order(line, "same command", "1 run")
     assert "--repetitions" not in line
