@@ -23,6 +23,7 @@ from scalebench.formatting import (
 )
 from scalebench.tables.screen import Screen
 from tests.analysis.test_comparing import run
+from tests.facts import in_order
 
 
 def text(results, width=140) -> str:
@@ -117,19 +118,15 @@ def test_notes_report_failures_agreement_and_oversubscription(study):
     results = study(rows=rows)
     notes = summary_notes(results)
     assert notes[0].startswith("× more workers than the machine can feed")
-    assert notes[1] == (
-        "virtual times are off native ones by 11 % (root mean square of 1 check), "
-        "most those of serial at 1 worker (9.00 s for 10.0 s)"
-    )
-    assert notes[-1] == (
-        "1 diverged, 1 failed of 5 runs, not in the table; "
-        "first virtual-virtual-allreduce-2-0-: rank 1 died: killed by signal 9"
+    assert in_order(notes[1], "virtual", "native", "11 % (root mean square of 1 check)")
+    assert in_order(notes[1], "most", "serial at 1 worker (9.00 s for 10.0 s)")
+    assert in_order(notes[-1], "1 diverged, 1 failed of 5 runs", "not in the table")
+    assert in_order(
+        notes[-1], "virtual-virtual-allreduce-2-0-: rank 1 died", "signal 9"
     )
     assert row(text(results), "allreduce, native mpi")[0] == "4 ×"
     diverged = study(rows=[rows[0], run("ddp", 2, None, status="diverged", lr=0.05)])
-    assert summary_notes(diverged)[-1].endswith(
-        "; a lower --lr than 0.05 may train them (with --new)"
-    )
+    assert in_order(summary_notes(diverged)[-1], "lower --lr", "0.05", "--new")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from scalebench.records.store import Store
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import only
 from tests.analysis.test_target import cell
+from tests.facts import in_order
 from tests.records_factory import run_row, study_rows
 
 
@@ -86,9 +87,8 @@ def test_default_columns_fit_a_column_of_a_page(folder, invoke):
         "more telling than the speedup, which stands before it where all fit"
     )
     left = [title for title in full.strip(" \\").split(" & ") if title not in header]
-    assert (
-        f"left out, to fit a column of a page: {', '.join(left).replace(chr(92), '')} (--columns all)"
-        in said
+    assert in_order(
+        said, "left out", ", ".join(left).replace("\\", ""), "--columns all"
     )
     assert "left out" not in everything
     markdown = invoke("table", folder, "--execution", "virtual")
@@ -170,7 +170,7 @@ def test_csv_has_bounds_in_columns_and_empty_cells_for_unknown(folder, invoke):
 def test_markdown_marks_oversubscribed_and_says_so(folder, invoke):
     text = invoke("table", folder, "--execution", "native", "--columns", "time,metric")
     assert "| 4 × |" in text
-    assert "×: more workers than the machine can feed, never a baseline." in text
+    assert in_order(text, "×: more workers", "never a baseline.")
     assert text.startswith("| Strategy | Workers | Time (s) | Accuracy |\n")
 
 
@@ -284,9 +284,8 @@ def test_trimmed_mean_with_its_bootstrap_interval_is_a_column(tmp_path, folder, 
     assert of["virtual"]["trimmed mean"] is None, (
         "its repetitions are draws of one calibration"
     )
-    assert "the most repetitions of a native or paced time are" in invoke(
-        "table", folder, *words, code=2
-    )
+    refusal = invoke("table", folder, *words, code=2)
+    assert in_order(refusal, "most repetitions", "native or paced time", "3")
 
 
 def test_steady_study_has_no_footnote_on_bounds_that_stand_alone(folder, invoke):
@@ -331,11 +330,8 @@ def test_runs_that_never_reached_the_target_are_marked_as_run_prints_them(
     assert "| allreduce | 2 | 2.00* | 3.0* |" in text
     assert "| epoch_async | 2 | 1 of 3 | 1 of 3 |" in text
     assert "| epoch_average | 2 | never | never |" in text
-    assert (
-        "*: not every run reached the target; the median counts those as longer (Kaplan-Meier)."
-        in text
-    )
-    assert "1 of 3: so few of the runs reached the target" in text
+    assert in_order(text, "*: not every run", "Kaplan-Meier")
+    assert "1 of 3: so few of the runs" in text
     assert "$2.00$* & $3.0$*" in invoke(*words, "latex")
     rows = {
         row["strategy"]: row

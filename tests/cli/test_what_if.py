@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
 from scalebench.figures.drawing.canvas import Canvas
+from tests.facts import in_order
 
 BASE = [
     "predict",
@@ -110,18 +111,17 @@ def test_decision_between_links_is_one_command_with_an_interval():
     time = r"[\d.,]+ \w+ \([\d.,]+ to [\d.,]+\)"
     cost = rf"[\d.,]+ GPU-hours \([\d.,]+ to [\d.,]+\), {span} at 2 each"
     assert re.fullmatch(
-        rf"Decision: ddp on 64 nodes \(256 workers\) with network-bandwidth 100 Gbit/s: {time} for {cost}; "
-        rf"with 200 Gbit/s the same, {time} for {cost}, -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % over the interval\); "
-        r"(the strategy is the same at both ends|not at both ends) of the interval.*\.",
+        rf"Decision: ddp .* 64 nodes \(256 workers\) .* 100 Gbit/s: {time} for {cost}; "
+        rf".*200 Gbit/s .*{time} for {cost}, -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % .*\); "
+        r".*both ends.*\.",
         decision,
     )
     assert re.match(
-        r"256 workers: network-bandwidth 200 Gbit/s instead of 100 Gbit/s: ddp [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\) "
-        r"instead of [\d.,]+ \w+ \([\d.,]+ to [\d.,]+\), -[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % over the interval\); "
-        r"epoch_average ",
+        rf"256 workers: .* 200 Gbit/s instead of 100 Gbit/s: ddp {time} instead of {time}, "
+        r"-[\d.]+ % \(-[\d.]+ to [-+][\d.]+ % .*\); epoch_average ",
         first,
     )
-    assert "Epochs are taken as equal: epoch_average may need more" in output
+    assert in_order(output, "Epochs", "equal", "epoch_average may need more")
     rows = [line for line in output.splitlines() if re.match(r" +[12]00 Gbit/s ", line)]
     assert len(rows) == 4
     assert all(row.endswith("compute") for row in rows)
@@ -151,9 +151,7 @@ def test_difference_at_an_end_of_the_interval_is_said():
     decision, first, *_ = (
         CliRunner().invoke(main, arguments, standalone_mode=False).output.splitlines()
     )
-    assert first.endswith(
-        "over the interval); more than a tenth for ddp at an end of the interval only."
-    )
+    assert in_order(first, "a tenth", "ddp", "an end of the interval only.")
     assert decision.endswith("epoch_average in both cells with slow links.")
 
 
@@ -222,7 +220,7 @@ def test_axis_without_effect_says_why():
     )
     hidden = said("juwels-booster", 8, "latency=0.9,1.1")
     assert re.search(
-        r"latency: exposed communication is [\d.]+ % of it, [\d.]+ % hides behind compute",
+        r"latency: exposed .* [\d.]+ % .* [\d.]+ % hides behind compute",
         hidden,
     )
 
@@ -245,15 +243,12 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
         .output
     )
     assert re.search(
-        r"^the least time of allreduce is .* \(.* to .*\), at workers 64, batch 32\.",
+        r"^the least time of allreduce .* \(.* to .*\), .*64, batch 32\.",
         output,
         re.MULTILINE,
     )
-    assert (
-        "outside what the inputs are known to hold for, 50 % of the cells: beyond the 3,744 workers"
-        in output
-    )
-    assert "too large, 50 % of the cells: resnet50 at batch 5" in output
+    assert in_order(output, "outside", "50 % of the cells", "3,744 workers")
+    assert re.search(r"too large, 50 % .*: resnet50 at batch 5", output)
     with table.open() as file:
         rows = {(row["workers"], row["batch"]): row for row in csv.DictReader(file)}
     assert {place for place, row in rows.items() if row["fits"] == "no"} == {

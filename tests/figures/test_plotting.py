@@ -35,6 +35,7 @@ from scalebench.figures.style import choose_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
 from tests.conftest import some
+from tests.facts import in_order
 from tests.records_factory import epoch_row, run_row, study_rows
 
 
@@ -364,14 +365,9 @@ def test_caption_names_the_cluster(tmp_path, cluster, said):
 
 def test_breakdown_caption_names_machine_and_network(tmp_path, results):
     stated = caption(results, "breakdown")
-    assert (
-        "Real runs: a machine that nothing describes, within one node. Virtual runs: this machine repeated"
-        in stated
-    )
-    assert (
-        "joined by 10 Gbit/s Ethernet; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within a"
-        in stated
-    )
+    assert in_order(stated, "Real runs", "nothing describes", "one node")
+    assert in_order(stated, "Virtual runs", "this machine", "10 Gbit/s Ethernet")
+    assert in_order(stated, "Ethernet", "0.600 µs + n / (8.70 GB/s)")
     wide = {"strategy": "serial", "nodes": 2, "workers_per_node": 4}
     rows = [
         run_row(execution="native", engine="mpi", provenance="a", **wide),
@@ -387,14 +383,17 @@ def test_breakdown_caption_names_machine_and_network(tmp_path, results):
     (own.folder / "provenance").mkdir(exist_ok=True)
     (own.folder / "provenance" / "a.json").write_text(json.dumps(facts))
     said = caption(own, "breakdown")
-    assert (
-        "Real runs: EPYC 9654, 4 cores, up to 2 nodes by eth0 (25 Gbit/s). Virtual runs: this machine"
-        in said
+    assert in_order(
+        said, "Real runs", "EPYC 9654", "4 cores", "2 nodes", "eth0 (25 Gbit/s)"
     )
-    assert (
-        "10 Gbit/s Ethernet; up to 2 nodes of 4 workers; a message of n bytes takes 0.600 µs + n / (8.70 GB/s) within "
-        "a node, 20.0 µs + n / (1.25 GB/s) between nodes; allreduce between nodes assumed by recursive doubling"
-        in said
+    assert in_order(
+        said,
+        "Virtual runs",
+        "10 Gbit/s Ethernet",
+        "2 nodes of 4 workers",
+        "0.600 µs + n / (8.70 GB/s) within a node",
+        "20.0 µs + n / (1.25 GB/s) between nodes",
+        "assumed by recursive doubling",
     )
 
 
@@ -427,10 +426,7 @@ def test_caption_names_number_of_measured_nodes(tmp_path):
     calibration = {"key": "measured", "tables": [], "engines": {"entries": entries}}
     (own.folder / "calibration.json").write_text(json.dumps(calibration))
     said = caption(load(own.folder), "breakdown")
-    assert (
-        "; allreduce between nodes as measured between 3, in proportion to recursive doubling up to 2 KiB"
-        in said
-    )
+    assert in_order(said, "measured between 3", "recursive doubling up to 2 KiB")
 
 
 def test_breakdown_panels_have_letters_and_a_bar_per_tick(results):
@@ -773,10 +769,7 @@ def test_disturbed_points_have_a_plus_sign_and_a_sentence(tmp_path):
     ]
     found = keep(tmp_path / "busy", busy)
     text = caption(found, "strong-scaling")
-    assert (
-        "Plus signs: other programs took more than 25 % of the cores meanwhile, never a baseline."
-        in text
-    )
+    assert in_order(text, "Plus signs", "25 % of the cores", "never a baseline.")
     assert "Crosses" not in text
     with house_style():
         canvas = Canvas("strong-scaling")

@@ -11,6 +11,7 @@ from scalebench.launch.sweep import expand
 from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
+from tests.facts import in_order
 
 
 def notes(strategy, workers="2,4", **values):
@@ -53,9 +54,7 @@ def test_an_option_of_another_compression_is_refused(
 )
 def test_an_interval_longer_than_the_training_is_warned_of_once(name, option):
     (note,) = notes({name: {option: 7}}, epochs=6)
-    assert note.endswith(
-        f"{option} 7 is more than the 6 epochs: replicas do not meet before training ends"
-    )
+    assert in_order(note, f"{option} 7", "more than the 6 epochs", "do not meet")
     assert "is more than the 1 epoch: " in notes({name: {option: 2}}, epochs=1)[0]
     assert notes({name: {option: 6}}, epochs=6) == []
     assert notes({name: {option: 7}}, workers="1", epochs=6) == []
@@ -77,10 +76,10 @@ def test_local_steps_that_are_more_than_the_training_has_are_warned_of():
         }
     )
     few = [note for note in plan_study(study).notes if "first average" in note]
-    assert few == [
-        "local_sgd(steps=15) at 4 workers: the first average of weights comes after 15 steps, but the training has 10",
-        "local_sgd(steps=18) at 4 workers: the first average of weights comes after 18 steps, but the training has 10",
-    ]
+    for note, steps in zip(few, (15, 18), strict=True):
+        assert in_order(
+            note, f"local_sgd(steps={steps}) at 4 workers", f"after {steps} steps", "10"
+        )
     assert not [
         note
         for note in plan_study(study.model_copy(update={"epochs": 4})).notes
@@ -138,25 +137,20 @@ def test_first_synchronisation_after_the_end_of_training_is_warned_of(
 
 def test_diloco_with_an_inner_optimizer_that_is_not_the_papers_is_warned_of():
     (note,) = notes("diloco", optimizer="sgd")
-    assert note.startswith(
-        "diloco: the inner optimizer is sgd, the paper's is adamw: say optimizer: adamw"
-    )
+    assert in_order(note, "diloco", "inner optimizer is sgd", "optimizer: adamw")
     assert notes("diloco", optimizer="adamw", lr=1e-3) == []
 
 
 def test_a_slow_momentum_over_a_momentum_is_warned_of():
     (note,) = notes("slowmo")
-    assert note.startswith(
-        "slowmo: slow_momentum 0.7 makes moves up to 3.3 times as long, beside the optimizer's"
-    )
+    assert in_order(note, "slowmo", "slow_momentum 0.7", "3.3 times", "optimizer's")
     assert notes("slowmo", optimizer="sgd") == notes({"slowmo": {"slow_lr": 0.3}}) == []
     assert notes({"slowmo": {"slow_momentum": 0.5}}) == []
 
 
 def test_there_are_no_more_servers_than_workers(play):
-    assert notes({"asp": {"shards": 3}}, workers="1,2,4") == [
-        "asp(shards=3) at 2 workers: shards 3 are more servers than workers: the weights are spread over 2"
-    ]
+    (note,) = notes({"asp": {"shards": 3}}, workers="1,2,4")
+    assert in_order(note, "asp(shards=3) at 2 workers", "more servers", "over 2")
     assert "shards 9 are more" in notes({"bsp_backup": {"shards": 9}}, workers="4")[0]
     study = Study.model_validate(
         {

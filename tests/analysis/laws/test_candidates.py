@@ -22,6 +22,7 @@ from scalebench.analysis.laws.candidates import (
     universal,
 )
 from scalebench.analysis.laws.series import SeriesWork
+from tests.facts import in_order
 from tests.law_factory import (
     BYTES,
     COUNTS,
@@ -131,9 +132,8 @@ def test_laws_depend_on_scaling():
 def test_without_a_workload_there_is_no_mechanistic_law():
     laws, notes = laws_for(following(amdahl(), (1.0, 0.1), load=None))
     assert [law.name for law in laws] == ["amdahl", "usl"]
-    assert notes == [
-        "mechanistic law not fitted: the rows do not count steps, synchronisations and bytes"
-    ]
+    (note,) = notes
+    assert in_order(note, "mechanistic", "not fitted", "do not count", "bytes")
 
 
 def test_bytes_collinear_with_compute_are_left_out():
@@ -367,12 +367,13 @@ def test_laws_need_enough_counts_and_runs():
     few = following(amdahl(), (0.9, 0.1), (1, 2, 4), repetitions=2)
     found, notes = candidates([amdahl(), universal(weak=False)], few)
     assert [one.fit.law.name for one in found] == ["amdahl"]
-    assert notes == ["usl not fitted: 3 parameters want 4 worker counts"]
+    (note,) = notes
+    assert in_order(note, "usl not fitted", "3 parameters", "4 worker counts")
     cached = following(amdahl(), (0.9, 0.1), (1, 2, 4, 8), repetitions=1)
     found, notes = candidates([amdahl(), universal(weak=False)], cached)
     assert found == []
-    assert (
-        notes[0] == "amdahl not fitted: AICc of 2 parameters wants 5 runs, there are 4"
+    assert in_order(
+        notes[0], "amdahl not fitted", "AICc", "2 parameters", "5 runs", "4"
     )
 
 

@@ -12,6 +12,7 @@ from scalebench.analysis import ratios
 from scalebench.analysis.laws import scaling_laws, series_of, write_extrap
 from scalebench.analysis.laws.render import title
 from scalebench.errors import ResultsError, UsageError
+from tests.facts import in_order
 from tests.law_factory import BYTES
 from tests.records_factory import run_row
 
@@ -156,25 +157,25 @@ def test_oversubscribed_runs_are_left_out(study):
     [
         (
             rows(counts=(1, 2, 4)),
-            "3 worker counts (1, 2, 4) that were neither oversubscribed nor disturbed; a law wants 4",
+            ("3 worker counts (1, 2, 4)", "a law wants 4"),
         ),
         (
             rows(counts=(2,)),
-            "1 worker count (2) that was neither oversubscribed nor disturbed",
+            ("1 worker count (2)", "a law wants 4"),
         ),
         (
             rows(oversubscribed=True),
-            "0 worker counts that were neither oversubscribed nor disturbed",
+            ("0 worker counts", "oversubscribed"),
         ),
         (
             rows(counts=(1, 2, 4, 8), repetitions=1),
-            "4 runs are too few to choose between laws",
+            ("4 runs", "too few", "laws"),
         ),
     ],
 )
 def test_below_four_counts_there_is_no_law(study, runs, refusal):
     (scaling,) = scaling_laws(study(rows=runs))
-    assert scaling.refusal.startswith(refusal)
+    assert in_order(scaling.refusal, *refusal)
     assert scaling.candidates == ()
     assert scaling.advice is None
 
@@ -183,7 +184,9 @@ def test_four_counts_have_a_law_without_intervals(study):
     (scaling,) = scaling_laws(study(rows=rows(counts=(1, 2, 4, 8))))
     assert scaling.best.fit.law.name == "amdahl"
     assert all(np.isnan([one.low, one.high]).all() for _, one in scaling.parameters)
-    assert "no intervals: they want 5 worker counts, there are 4" in scaling.notes
+    assert any(
+        in_order(note, "no intervals", "5 worker counts", "4") for note in scaling.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,17 +194,20 @@ def test_four_counts_have_a_law_without_intervals(study):
 )
 def test_five_counts_have_no_extrapolated_band(study, counts, said):
     (scaling,) = scaling_laws(study(rows=rows(counts=counts)))
-    assert (
-        "no band beyond 16 workers: it wants 6 worker counts, there are 5"
-        in scaling.notes
-    ) == said
+    assert said == any(
+        in_order(note, "no band", "16 workers", "6 worker counts", "5")
+        for note in scaling.notes
+    )
 
 
 def test_reduced_batches_are_left_out(study):
     small = rows(counts=(32,), batch_per_worker=4, train_s=9.0)
     (scaling,) = scaling_laws(study(rows=rows() + small))
     assert scaling.series.counts.tolist() == list(COUNTS)
-    assert "another batch than 8, and so left out: 32 workers" in scaling.notes
+    assert any(
+        in_order(note, "batch than 8", "left out", "32 workers")
+        for note in scaling.notes
+    )
 
 
 def two_batches(policy):
@@ -307,7 +313,7 @@ def test_bad_forecast_has_a_note(study):
     ]
     (scaling,) = scaling_laws(study(rows=surprise))
     assert any(
-        "not to be trusted beyond what was measured: fitted without 16" in note
+        in_order(note, "not to be trusted", "fitted without 16")
         for note in scaling.notes
     )
 
