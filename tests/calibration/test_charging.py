@@ -17,6 +17,7 @@ from scalebench.calibration.calibration_file import (
 from scalebench.records.machine_facts import cpu_model
 from scalebench.system import hardware
 from tests.conftest import needs_mpi
+from tests.facts import in_order
 
 RUN = ("run", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1", "--repetitions", "2",
        "--strategy", "allreduce", "--strategy", "epoch_average")  # fmt: skip
@@ -192,10 +193,7 @@ def test_strategy_operations_are_measured_once_and_kept(scalebench):
         path,
         "--verbose",
     )
-    assert (
-        "does not say what slowmo computes beside its steps: nothing is charged for it"
-        in " ".join(said.split())
-    )
+    assert in_order(" ".join(said.split()), "slowmo computes", "nothing is charged")
 
 
 @pytest.fixture
@@ -236,10 +234,9 @@ def test_calibration_of_another_model_is_refused_by_name(scalebench, calibration
     assert "(model mlp(hidden=[64]), not mlp(hidden=[128]))" in said
     assert not Path("results/mine").exists()
     said = scalebench(*words, calibration(torch="1.0", cpu="Z80"))
-    assert (
-        f"is not of this machine and study: cpu Z80, not {cpu_model()}; torch 1.0, not"
-        in " ".join(said.split())
-    )
+    said = " ".join(said.split())
+    assert in_order(said, "not of this machine", f"cpu Z80, not {cpu_model()}")
+    assert in_order(said, "torch 1.0, not")
     said = scalebench(
         *words[:-2],
         "real",

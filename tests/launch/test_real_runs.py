@@ -27,6 +27,7 @@ from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
 from tests.conftest import needs_mpi, some
+from tests.facts import in_order
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
 
@@ -93,7 +94,7 @@ def swept(tmp_path_factory):
         make_run("before"),
         faulty("killed", "kill"),
         make_run("alone", workers=1, strategy="serial"),
-        faulty("hung", "hang", time_limit_s=4.0),
+        faulty("hung", "hang", time_limit_s=8.0),
         faulty("raised", "raise"),
         faulty("raised alone", "raise", workers=1, rank=0),
         faulty("diverged alone", "nan", workers=1, rank=0),
@@ -144,11 +145,8 @@ def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
     ].error
     hung = found.outcomes["hung"]
     assert hung.status == "failed"
-    assert re.fullmatch(
-        r"no worker showed a sign of life for \d+ s \(patience\): rank 1 had stopped while training, in go_wrong, "
-        "and the others waited in allreduce",
-        hung.error,
-    ), hung.error
+    assert in_order(hung.error, "(patience)", "rank 1", "training", "in go_wrong")
+    assert in_order(hung.error, "in go_wrong", "others waited", "allreduce")
     assert found.outcomes["after"].status == "completed"
 
 
@@ -158,10 +156,7 @@ def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monke
     found = Recorder([faulty("threaded", "thread")], tmp_path)
     assert found.outcomes["threaded"].status == "completed"
     (message,) = found.messages
-    assert re.fullmatch(
-        r"the processes had not ended \d+ s after their last run: a thread of rank 1 does not end; they are killed",
-        message,
-    ), message
+    assert in_order(message, "thread of rank 1", "does not end", "killed")
     assert not [
         p
         for p in psutil.process_iter(["cmdline"])
@@ -216,7 +211,7 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(
         return
     assert found.outcomes["struck"].status == "completed"
     (message,) = found.messages
-    assert "s after their last run: mpirun is stopped; they are killed" in message
+    assert in_order(message, "last run", "mpirun is stopped", "killed")
 
 
 @needs_mpi
@@ -231,10 +226,7 @@ def test_deleted_logs_end_their_launch_only(tmp_path):
 
     found = Purged([faulty("hung", "hang"), make_run("after")], tmp_path)
     assert found.outcomes["hung"].status == "failed"
-    assert (
-        "launch-1 was deleted by something else while the ranks wrote to it"
-        in found.outcomes["hung"].error
-    )
+    assert in_order(found.outcomes["hung"].error, "launch-1", "deleted", "ranks wrote")
     assert found.outcomes["after"].status == "completed"
     assert len(found.messages) == 1
 
@@ -407,16 +399,12 @@ def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
     assert last.outcomes.pop("after").status == "completed"
     for run in ends:
         outcome = last.outcomes.pop(run.run_id)
-        assert (outcome.status, outcome.error[8:]) == (
-            "diverged",
-            ": the weights are not finite at the end of training",
-        )
+        assert outcome.status == "diverged"
+        assert in_order(outcome.error, "worker", "weights are not finite", "end")
     assert len(last.outcomes) == len(kinds)
     for outcome in last.outcomes.values():
         assert outcome.status == "diverged"
-        assert re.fullmatch(
-            r"worker [01]: the training loss is nan in epoch \d", outcome.error
-        )
+        assert re.fullmatch(r"worker [01]: .*loss is nan in epoch \d", outcome.error)
         assert outcome.workers == outcome.evaluations == []
     assert last.outcomes["epoch_average mpi"].error.startswith("worker 1: ")
     assert last.messages == []  # no other launch
@@ -425,10 +413,8 @@ def test_divergence_of_all_workers_keeps_the_launch_alive(tmp_path):
 def test_timeout_names_the_stopped_rank_and_not_the_waiting_ones(swept):
     outcome = swept.outcomes["hung"]
     assert outcome.status == "timeout"
-    assert outcome.error.startswith(
-        "exceeded the time limit of 4 s; rank 1 had stopped"
-    )
-    assert outcome.error.endswith("while training")
+    assert in_order(outcome.error, "limit of 8 s", "rank 1 had stopped", "training")
+    assert "rank 0" not in outcome.error
 
 
 def test_completed_run_has_all_times_and_counts(swept):
@@ -471,10 +457,8 @@ def test_launch_that_never_begins_is_tried_twice(tmp_path, monkeypatch):
         "failed",
     ]
     for outcome in recorder.outcomes.values():
-        assert re.match(
-            "the launch failed before its runs: rank [01] exited before reporting: ImportError: a shadow",
-            outcome.error,
-        )
+        assert in_order(outcome.error, "launch failed", "ImportError: a shadow")
+        assert re.search("rank [01] exited before reporting", outcome.error)
     assert len(list((tmp_path / "work").iterdir())) == 2
 
 
