@@ -86,21 +86,21 @@ class Planned:
         where = f"{planner.devices:,} {planner.predictor.platform.device.name}"
         line = (
             f"{workload.layers.name} on {where} at a global batch of {planner.batch:,}: {best.layout.strategy} is the "
-            f"fastest of {counted(found.tried, 'layout')}, {seconds(best.step_s)} a step and "
+            f"fastest of {counted(found.tried, 'layout')}, {seconds(best.time.value)} a step and "
             f"{_gib(best.memory.total)} a worker"
         )
         if len(found.steps) > 1:
             second = found.steps[1]
-            line += f"; {second.layout.strategy} takes {digits(second.step_s / best.step_s)} times as long"
+            line += f"; {second.layout.strategy} takes {digits(second.time.value / best.time.value)} times as long"
         yield f"{line}."
         yield _at_ends(found)
         yield from self._adaptive_choice()
         if found.greedy is None:
             yield "Deciding one number after the other (tensor degree, stages, micro-batches) finds none that fits."
-        elif found.greedy.step_s <= best.step_s:
+        elif found.greedy.time.value <= best.time.value:
             yield "Deciding one number after the other (tensor degree, stages, micro-batches) finds it too."
         else:
-            lost = share(found.greedy.step_s / best.step_s - 1)
+            lost = share(found.greedy.time.value / best.time.value - 1)
             yield (
                 f"Deciding one number after the other (tensor degree, stages, micro-batches) finds "
                 f"{found.greedy.layout.strategy}, which loses {lost}."
@@ -194,7 +194,7 @@ class Planned:
             )
             line += (
                 f"; chosen greedily, layer after layer, it moves {share(moved / least - 1)} more and takes "
-                f"{digits(greedy.step_s / best.step_s)} times as long"
+                f"{digits(greedy.time.value / best.time.value)} times as long"
             )
         yield f"{line}."
 
@@ -234,12 +234,12 @@ class Planned:
             *([Column("computed again", recomputed)] if again else []),
             Column(
                 "step",
-                lambda step: Measured(step.step_s, step.low_s, step.high_s),
+                lambda step: step.time,
                 SPAN,
             ),
             Column(
                 "speedup",
-                lambda step: Measured(found.alone_s / step.step_s),
+                lambda step: Measured(found.alone_s / step.time.value),
                 NUMBER,
                 spare=1,
             ),

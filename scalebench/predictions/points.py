@@ -115,7 +115,7 @@ class Predicted:
             ),
             Column(
                 "training",
-                lambda each: Measured(each[0].train_s, each[0].low_s, each[0].high_s),
+                lambda each: each[0].time,
                 advice.SPAN,
             ),
             *([Column("to target", _to_the_target, TIME_ALONE)] if to_target else []),
@@ -390,8 +390,8 @@ def _row(
             name: getattr(point, name)
             for name in ("step_s", "epoch_s", "train_s", "speedup", "efficiency")
         },
-        "train_s_low": point.low_s,
-        "train_s_high": point.high_s,
+        "train_s_low": point.time.low,
+        "train_s_high": point.time.high,
         "interval_by": str(point.known),
         **{name: getattr(point, name) for name in ("compute_s", "data_s", "other_s")},
         "comm_s": point.exposed_s,

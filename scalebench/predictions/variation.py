@@ -90,11 +90,9 @@ class Variation:
         )
         axes, rows = planes[0].axes, []
         for strategy, plane in zip(strategies, planes, strict=True):
-            assert plane.low is not None
-            assert plane.high is not None
             first = float(plane.train_s.flat[0])
             for place, values in enumerate(product(*(axis.values for axis in axes))):
-                time = float(plane.train_s.flat[place])
+                time = plane.time(divmod(place, plane.train_s.shape[1]))
                 rows.append(
                     {
                         "strategy": str(strategy),
@@ -102,12 +100,8 @@ class Variation:
                             axis.name: axis.text(value)
                             for axis, value in zip(axes, values, strict=True)
                         },
-                        "training": Measured(
-                            time,
-                            float(plane.low.flat[place]),
-                            float(plane.high.flat[place]),
-                        ),
-                        "difference": math.nan if place == 0 else time / first - 1,
+                        "training": time,
+                        "difference": time.value / first - 1 if place else math.nan,
                         "efficiency": Measured(float(plane.efficiency.flat[place])),
                         "outside": "*" * bool(plane.marked.flat[place]),
                         "bound by": plane.components[plane.bound.flat[place]],
@@ -214,18 +208,12 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         axis, parts, most_of_all = axes[0], [], 0.0
         only_at_an_end: list[str] = []
         for strategy, plane in zip(strategies, planes, strict=True):
-            assert plane.low is not None
-            assert plane.high is not None
-            centre = plane.train_s[:, 0]
             changes = _changes(plane, plane, -1)
             most_of_all = max(most_of_all, *map(abs, changes))
             # A change at an end of the interval alone is a risk, not a prediction.
             if abs(changes[0]) < advice.CLEARLY <= max(map(abs, changes)):
                 only_at_an_end.append(str(strategy))
-            spans = [
-                advice.seconds_span(centre[n], plane.low[n, 0], plane.high[n, 0])
-                for n in (-1, 0)
-            ]
+            spans = [advice.SPAN.text(plane.time((n, 0))) for n in (-1, 0)]
             band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
             parts.append(
                 f"{strategy} {spans[0]} instead of {spans[1]}, {percent(changes[0])} ({band})"
@@ -236,12 +224,8 @@ def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterat
         yield f"{axis.at(axis.values[-1])} instead of {axis.text(axis.values[0])}: {'; '.join(parts)}{verdict}."
     elif len(strategies) == 1:
         (plane,) = planes
-        assert plane.low is not None
-        assert plane.high is not None
         cell = plane.least()
-        span = advice.seconds_span(
-            *(float(times[cell]) for times in (plane.train_s, plane.low, plane.high))
-        )
+        span = advice.SPAN.text(plane.time(cell))
         yield f"the least time of {strategies[0]} is {span}, at {plane.where(cell)}."
 
 
@@ -264,22 +248,14 @@ def _decision(
             strategies, [float(plane.train_s[place, 0]) for plane in planes]
         )
 
-    def times(strategy: int, place: int) -> tuple[float, float, float]:
-        plane = planes[strategy]
-        assert plane.low is not None
-        assert plane.high is not None
-        return (
-            float(plane.train_s[place, 0]),
-            float(plane.low[place, 0]),
-            float(plane.high[place, 0]),
-        )
-
     first = best(0)
+    time = planes[first].time((0, 0))
     said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
-    said += f"{axis.at(axis.values[0])}: {advice.seconds_span(*times(first, 0))} for "
-    said += advice.hours_span(times(first, 0), workers * each, hour, price)
+    said += f"{axis.at(axis.values[0])}: {advice.SPAN.text(time)} for "
+    said += advice.hours_span(time, workers * each, hour, price)
     for place in range(1, len(axis.values)):
         taken = best(place)
+        time = planes[taken].time((place, 0))
         own = (
             "the same"
             if taken == first
@@ -289,8 +265,8 @@ def _decision(
             own = f"{strategies[taken]} instead"
         changes = _changes(planes[taken], planes[taken], place)
         band = f"{percent(min(changes)).removesuffix(' %')} to {percent(max(changes))} over the interval"
-        said += f"; with {axis.text(axis.values[place])} {own}, {advice.seconds_span(*times(taken, place))} for "
-        said += f"{advice.hours_span(times(taken, place), workers * each, hour, price)}, {percent(changes[0])} ({band})"
+        said += f"; with {axis.text(axis.values[place])} {own}, {advice.SPAN.text(time)} for "
+        said += f"{advice.hours_span(time, workers * each, hour, price)}, {percent(changes[0])} ({band})"
         # Against the time of another strategy it would mix the axis with the choice.
         said += " of its own time with the first" * (taken != first)
     return said + _at_ends(strategies, planes)

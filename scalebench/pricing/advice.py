@@ -17,6 +17,7 @@ import numpy as np
 
 from scalebench.errors import UsageError
 from scalebench.formatting import digits, seconds, share
+from scalebench.measured import Measured
 from scalebench.pricing.grid import Point
 from scalebench.pricing.memory import lacking
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -114,9 +115,7 @@ def preferred(strategies: Sequence[Component], seconds: Sequence[float]) -> int:
 
 def span(point: Point, scale: float = 1.0) -> str:
     """Return `4.6 min (3.1 to 9)`: the time of a point with its interval in the unit of the time."""
-    return seconds_span(
-        point.train_s * scale, point.low_s * scale, point.high_s * scale
-    )
+    return SPAN.text(point.time.map(lambda seconds: seconds * scale))
 
 
 def seconds_span(value: float, low: float, high: float) -> str:
@@ -129,11 +128,9 @@ def seconds_span(value: float, low: float, high: float) -> str:
 SPAN = Form(seconds_span, SECONDS)
 
 
-def hours_span(
-    times: tuple[float, float, float], workers: float, hour: str, price: float | None
-) -> str:
+def hours_span(time: Measured, workers: float, hour: str, price: float | None) -> str:
     """Return `22 GPU-hours (12 to 104), 44 (24 to 208) at 2 each`: what a time and its bounds cost."""
-    hours = [workers * seconds / 3600 for seconds in times]
+    hours = [workers * seconds / 3600 for seconds in time[:3]]
     said = (
         f"{digits(hours[0], 2)} {hour} ({digits(hours[1], 2)} to {digits(hours[2], 2)})"
     )
@@ -206,9 +203,9 @@ def decision(
     """Return what is chosen, for how much, whether that holds at both ends, and what another link changes."""
     point, (hour, each) = choice.point, predictor.platform.hours
     factor = scale.get(point, 1.0)
-    times = (factor * point.train_s, factor * point.low_s, factor * point.high_s)
+    time = point.time.map(lambda seconds: factor * seconds)
     said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
-    said += hours_span(times, point.workers * each, hour, price)
+    said += hours_span(time, point.workers * each, hour, price)
     said += " to the target" if scale else ""
     said += _robust(choice)
     return [said, *_other_links(predictor, choice, factor)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
+from scalebench.measured import Measured
 from scalebench.pricing.memory import WorkerMemory, lacking, memory_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
@@ -15,10 +16,10 @@ from scalebench.pricing.prediction import SERIAL, Case, Predictor
 from scalebench.pricing.uncertainty import (
     Uncertainty,
     cases_at_ends,
-    interval,
     outside,
     seconds_at_ends,
     uncertainty_of,
+    with_interval,
 )
 from scalebench.study.spec import Component
 
@@ -30,11 +31,11 @@ _REACTS = 1.001
 class Point:
     """Prediction of one training.
 
-    `ends_s` are its seconds at each of `uncertainty.ENDS`, and `low_s` and `high_s` the
-    interval of `train_s`. `gains` are the factors by which the training becomes shorter
-    with half the time of each component, and `halves_s` its seconds with half of all
-    communication and with half of all else; `outside` says where the point lies outside
-    what its inputs are known to hold for, `lacking` which memory it has too little of.
+    `ends_s` are its seconds at each of `uncertainty.ENDS`. `gains` are the factors by
+    which the training becomes shorter with half the time of each component, and
+    `halves_s` its seconds with half of all communication and with half of all else;
+    `outside` says where the point lies outside what its inputs are known to hold for,
+    `lacking` which memory it has too little of.
     """
 
     strategy: Component
@@ -70,14 +71,9 @@ class Point:
         return self.batch * self.mesh.data
 
     @property
-    def low_s(self) -> float:
-        """Least seconds of the training."""
-        return interval(self.train_s, self.ends_s, self.known.margin)[0]
-
-    @property
-    def high_s(self) -> float:
-        """Most seconds of the training."""
-        return interval(self.train_s, self.ends_s, self.known.margin)[1]
+    def time(self) -> Measured:
+        """Seconds of the training with their interval."""
+        return with_interval(self.train_s, self.ends_s, self.known.margin)
 
     @property
     def marked(self) -> bool:

@@ -20,6 +20,7 @@ from torch import nn
 from scalebench.cluster.mesh import Mesh
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ModelError, StudyError, UsageError
+from scalebench.measured import Measured
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.models.sharding import sharing_degrees_of
@@ -29,9 +30,9 @@ from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
 from scalebench.pricing.uncertainty import (
     cases_at_ends,
-    interval,
     seconds_at_ends,
     uncertainty_of,
+    with_interval,
 )
 from scalebench.strategies.adaptive import (
     Adaptive,
@@ -81,14 +82,11 @@ class Layout(NamedTuple):
 class Step:
     """Prediction of a step by a layout, and the memory of its fullest worker; seconds are means over the workers.
 
-    `low_s` and `high_s` are the interval of `step_s`, `ends_s` the seconds at each of
-    `uncertainty.ENDS`.
+    `ends_s` are those of the step at each of `uncertainty.ENDS`.
     """
 
     layout: Layout
-    step_s: float
-    low_s: float
-    high_s: float
+    time: Measured
     ends_s: tuple[float, ...]
     compute_s: float
     comm_s: float  # exposed, without the bubble
@@ -667,11 +665,10 @@ class Planner:
                 *cases_at_ends(platform, known, self.batch),
             ]
             times = self.predictor.times(layout.strategy, workers, cases)
-            step_s, ends = float(times.time[0]), seconds_at_ends(times, 1)
+            ends = seconds_at_ends(times, 1)
             self._priced[key] = Step(
                 layout,
-                step_s,
-                *interval(step_s, ends, known.margin),
+                with_interval(float(times.time[0]), ends, known.margin),
                 ends,
                 compute_s=float(times.compute[0]),
                 comm_s=float(times.comm[0] - times.bubble[0]),
@@ -703,9 +700,9 @@ class Planner:
             ((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]
         ):
             known = best.get(layout.kind)
-            if known is None or least < known.step_s:
+            if known is None or least < known.time.value:
                 step = self.price(layout)
-                if known is None or step.step_s < known.step_s:
+                if known is None or step.time.value < known.time.value:
                     best[layout.kind] = step
         priced = len(self._priced)
         alone_s = float(
@@ -713,7 +710,7 @@ class Planner:
                 SERIAL, 1, [Case(self.predictor.platform, self.batch)]
             ).time[0]
         )
-        steps = sorted(best.values(), key=lambda step: step.step_s)
+        steps = sorted(best.values(), key=lambda step: step.time.value)
         unfitting = [layout for layout in self.layouts if layout not in fitting]
         adaptive = self._adaptive("greedy") if ADAPTIVE in best else None
         greedy = (
@@ -754,9 +751,13 @@ class Planner:
         for layout, least in sorted(
             ((each, self.least_s(each)) for each in fitting), key=lambda pair: pair[1]
         ):
-            if found is None or least < found.step_s:
+            if found is None or least < found.time.value:
                 step = self.price(layout)
-                found = step if found is None or step.step_s < found.step_s else found
+                found = (
+                    step
+                    if found is None or step.time.value < found.time.value
+                    else found
+                )
         assert found is not None
         return found.layout
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalebench.formatting import share
+from scalebench.measured import Measured
 from scalebench.pricing.devices import MeasuredSteps, StepError
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Times
@@ -150,12 +151,10 @@ def seconds_at_ends(times: Times, first: int) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def interval(
-    centre: float, ends: Sequence[float], margin: float
-) -> tuple[float, float]:
-    """Return the bounds of a time by its ends."""
-    # The centre has a jitter of its own, by which it may lie outside the ends.
-    return min(*ends, centre) / margin, max(*ends, centre) * margin
+def with_interval(time: float, ends: Sequence[float], margin: float) -> Measured:
+    """Return a time with its interval by its ends."""
+    # It has a jitter of its own, by which it may lie outside the ends.
+    return Measured(time, min(*ends, time) / margin, max(*ends, time) * margin)
 
 
 def cases_at_ends(platform: Platform, known: Uncertainty, batch: int) -> list[Case]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.errors import UsageError, nearest
 from scalebench.formatting import digits, seconds, share
+from scalebench.measured import Measured
 from scalebench.pricing.memory import lacking
 from scalebench.pricing.platform import RATES, Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -218,6 +219,14 @@ class Plane:
             int(np.where(chosen, self.train_s, np.inf).argmin()), self.train_s.shape[1]
         )
         return row, column
+
+    def time(self, cell: tuple[int, int]) -> Measured:
+        """Return the seconds of a cell with their interval."""
+        assert self.low is not None
+        assert self.high is not None
+        times = self.train_s, self.low, self.high
+        value, low, high = (float(of[cell]) for of in times)
+        return Measured(value, low, high)
 
     def where(self, cell: tuple[int, int]) -> str:
         """Return a cell's values of the axes."""

@@ -40,15 +40,16 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.device import load_device
 from scalebench.errors import ResultsError
+from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import Roofline, Scaled, Stated
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
 from scalebench.pricing.uncertainty import (
     cases_at_ends,
-    interval,
     seconds_at_ends,
     uncertainty_of,
+    with_interval,
 )
 from scalebench.study.spec import Component
 from scalebench.validation import measurements
@@ -134,7 +135,7 @@ def _step_of_one(base: Any) -> Stated:
     # A pipeline's seconds are nearly in proportion to those of one device: each round
     # leaves less than a tenth of the error.
     for _ in range(_ROUNDS):
-        predicted_s, _ = _priced(alone, base)
+        predicted_s = _priced(alone, base).value
         alone = Stated(alone.step_s * measured_s / predicted_s, alone.batch)
     return alone
 
@@ -145,8 +146,8 @@ def _pipelined(rate: float, row: Any) -> float:
     return rate * stages * pieces / (pieces + stages - 1)
 
 
-def _priced(alone: Stated, row: Any) -> tuple[float, tuple[float, float]]:
-    """Return the seconds of a step of `row` and their interval, where one device takes `alone`."""
+def _priced(alone: Stated, row: Any) -> Measured:
+    """Return the seconds of a step of `row` with their interval, where one device takes `alone`."""
     stages = int(row.stages)
     pieces = int(row.micro_batches)
     batch = int(row.batch)
@@ -174,16 +175,14 @@ def _priced(alone: Stated, row: Any) -> tuple[float, tuple[float, float]]:
     ]
     times = predictor.times(strategy, stages, cases)
     scale = batch / (piece * pieces) / _STEPS
-    seconds = float(times.time[0])
-    low, high = interval(seconds, seconds_at_ends(times, 1), known.margin)
-    return seconds * scale, (low * scale, high * scale)
+    time = with_interval(float(times.time[0]), seconds_at_ends(times, 1), known.margin)
+    return time.map(lambda seconds: seconds * scale)
 
 
 def _prediction(alone: Stated, alike: Any, row: Any) -> dict[str, Any]:
     """Return the prediction of a row, in seconds of a step; `alike` is the base row for the bubble."""
     stages = int(row.stages)
     batch = int(row.batch)
-    predicted, (low, high) = _priced(alone, row)
     rate_of_one = float(alike.samples_per_s) / _pipelined(1.0, alike)
     return {
         "source": str(row.source),
@@ -196,9 +195,7 @@ def _prediction(alone: Stated, alike: Any, row: Any) -> dict[str, Any]:
         "workers": stages,
         "nodes": 1,
         "measured": batch / float(row.samples_per_s),
-        "predicted": predicted,
-        "low": low,
-        "high": high,
+        **_priced(alone, row).named("predicted", "low", "high"),
         "linear": batch / _pipelined(rate_of_one, row),
         "doublings": math.log2(stages / int(alike.stages)),
         "configuration": f"{row.series} | {row.micro_batches} | {batch}",

@@ -52,14 +52,14 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
     assert plan.priced < plan.tried == len(own.layouts)
     every = [own.price(layout) for layout in own.layouts]
     for step in plan.steps:
-        assert step.step_s == min(
-            each.step_s for each in every if each.layout.kind == step.layout.kind
+        assert step.time.value == min(
+            each.time.value for each in every if each.layout.kind == step.layout.kind
         )
-    assert plan.best.step_s == min(each.step_s for each in every)
+    assert plan.best.time.value == min(each.time.value for each in every)
     for each in every:
-        assert own.least_s(each.layout) <= each.step_s * (1 + 1e-9), each.layout
+        assert own.least_s(each.layout) <= each.time.value * (1 + 1e-9), each.layout
     assert plan.greedy is not None
-    assert plan.greedy.step_s >= plan.best.step_s
+    assert plan.greedy.time.value >= plan.best.time.value
 
 
 def test_layouts_are_all_meshes_with_their_micro_batches():
@@ -117,7 +117,7 @@ def test_times_are_those_of_a_prediction():
     )
     for step in steps:
         times = long.times(step.layout.strategy, 8, [Case(own.predictor.platform, 64)])
-        assert step.step_s == pytest.approx(float(times.time[0]) / 100, rel=0.03), (
+        assert step.time.value == pytest.approx(float(times.time[0]) / 100, rel=0.03), (
             step.layout
         )
 
@@ -131,7 +131,7 @@ def test_activations_are_computed_again_where_they_do_not_fit():
     assert any("recompute" in step.layout.strategy.options for step in plan.steps)
     assert all(step.memory.total <= 4 * 2**30 for step in plan.steps)
     assert plan.unfitting
-    assert plan.best.step_s >= free.plan().best.step_s
+    assert plan.best.time.value >= free.plan().best.time.value
 
 
 def test_memory_that_no_layout_fits_into_is_refused_with_the_least_and_its_place():
@@ -193,7 +193,7 @@ def test_gpipe_takes_no_less_memory_and_placement_no_less_time_than_1f1b():
     gpipe, other = sorted(alike, key=lambda each: each.kind)
     assert (gpipe.kind, other.kind) == ("gpipe", "pipeline")
     assert own.memory(gpipe).total > own.memory(other).total
-    assert steps["model_parallel"].step_s > steps["pipeline"].step_s
+    assert steps["model_parallel"].time.value > steps["pipeline"].time.value
 
 
 def test_components_add_up_to_the_communication_and_the_memory_of_the_step():

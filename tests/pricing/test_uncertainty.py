@@ -62,15 +62,15 @@ def test_interval_of_a_roofline_is_that_of_docs():
     (point,) = predict(
         predictor(device=Roofline(load_device("v100-16gb"))), [DDP], [1]
     ).points
-    assert point.low_s == pytest.approx(point.train_s / 1.42, rel=1e-3)
-    assert point.high_s == pytest.approx(point.train_s / 0.29, rel=1e-3)
+    assert point.time.low == pytest.approx(point.train_s / 1.42, rel=1e-3)
+    assert point.time.high == pytest.approx(point.train_s / 0.29, rel=1e-3)
 
 
 def test_stated_step_leaves_the_links_and_the_distance():
     one, two, many = predict(predictor(), [DDP], [1, 2, 64]).points
-    assert one.low_s == one.high_s == one.train_s
-    assert two.high_s / two.train_s < many.high_s / many.train_s
-    assert many.low_s == pytest.approx(many.train_s / many.known.margin)
+    assert one.time.low == one.time.high == one.train_s
+    assert two.time.high / two.train_s < many.time.high / many.train_s
+    assert many.time.low == pytest.approx(many.train_s / many.known.margin)
     assert many.known.margin == pytest.approx(
         math.exp(uncertainty.PER_DOUBLING * math.sqrt(6))
     )
@@ -90,7 +90,7 @@ def test_jitter_that_is_stated_has_no_interval():
     ).points[0]
     stated = predict(predictor(jitter=0.03), [DDP], [64]).points[0]
     assert stated.train_s == assumed.train_s
-    assert stated.high_s < assumed.high_s
+    assert stated.time.high < assumed.time.high
 
 
 def test_measured_collectives_are_uncertain_beyond_their_ranks_only():

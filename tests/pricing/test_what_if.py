@@ -91,7 +91,7 @@ def test_few_cells_have_the_interval_of_a_prediction():
     (point,) = predict(own, [ALLREDUCE], [16]).points
     plane = what_if(own, ALLREDUCE, 16, [Axis("batch", (8.0, 32.0))])
     assert (plane.low[1, 0], plane.high[1, 0]) == pytest.approx(
-        (point.low_s, point.high_s)
+        (point.time.low, point.time.high)
     )
     assert plane.ends[1, 0] == pytest.approx(point.ends_s)
     assert plane.high[0, 0] / plane.train_s[0, 0] > 1.5, (
