@@ -137,22 +137,6 @@ def _first_of_its_own(
     )
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """The common properties of the repetitions of one point."""
-
-    execution: Execution
-    engine: str
-    strategy: Component
-    workers: int
-    # of virtual cells: `virtual.engine` as far as it can carry the strategy
-    charged: str = "auto"
-
-    @property
-    def at(self) -> Cell:
-        return Cell(self.execution, self.engine, str(self.strategy), self.workers)
-
-
 def expand(
     study: Study,
     cluster: Cluster,
@@ -175,32 +159,33 @@ def expand(
     """
     notes: list[str] = []
     found = [
-        cell
+        point
         for component in study.strategies
-        for cell in _cells(study, component, allocation, notes)
+        for point in _points(study, component, allocation, notes)
     ]
     # a strategy that is named twice, or serial at each count, runs once
-    cells = list({cell.at: cell for cell in found}.values())
-    cells = _possible(study, cells, cluster, allocation, notes)
-    notes += strategy_warnings(study, cells, cluster, allocation)
-    if not cells:
+    points = list({Cell.of(point): point for point in found}.values())
+    points = _possible(study, points, cluster, allocation, notes)
+    notes += strategy_warnings(study, points, cluster, allocation)
+    if not points:
         raise StudyError(
             f"nothing to run: {'; '.join(notes) or 'no strategy fits the worker counts'}"
         )
-    if any(cell.engine == VIRTUAL for cell in cells):
+    virtual = [point.workers for point in points if point.is_virtual]
+    if virtual:
         if timed:
             require_step_times(cluster, study)
         # raises where the cluster has too few nodes
-        cluster.nodes_for(max(cell.workers for cell in cells if cell.engine == VIRTUAL))
-    _check_paced(study, cluster, cells, notes)
-    if study.until and any(cell.engine == VIRTUAL for cell in cells):
+        cluster.nodes_for(max(virtual))
+    _check_paced(study, cluster, points, notes)
+    if study.until and virtual:
         notes.append(
             Detail(
                 "virtual points repeat until their mean is known so well; how far the calibration "
                 "and virtual time may be off is in their interval beside it, and no repetition narrows that"
             )
         )
-    runs = _ordered(study, cells, allocation)
+    runs = _ordered(study, points, allocation)
     return Sweep(
         tuple(run for run in runs if run.repetition < study.repetitions),
         tuple(notes),
@@ -209,13 +194,13 @@ def expand(
     )
 
 
-def _cells(
+def _points(
     study: Study, component: Component, allocation: Allocation | None, notes: list[str]
-) -> list[_Cell]:
+) -> list[Run]:
     known = registry.create(component.name, component.options)
     # what needs no communication is one worker's training, whatever the count
     counts = study.workers if known.requires else [1]
-    cells: list[_Cell] = []
+    points: list[Run] = []
     if study.execution in ("auto", "virtual", "modelled"):
         virtual = registry.create(component.name, component.options, VIRTUAL)
         engine_choice.check_provided(virtual, VIRTUAL)
@@ -223,43 +208,49 @@ def _cells(
         execution: Execution = (
             "modelled" if study.execution == "modelled" else "virtual"
         )
-        cells += [
-            _Cell(execution, VIRTUAL, component, workers, charged) for workers in counts
+        options = study.virtual.model_copy(update={"engine": charged})
+        points += [
+            _point(study, execution, VIRTUAL, component, workers, options)
+            for workers in counts
         ]
     if study.execution in ("virtual", "modelled"):
-        return cells
+        return points
     engine, held = engine_choice.native_points(
         study, component, counts, allocation or reachable(), notes
     ) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
-    return cells + [_Cell(execution, engine, component, workers) for workers in held]
+    options = _of_real_runs(study, execution)
+    return points + [
+        _point(study, execution, engine, component, workers, options)
+        for workers in held
+    ]
 
 
 def _possible(
     study: Study,
-    cells: Sequence[_Cell],
+    points: Sequence[Run],
     cluster: Cluster,
     allocation: Allocation | None,
     notes: list[str],
-) -> list[_Cell]:
-    """Return the cells at whose worker count the strategy works, and note the others.
+) -> list[Run]:
+    """Return the points at whose worker count the strategy works, and note the others.
 
     Raises:
         StudyError: a strategy works at none of its worker counts, and no other one is left beside `serial`.
     """
-    kept: list[_Cell] = []
+    kept: list[Run] = []
     refused: dict[str, dict[int, StudyError]] = {}
-    for cell in cells:
+    for point in points:
         try:
-            strategy_warnings(study, [cell], cluster, allocation)
+            strategy_warnings(study, [point], cluster, allocation)
         except StudyError as error:
-            refused.setdefault(str(cell.strategy), {}).setdefault(cell.workers, error)
+            refused.setdefault(str(point.strategy), {}).setdefault(point.workers, error)
         else:
-            kept.append(cell)
+            kept.append(point)
     # Without requirements is what trains on one worker: alone it answers no study.
     answers = any(
-        registry.create(cell.strategy.name, cell.strategy.options).requires
-        for cell in kept
+        registry.create(point.strategy.name, point.strategy.options).requires
+        for point in kept
     )
     for name, errors in refused.items():
         said = errors[max(errors)]
@@ -274,7 +265,7 @@ def _possible(
 
 def strategy_warnings(
     study: Study,
-    points: Iterable[Run | _Cell],
+    points: Iterable[Run],
     cluster: Cluster,
     allocation: Allocation | None = None,
     *,
@@ -330,21 +321,19 @@ def strategy_warnings(
     return notes
 
 
-def _on_one_node(
-    cell: Run | _Cell, cluster: Cluster, allocation: Allocation | None
-) -> int:
+def _on_one_node(run: Run, cluster: Cluster, allocation: Allocation | None) -> int:
     """Workers on one node: the cluster's number, or of real ranks that of the fullest host."""
-    if cell.engine == VIRTUAL:
+    if run.is_virtual:
         return cluster.node.workers_per_node
-    return max((allocation or reachable()).ranks_on(cell.workers))
+    return max((allocation or reachable()).ranks_on(run.workers))
 
 
 def _check_paced(
-    study: Study, cluster: Cluster, cells: list[_Cell], notes: list[str]
+    study: Study, cluster: Cluster, points: list[Run], notes: list[str]
 ) -> None:
-    paced = any(cell.execution == "paced" for cell in cells)
+    executions = {point.execution for point in points}
     if (
-        paced
+        "paced" in executions
         and study.device_step_time is None
         and not cluster.step_times_of(str(study.model), study.dtype)
     ):
@@ -352,7 +341,7 @@ def _check_paced(
             "paced runs stretch compute to the step time of a stated device; "
             "say its seconds with --device-step-time, or name a cluster that has step times for this model"
         )
-    if any(cell.execution == "native" for cell in cells):
+    if "native" in executions:
         notes += _left_out(study)
 
 
@@ -383,7 +372,7 @@ def _by_speed(study: Study) -> bool:
 
 
 def _ordered(
-    study: Study, cells: list[_Cell], allocation: Allocation | None
+    study: Study, points: list[Run], allocation: Allocation | None
 ) -> list[Run]:
     """Virtual runs first, then real ones, of which those that are no baseline come last.
 
@@ -391,10 +380,10 @@ def _ordered(
     """
     # a stream of its own: the order changes no weights and no batches
     random = np.random.default_rng([study.seed, 0x0DE2])
-    groups: list[list[_Cell]] = [[], [], []]
-    for cell in cells:
-        crowded = is_oversubscribed(_run(study, cell, 0, 0), allocation)
-        groups[0 if cell.engine == VIRTUAL else 2 if crowded else 1].append(cell)
+    groups: list[list[Run]] = [[], [], []]
+    for point in points:
+        crowded = is_oversubscribed(point, allocation)
+        groups[0 if point.is_virtual else 2 if crowded else 1].append(point)
     runs: list[Run] = []
     for group in groups:
         # blocks, so that a drift of the machine meets all strategies alike
@@ -402,7 +391,7 @@ def _ordered(
             study.until.at_most if study.until else study.repetitions
         ):
             runs += [
-                _run(study, group[index], repetition, order)
+                _repeated(group[index], repetition, order)
                 for order, index in enumerate(
                     random.permutation(len(group)), start=len(runs)
                 )
@@ -424,36 +413,39 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     )
 
 
-def _run(study: Study, cell: _Cell, repetition: int, order: int) -> Run:
+def _point(
+    study: Study,
+    execution: Execution,
+    engine: str,
+    strategy: Component,
+    workers: int,
+    options: VirtualOptions,
+) -> Run:
+    """Return the first run of a point; only its repetitions have names."""
     shared = {name: getattr(study, name) for name in Training.model_fields}
-    if cell.execution == "paced":
-        shared["virtual"] = _injected(study.virtual)
-    elif cell.engine == VIRTUAL:
-        shared["virtual"] = study.virtual.model_copy(update={"engine": cell.charged})
-    # nothing is injected; shards follow the speeds that are stated
-    elif cell.execution == "native":
-        shared["virtual"] = VirtualOptions(
-            slowdown=study.virtual.slowdown if _by_speed(study) else {}
-        )
     # Not validated again: the study was, and a sweep can have a hundred thousand runs.
-    run = Run.model_construct(
-        **shared,
+    return Run.model_construct(
+        **shared | {"virtual": options},
         study=study.name,
         run_id="",
         config_hash="",
         attempt=1,
-        execution=cell.execution,
-        engine=cell.engine,
-        strategy=cell.strategy,
-        strategy_sha256=study.strategy_sha256.get(cell.strategy.name),
-        workers=cell.workers,
-        repetition=repetition,
-        seed=study.seed + repetition,
-        run_order=order,
-        also_without_jitter=cell.workers == max(study.workers)
+        execution=execution,
+        engine=engine,
+        strategy=strategy,
+        strategy_sha256=study.strategy_sha256.get(strategy.name),
+        workers=workers,
+        repetition=0,
+        seed=study.seed,
+        also_without_jitter=workers == max(study.workers)
         and study.virtual.jitter != "none",
     )
-    return named(run)
+
+
+def _repeated(first: Run, repetition: int, order: int) -> Run:
+    """Return a repetition of a point, by its first run."""
+    own = {"repetition": repetition, "seed": first.seed + repetition}
+    return named(first.model_copy(update={**own, "run_order": order}))
 
 
 def named(run: Run) -> Run:
@@ -473,8 +465,12 @@ def is_simulated(run_id: str) -> bool:
     return run_id.rsplit("-", 2)[-2:-1] in (["virtual"], ["modelled"])
 
 
-def _injected(options: VirtualOptions) -> VirtualOptions:
+def _of_real_runs(study: Study, execution: Execution) -> VirtualOptions:
     """The options that pacing injects into real runs: slow workers, slow links, and jitter whose law is stated."""
+    options = study.virtual
+    # nothing is injected; shards follow the speeds that are stated
+    if execution == "native":
+        return VirtualOptions(slowdown=options.slowdown if _by_speed(study) else {})
     injected: dict[str, Any] = {
         name: getattr(options, name)
         for name in ("slowdown", "slow_windows", "slow_links")
