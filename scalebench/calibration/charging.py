@@ -78,7 +78,8 @@ _T = TypeVar("_T")
 _STEPS = 16  # of an epoch
 _BUDGET_S = 2.0  # of the processor, for each run
 _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
-_RUNS_S = 1.0
+# Seconds of a strategy, at most, and their share of the time for a calibration.
+_RUNS_S, _RUNS_SHARE = 1.0, 0.1
 # by operation: (multiple of the messages, seconds)
 _Found = dict[str, list[tuple[int, float]]]
 
@@ -365,7 +366,10 @@ def _with_what_runs_compute(
         )
     elif lacking:
         further = measure_operations(
-            lacking, _datasets(request, lacking), _of_steps(request, completed)
+            lacking,
+            _datasets(request, lacking),
+            _of_steps(request, completed),
+            min(_RUNS_S, _RUNS_SHARE * request.study.calibration_budget_s),
         )
         operations = kept.operations | further
         completed = completed.model_copy(update={"operations": operations})
@@ -471,9 +475,15 @@ class _MeasuringClock(VirtualClock):
 
 
 def measure_operations(
-    runs: Sequence[Run], datasets: dict[int, Dataset], machine: Machine
+    runs: Sequence[Run],
+    datasets: dict[int, Dataset],
+    machine: Machine,
+    seconds: float = _RUNS_S,
 ) -> OperationTimes:
-    """Measure the operations of each strategy of `runs`, by strategy with options, at the speed of `machine`."""
+    """Measure the operations of each strategy of `runs` for some seconds, at the speed of `machine`.
+
+    The result is by strategy with options.
+    """
     smallest: dict[str, Run] = {}
     # The smallest count takes the least time, and the cost of each further worker is
     # measured apart.
@@ -489,7 +499,7 @@ def measure_operations(
         if strategy.arithmetic(run.workers) is not None:
             times[name] = {}
             continue
-        until: Until[_Found] = Until(_RUNS_S, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
+        until: Until[_Found] = Until(seconds, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
         rounds = quiet_rounds(
             partial(_played, run, datasets[run.workers], machine), gauge.seconds, until
         )

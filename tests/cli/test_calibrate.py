@@ -295,7 +295,8 @@ def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(
 ):
     measured = []
 
-    def measure(runs, datasets, machine):
+    def measure(runs, datasets, machine, seconds):
+        assert seconds == 0.1, "a tenth of the time for a calibration"
         measured.append([str(run.strategy) for run in runs])
         return {
             str(run.strategy): {"merge": OperationTime(seconds=1e-3)} for run in runs
