@@ -81,14 +81,19 @@ def _pieces(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     if len(training) != len(evaluation):
         raise _refusal(model, name, "its forward differs in evaluation mode")
     for one, other in zip(training, evaluation, strict=True):
-        label, module = one.of(model)
-        if isinstance(module, fx.GraphModule):
-            same = other.of(model)[1]
-            assert isinstance(same, fx.GraphModule)
-            # dropout of torch.nn.functional, for instance: the mode is a constant of a graph
-            if same.code != module.code:
-                module = _ByMode(module, same)
-        yield label, module
+        label, trained = one.of(model)
+        _, evaluated = other.of(model)
+        # dropout of torch.nn.functional, for instance: the mode is a constant of a graph
+        same = _computes(trained) == _computes(evaluated)
+        yield label, trained if same else _ByMode(trained, evaluated)
+
+
+def _computes(module: nn.Module) -> object:
+    """Return what is equal for modules of two graphs that compute the same."""
+    if isinstance(module, fx.GraphModule):
+        return module.code
+    # a module of the model is one object in both; one that was made here has no state
+    return module if module.state_dict() else repr(module)
 
 
 def _traced(model: nn.Module, name: str, *, training: bool) -> fx.Graph:
@@ -196,9 +201,9 @@ def _with_attributes(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 class _ByMode(nn.Module):
-    """One of two graphs with the same parameters, by the mode that the module is in."""
+    """One of two modules, by the mode that this one is in."""
 
-    def __init__(self, trained: fx.GraphModule, evaluated: fx.GraphModule) -> None:
+    def __init__(self, trained: nn.Module, evaluated: nn.Module) -> None:
         super().__init__()
         self.trained, self.evaluated = trained, evaluated
 

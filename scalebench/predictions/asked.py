@@ -251,7 +251,7 @@ def _device(
         return base
     if Path(flags["device"]).suffix != ".json":
         roofline = _roofline(flags["device"], workload)
-        # steps are published of known models, and a table of one's own is none
+        # published steps are of known models, not of a user's own table
         if flags["roofline"] or flags["layers"] is not None:
             return roofline
         return (

@@ -123,7 +123,7 @@ class ParameterServerStrategy(Strategy):
             worker.parameters.copy_(self._pull(worker))
 
     def _pull(self, worker: Worker) -> Any:
-        # An empty push is none to the gate, which counts the others.
+        # The gate counts pushes that hold something; this one is empty.
         nothing = worker.parameters[:0]
         numbers = [0.0] * PUSH_NUMBERS
         return request(worker.state.server, nothing, numbers, worker.parameters)[0]

@@ -70,7 +70,7 @@ class _Tape(TorchDispatchMode):
         self._places = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         self._lines: list[str] = []
         self._bound: dict[str, Any] = {}  # operations and values, by name in the lines
-        self._names: dict[Tensor, str] = {}  # of what the lines make
+        self._names: dict[Tensor, str] = {}  # of results, by tensor
         self._made = 0
         # of which one stands for two, equal as long as none is changed
         self._once: set[Tensor] = set()

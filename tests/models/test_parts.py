@@ -77,6 +77,15 @@ class Convolutions(nn.Module):
         return x if features else self.third(x) * scale
 
 
+class ByMode(Plain):
+    """Its activation is another one in evaluation."""
+
+    def forward(self, x):
+        x = self.blocks[0](x)
+        x = functional.relu(x) if self.training else x.exp()
+        return self.head(self.blocks[1](x))
+
+
 class Residual(nn.Module):
     """Parameters of its own, a connection around two products, blocks in a list."""
 
@@ -144,6 +153,19 @@ def test_layers_of_a_forward_have_gradients_of_the_whole_model():
     x.square().sum().backward()
     for parameter, gradient in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_call_that_depends_on_the_mode_follows_that_of_its_layer(training):
+    model = ByMode().train(training)
+    made = x = torch.randn(5, 4)
+    layers = layers_of(model, "mine")
+    for layer in layers:
+        for module in layer.modules:
+            module.train(training)
+        made = through(layer, made)
+    assert len(layers) == 3
+    torch.testing.assert_close(made, model(x), rtol=0, atol=0)
 
 
 def test_functional_dropout_follows_the_mode_of_its_layer():
