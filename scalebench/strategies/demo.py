@@ -86,7 +86,11 @@ class DeMo(GradientAveraging):
 
 
 class Cosines:
-    """A worker's momentum, and its messages."""
+    """The cosines C m of a worker's momentum, and its messages.
+
+    The momentum stays transformed, as C is linear: a step needs C g_i, and C^-1 of the
+    mean, once for all workers.
+    """
 
     def __init__(self, worker: Worker, options: DeMo) -> None:
         shapes = [
@@ -103,32 +107,23 @@ class Cosines:
     def message(
         self, momenta: Tensor, gradients: Tensor, rate: float
     ) -> tuple[Tensor, Tensor]:
-        """Return messages (k, b) of the strongest cosines of momenta (k, n) with new gradients (k, n), and the rest."""
-        grown = momenta.mul(self._decay).add_(gradients, alpha=rate)
-        messages, sent = self._strongest.encode(grown)
-        return messages, grown.sub_(sent)
+        """Return messages (k, b) of the strongest of momenta (k, n) with new gradients (k, n), and the rest (k, n)."""
+        grown = momenta.mul(self._decay)
+        grown.add_(self._strongest.tiled(gradients), alpha=rate)
+        return self._strongest.take_(grown), grown
 
     def sign(self, messages: list[Tensor]) -> Tensor:
         """Return the sign of the mean of messages, each entry over those that have it."""
         import torch
 
-        sums: list[Tensor] = []
-        senders: list[Tensor] = []
-        for stack in self._strongest.stacks(messages):
-            for place, (entries, places) in enumerate(self._strongest.tiles_in(stack)):
-                if place == len(sums):
-                    sums.append(torch.zeros_like(entries[0]))
-                    senders.append(torch.zeros_like(entries[0]))
-                for each in entries.unbind():  # in the order of the workers
-                    sums[place].add_(each)
-                of_tiles = places.transpose(0, 1).flatten(1)
-                senders[place].scatter_add_(
-                    1, of_tiles, torch.ones_like(of_tiles, dtype=entries.dtype)
-                )
-        means = [
-            # By the senders, as in the authors' code: by all workers an entry that few
-            # sent would be lost among the others. What none sent is 0.
-            total / count.clamp(min=1.0)
-            for total, count in zip(sums, senders, strict=True)
-        ]
-        return self._strongest.vector(means).sign_()
+        # Added in the order of the workers.
+        entries, places = (
+            each.flatten() for each in self._strongest.taken(torch.stack(messages))
+        )
+        total, senders = torch.zeros_like(self.momentum).repeat(2, 1)
+        total.index_add_(0, places, entries)
+        senders.index_add_(0, places, torch.ones_like(entries))
+        # By the senders, as in the authors' code: by all workers an entry that few sent
+        # would be lost among the others. What none sent is 0.
+        mean = total / senders.clamp(min=1.0)
+        return self._strongest.vector(mean).sign_()

@@ -104,7 +104,7 @@ class SparseLoCo(LocalSgd):
 
 
 class Unsent:
-    """What a worker has not sent yet."""
+    """What a worker has not sent yet, in the order of tiles."""
 
     def __init__(self, worker: Worker, policies: SparseLoCo) -> None:
         shapes = [
@@ -129,25 +129,20 @@ class Unsent:
         import torch
 
         # What stays here and comes back later does what an outer momentum does.
-        grown = unsent.mul(self._decay).add_(anchors - weights)
-        strongest, sent = self._strongest.encode(grown)
-        messages = torch.cat([strongest, shares.view(torch.uint8)], -1)
-        return messages, grown.sub_(sent)
+        grown = unsent.mul(self._decay).add_(self._strongest.tiled(anchors - weights))
+        strongest = self._strongest.take_(grown)
+        return torch.cat([strongest, shares.view(torch.uint8)], -1), grown
 
     def mean(self, messages: list[Tensor]) -> Tensor:
         """Return the mean of what all sent, by their weights."""
         import torch
 
-        total = torch.zeros_like(self.entries)
-        weights = []
-        for stack in self._strongest.stacks(messages):
-            behind = stack[:, -_WEIGHT_BYTES:].clone(
-                memory_format=torch.contiguous_format
-            )
-            weights.append(behind.view(torch.float64).to(total.dtype))
-            vectors = self._strongest.vector_of(stack[:, :-_WEIGHT_BYTES]).mul_(
-                weights[-1]
-            )
-            for each in vectors.unbind():  # in the order of the workers
-                total.add_(each)
-        return total.div_(torch.cat(weights).sum())
+        every = torch.stack(messages)
+        behind = every[:, -_WEIGHT_BYTES:].clone(memory_format=torch.contiguous_format)
+        weights = behind.view(torch.float64).to(self.entries.dtype)
+        entries, places = self._strongest.taken(every[:, :-_WEIGHT_BYTES])
+        # Added in the order of the workers.
+        total = torch.zeros_like(self.entries).index_add_(
+            0, places.flatten(), entries.mul_(weights).flatten()
+        )
+        return self._strongest.vector(total.div_(weights.sum()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 MOST = 181  # side of a tile whose places fit into 16 bits with a sign
 _PLACE_BYTES = 2  # int16
 _TABLE_ENTRY_BYTES = 4  # float32
-_FEW = 8  # rows of a product
-_CACHED = 2**22  # bytes of vectors that are worked on at once
 
 
 class StrongestOfTiles:
@@ -74,97 +72,40 @@ class StrongestOfTiles:
             for n in sent
         )
 
-    def encode(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bytes (..., b) that stand for `vectors` (..., n), and the vectors for which they stand."""
+    def tiled(self, vectors: Tensor) -> Tensor:
+        """Return the entries of vectors (..., n) in the order of their tiles, (..., n); `cosines`: their transforms."""
         import torch
 
-        lead = vectors.shape[:-1]
         if vectors.is_meta:
-            messages = vectors.new_empty(*lead, self.nbytes, dtype=torch.uint8)
-            return messages, vectors
-        parts: list[Tensor] = []
-        sent: list[Tensor] = []
-        for tiles, count in zip(self.tiles_of(vectors), self._counts, strict=True):
-            # Of each tile, not of the model: places fit into two bytes, and no layer is
-            # left out.
-            places = places_of_largest(tiles.abs(), count)
-            written, values = self._written(tiles.gather(-1, places).flatten(-2))
-            parts += written
-            parts.append(places.flatten(-2).to(torch.int16).view(torch.uint8))
-            sent.append(
-                torch.zeros_like(tiles).scatter_(-1, places, values.view_as(places))
-            )
-        return torch.cat(parts, -1), self.vector(sent)
-
-    def tiles_in(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the entries of messages (..., b) in their tiles (..., tiles, entries) of each parameter, and places.
-
-        The places (..., tiles, k) in a tile are those of the entries that were sent.
-        """
-        import torch
-
-        found, at, lead = [], 0, messages.shape[:-1]
-        for (tiles, entries), count in zip(self._tiles, self._counts, strict=True):
-            values, at = self._read(messages, at, tiles * count)
-            end = at + _PLACE_BYTES * tiles * count
-            places = (
-                _piece(messages, at, end)
-                .view(torch.int16)
-                .to(torch.int64)
-                .view(*lead, tiles, count)
-            )
-            at = end
-            filled = values.new_zeros(*lead, tiles, entries).scatter_(
-                -1, places, values.view_as(places)
-            )
-            found.append((filled, places))
-        return found
-
-    def vector_of(self, messages: Tensor) -> Tensor:
-        """Return the vectors (..., n) for which messages (..., b) stand."""
-        if messages.is_meta:
-            return messages.new_empty(
-                *messages.shape[:-1], sum(self._sizes), dtype=self._dtype
-            )
-        return self.vector([entries for entries, _ in self.tiles_in(messages)])
-
-    def stacks(self, messages: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yield messages (b,) several at a time, (k, b), so that their vectors stay in a cache."""
-        import torch
-
-        at_once = max(1, _CACHED // (sum(self._sizes) * self._dtype.itemsize))
-        for begin in range(0, len(messages), at_once):
-            yield torch.stack(tuple(messages[begin : begin + at_once]))
-
-    def tiles_of(self, vectors: Tensor) -> list[Tensor]:
-        """Return the tiles (..., tiles, entries) of each parameter in vectors (..., n)."""
-        cut, lead = [], vectors.shape[:-1]
-        for pieces, grid in zip(
+            return vectors
+        pieces, lead = [], vectors.shape[:-1]
+        for piece, grid in zip(
             vectors.split_with_sizes(self._sizes, -1), self._grids, strict=True
         ):
-            down, height, across, width = grid
+            _, height, _, width = grid
             tiles = (
-                pieces.unflatten(-1, grid)
-                .transpose(-3, -2)
-                .reshape(-1, down * across, height, width)
+                piece.unflatten(-1, grid).transpose(-3, -2).reshape(-1, height, width)
             )
             if self._cosines:
                 rows, columns = self._bases(grid, vectors)
                 tiles = _between(rows, tiles, columns.T)
-            cut.append(tiles.reshape(*lead, down * across, height * width))
-        return cut
+            pieces.append(tiles.reshape(*lead, -1))
+        return torch.cat(pieces, -1)
 
-    def vector(self, cut: Sequence[Tensor]) -> Tensor:
-        """Return the vectors (..., n) that have these tiles (..., tiles, entries) of each parameter."""
+    def vector(self, tiled: Tensor) -> Tensor:
+        """Return the vectors (..., n) of which `tiled` (..., n) has the tiles."""
         import torch
 
-        pieces = []
-        for entries, grid in zip(cut, self._grids, strict=True):
+        if tiled.is_meta:
+            return tiled
+        pieces, lead = [], tiled.shape[:-1]
+        for piece, grid in zip(
+            tiled.split_with_sizes(self._sizes, -1), self._grids, strict=True
+        ):
             down, height, across, width = grid
-            lead = entries.shape[:-2]
-            tiles = entries.view(-1, down * across, height, width)
+            tiles = piece.reshape(-1, height, width)
             if self._cosines:
-                rows, columns = self._bases(grid, entries)
+                rows, columns = self._bases(grid, tiled)
                 tiles = _between(rows.T, tiles, columns)
             pieces.append(
                 tiles.view(*lead, down, across, height, width)
@@ -172,6 +113,58 @@ class StrongestOfTiles:
                 .reshape(*lead, -1)
             )
         return torch.cat(pieces, -1)
+
+    def take_(self, tiled: Tensor) -> Tensor:
+        """Return the bytes (..., b) that stand for the strongest entries of `tiled` (..., n), from which they go."""
+        import torch
+
+        if tiled.is_meta:
+            return tiled.new_empty(*tiled.shape[:-1], self.nbytes, dtype=torch.uint8)
+        parts: list[Tensor] = []
+        for piece, of_tiles, count in zip(
+            tiled.split_with_sizes(self._sizes, -1),
+            self._tiles,
+            self._counts,
+            strict=True,
+        ):
+            tiles = piece.unflatten(-1, of_tiles)
+            # Of each tile, not of the model: places fit into two bytes, and no layer is
+            # left out.
+            places = places_of_largest(tiles.abs(), count)
+            values = tiles.gather(-1, places)
+            written, sent = self._written(values.flatten(-2))
+            parts += written
+            parts.append(places.flatten(-2).to(torch.int16).view(torch.uint8))
+            tiles.scatter_(-1, places, values - sent.view_as(values))
+        return torch.cat(parts, -1)
+
+    def taken(self, messages: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the entries (k, m) for which messages (k, b) stand, and their places (k, m) in tiled vectors."""
+        import torch
+
+        if messages.is_meta:
+            sent = sum(
+                tiles * count
+                for (tiles, _), count in zip(self._tiles, self._counts, strict=True)
+            )
+            shape = (len(messages), sent)
+            return messages.new_empty(shape, dtype=self._dtype), messages.new_empty(
+                shape, dtype=torch.int64
+            )
+        values: list[Tensor] = []
+        places: list[Tensor] = []
+        at = begin = 0
+        for (tiles, entries), count in zip(self._tiles, self._counts, strict=True):
+            of_tiles, at = self._read(messages, at, tiles * count)
+            values.append(of_tiles)
+            end = at + _PLACE_BYTES * tiles * count
+            in_tile = _piece(messages, at, end).view(torch.int16).to(torch.int64)
+            first = torch.arange(
+                begin, begin + tiles * entries, entries, device=messages.device
+            )
+            places.append(in_tile + first.repeat_interleave(count))
+            at, begin = end, begin + tiles * entries
+        return torch.cat(values, -1), torch.cat(places, -1)
 
     def _bases(
         self, grid: tuple[int, int, int, int], like: Tensor
@@ -206,17 +199,12 @@ class StrongestOfTiles:
 
 
 def _between(rows: Tensor, tiles: Tensor, columns: Tensor) -> Tensor:
-    """Return R t C of all tiles t (k, tiles, height, width) of k vectors.
+    """Return R t C of all tiles t (k, height, width).
 
-    Last bits of a product of few rows depend on how many there are: those are computed
-    for each vector by itself, so that a worker alone has the same.
+    Each is a product of its own: in one of all rows last bits depend on how many there
+    are, and a worker alone is to have the same.
     """
-    import torch
-
-    _, count, height, width = tiles.shape
-    if count * min(height, width) < _FEW:
-        return torch.stack([rows @ each @ columns for each in tiles.unbind()])
-    return (rows @ tiles.flatten(0, 1) @ columns).view_as(tiles)
+    return rows @ tiles @ columns.expand(len(tiles), *columns.shape)
 
 
 def _piece(messages: Tensor, begin: int, end: int) -> Tensor:

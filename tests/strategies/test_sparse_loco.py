@@ -84,12 +84,15 @@ def test_a_message_holds_the_strongest_entries_of_each_tile(bits):
     strongest = StrongestOfTiles(
         [(6, 10), (7,)], 5, lambda n: round(0.4 * n), flat, bits=bits
     )
-    message, stands_for = strongest.encode(flat)
-    found = strongest.vector_of(message).numpy()
-    assert torch.equal(
-        strongest.vector_of(torch.stack([message, message])),
-        torch.stack([stands_for, stands_for]),
-    )
+    tiled = strongest.tiled(flat)
+    rest = tiled.clone()
+    message = strongest.take_(rest)
+    both = torch.stack([message, message])
+    for values, places in zip(*strongest.taken(both), strict=True):
+        stands_for = torch.zeros_like(flat).index_add_(0, places, values)
+        assert torch.equal(stands_for[places], tiled[places] - rest[places])
+    found = strongest.vector(stands_for).numpy()
+    torch.testing.assert_close(rest + stands_for, tiled)
     expected = [
         sent(matrix, 5, 0.4, bits == 2).ravel(),
         sent(vector[None], 5, 0.4, bits == 2).ravel(),
@@ -104,14 +107,18 @@ def test_a_message_holds_the_strongest_entries_of_each_tile(bits):
         else sum(16 + -(-2 * n // 8) for n in entries)
     )
     assert message.nbytes == strongest.nbytes == each + 2 * sum(entries)
-    blank, _ = strongest.encode(flat.to("meta"))
+    blank = strongest.take_(strongest.tiled(flat.to("meta")))
     assert (blank.is_meta, blank.shape, blank.dtype) == (
         True,
         message.shape,
         message.dtype,
     )
-    back = strongest.vector_of(blank)
-    assert (back.is_meta, back.shape, back.dtype) == (True, flat.shape, flat.dtype)
+    entries_back, _ = strongest.taken(blank[None])
+    assert (entries_back.is_meta, entries_back.shape, entries_back.dtype) == (
+        True,
+        (1, sum(entries)),
+        flat.dtype,
+    )
 
 
 @pytest.mark.parametrize("bits", [32, 2])
@@ -179,7 +186,7 @@ def test_tiles_come_back_as_they_were(n, seed):
             [(6, n), (5,)], 4, lambda _: 1, vector, cosines=cosine
         )
         torch.testing.assert_close(
-            strongest.vector(strongest.tiles_of(vector)), vector, atol=1e-12, rtol=0
+            strongest.vector(strongest.tiled(vector)), vector, atol=1e-12, rtol=0
         )
 
 
