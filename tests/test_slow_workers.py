@@ -18,6 +18,7 @@ from scalebench.comm.engines import available
 from scalebench.comm.native import InFlight, Pending
 from scalebench.data.catalog import prepare
 from scalebench.errors import StudyError
+from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import plan_study
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
@@ -138,11 +139,13 @@ def test_paced_runs_get_the_slow_workers_and_native_ones_do_not():
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.1, repetitions=1,
         virtual={"slowdown": {1: 2.0}, "slow_windows": [WINDOW], "jitter": "none"},
     )  # fmt: skip
-    (run,) = expand(study, load_cluster("this-machine")).runs
+    (run,) = expand(study, load_cluster("this-machine"), reachable()).runs
     assert (run.virtual.slowdown, len(run.virtual.slow_windows)) == ({1: 2.0}, 1)
     assert run.virtual.jitter == "measured"
     (native,) = expand(
-        study.model_copy(update={"execution": "native"}), load_cluster("this-machine")
+        study.model_copy(update={"execution": "native"}),
+        load_cluster("this-machine"),
+        reachable(),
     ).runs
     assert native.virtual == VirtualOptions()
 
@@ -155,7 +158,7 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
         strategies=["epoch_average"], workers=[2], engine="mpi", execution="paced", device_step_time=0.01, seed=3,
         repetitions=1, virtual={"jitter": kind, "jitter_sigma": 0.3, "slow_links": {1: 4.0}},
     )  # fmt: skip
-    sweep = expand(study, load_cluster("this-machine"))
+    sweep = expand(study, load_cluster("this-machine"), reachable())
     (run,) = sweep.runs
     assert (run.virtual.jitter, run.virtual.jitter_sigma, run.virtual.slow_links) == (
         kind,
@@ -164,7 +167,9 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     )
     assert sweep.notes == ()
     native = expand(
-        study.model_copy(update={"execution": "native"}), load_cluster("this-machine")
+        study.model_copy(update={"execution": "native"}),
+        load_cluster("this-machine"),
+        reachable(),
     )
     assert native.runs[0].virtual == VirtualOptions()
     (note,) = native.notes
@@ -277,12 +282,13 @@ def test_slowdown_that_sizes_native_shards_is_named_as_such():
         partition={"iid": {"balance": "speed"}}, virtual={"slowdown": {1: 4.0}, "slow_windows": [
             {"rank": 0, "until_s": 2, "factor": 3}]},
     )  # fmt: skip
-    (note,) = expand(study, load_cluster("this-machine")).notes
+    (note,) = expand(study, load_cluster("this-machine"), reachable()).notes
     sized = ", except that slowdown sizes the shards of balance: speed"
     assert note.startswith(f"native runs: slowdown, slow_windows left out{sized}, for")
     assert expand(
         study.model_copy(update={"partition": Study().partition}),
         load_cluster("this-machine"),
+        reachable(),
     ).notes == (note.replace(sized, ""),)
 
 
@@ -338,8 +344,8 @@ def paced(tmp_path_factory):
         virtual={"slowdown": {1: 2.0}},
         **common,
     )
-    links = expand(linked, load_cluster("ethernet-10g")).runs
-    workers = expand(slowed, load_cluster("this-machine")).runs
+    links = expand(linked, load_cluster("ethernet-10g"), reachable()).runs
+    workers = expand(slowed, load_cluster("this-machine"), reachable()).runs
     outcomes = {}
     RealRuns({2: prepare(linked, 2)}, ranks=3, work_dir=tmp_path_factory.mktemp("paced"),
         on_start=lambda run: None, on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),

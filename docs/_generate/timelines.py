@@ -18,6 +18,7 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError
 from scalebench.figures.traced_run import draw_timeline
+from scalebench.launch.hosts import reachable
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine, stated_table
 from scalebench.strategies import registry
@@ -78,7 +79,7 @@ def timeline_of(name: str) -> Timeline:
             "virtual": {"slowdown": {2: 1.5}},
         }
     )
-    run = expand(study, cluster).runs[0].model_copy(update={"trace": True})
+    run = expand(study, cluster, reachable()).runs[0].model_copy(update={"trace": True})
     dataset = open_dataset(prepare(study, run.workers))
     batch = BatchPlan.of(study, run.workers, run.seed, dataset).batch_size
     outcome, _ = simulate(

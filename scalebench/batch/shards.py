@@ -19,7 +19,7 @@ from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines, launchers
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
-from scalebench.launch.hosts import Allocation, reachable
+from scalebench.launch.hosts import Allocation
 from scalebench.launch.model_check import estimate, kept_step, trains
 from scalebench.launch.planning import StudyPlan
 from scalebench.native.job_files import server_ranks
@@ -147,8 +147,8 @@ def _nodes_of_counts(runs: Sequence[Run], allocation: Allocation) -> dict[int, i
     return nodes
 
 
-def require_nodes(shard: Shard) -> None:
-    """Refuse a job with fewer nodes than the real runs of `shard` were planned for: they would share cores.
+def require_nodes(shard: Shard, here: Allocation) -> None:
+    """Refuse fewer nodes `here` than the real runs of `shard` were planned for: they would share cores.
 
     Raises:
         StudyError: says how many there are.
@@ -156,16 +156,16 @@ def require_nodes(shard: Shard) -> None:
     # by hand, outside of a job, any machine will do for a try
     if shard.is_simulated or not in_job(os.environ):
         return
-    if (here := len(reachable().hosts)) < shard.nodes:
+    if (nodes := len(here.hosts)) < shard.nodes:
         launcher = launchers.chosen().name
         raise StudyError(
-            f"{shard}: it was planned for {counted(shard.nodes, 'node')}, and {launcher} reaches {here} in this "
+            f"{shard}: it was planned for {counted(shard.nodes, 'node')}, and {launcher} reaches {nodes} in this "
             "job; give its script as many, or submit the study anew, under another --name, with --nodes"
         )
 
 
-def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
-    """Return the plan of the runs of `shard`, on the allocation where this process runs.
+def part_of(plan: StudyPlan, shard: Shard, here: Allocation) -> StudyPlan:
+    """Return the plan of the runs of `shard`, on the allocation that its job got.
 
     Raises:
         StudyError: the study as it is planned now lacks runs of the shard.
@@ -185,8 +185,7 @@ def part_of(plan: StudyPlan, shard: Shard) -> StudyPlan:
         plan,
         sweep=replace(plan.sweep, runs=runs, further=further),
         trials=plan.trials if whole else (),
-        # real runs are launched on what the job really got
-        allocation=None,
+        allocation=here,
     )
 
 

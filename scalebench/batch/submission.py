@@ -21,7 +21,7 @@ from scalebench.batch.shards import Shard, folder_of, part_of, require_nodes
 from scalebench.batch.site import Site
 from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
-from scalebench.launch.hosts import Allocation
+from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.records import machine_facts
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
@@ -211,8 +211,10 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
     study = load_study(folder / STUDY, {}, [])
     # the launcher decides which nodes are reached
     with using(study.launcher):
-        require_nodes(shard)
-    return part_of(plan_study(study, submission.allocation), shard)
+        here = here_for(study.execution)
+        require_nodes(shard, here)
+    # planned as it was submitted, by which runs have their names
+    return part_of(plan_study(study, submission.allocation), shard, here)
 
 
 def origin_of(place: Path) -> dict[str, Any] | None:

@@ -27,7 +27,6 @@ from scalebench.comm.launchers import AUTO, VARIABLE, chosen, named, using
 from scalebench.errors import EngineError, StudyError
 from scalebench.formatting import counted
 from scalebench.launch import processes
-from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import is_oversubscribed
 from scalebench.launch.work import Ended, Reporter, Tally, next_work
@@ -77,7 +76,7 @@ def elastic_runs(plan: StudyPlan) -> list[Run]:
         _require_elastic(run)
     for name in {engines.named(run.engine).elastic_launcher for run in runs}:
         _require_launcher(name, plan.study.launcher)
-    hosts, most = reachable().hosts, max(run.workers for run in runs)
+    hosts, most = plan.allocation.hosts, max(run.workers for run in runs)
     if len(hosts) > 1 and most > hosts[0].slots:
         raise EngineError(
             f"--elastic starts all ranks on this host, which has {hosts[0].slots} slots, and the largest run takes "

@@ -24,6 +24,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import chosen, own_job
 from scalebench.errors import EngineError
 from scalebench.records.provenance import JOB_IDS
+from scalebench.study.spec import SIMULATED
 from scalebench.system import hardware
 from scalebench.system.parent_watch import end_with_parent
 
@@ -159,6 +160,16 @@ def reachable() -> Allocation:
     if not any(spoken) or not asking:
         return this_host()
     return _asked(asking, spoken)
+
+
+def here_for(execution: str) -> Allocation:
+    """Return the allocation of this process for the real runs of `execution`; without any, this host alone.
+
+    Raises:
+        EngineError: a host cannot be reached; says which.
+    """
+    # other hosts are asked in a launch, which virtual runs do without
+    return this_host() if execution in SIMULATED else reachable()
 
 
 def require_seen(paths: Sequence[Path]) -> None:

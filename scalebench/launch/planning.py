@@ -20,7 +20,7 @@ from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.layout import cut
 from scalebench.errors import DataError, StudyError
 from scalebench.formatting import Detail, counted
-from scalebench.launch.hosts import Allocation, reachable
+from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.sweep import Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.trials import trials_of
 from scalebench.models.pinning import pinned
@@ -118,17 +118,17 @@ class StudyPlan:
 
     `trials` come first where the study is tuned, on the data in `validation`; `sweep`
     has the values of the study until it `is_settled` by those of the trials
-    (`work.settled`). `allocation` is the one that was stated, None for this one.
-    `remarks` are on its model.
+    (`work.settled`). Its real runs are planned for `allocation`. `remarks` are on its
+    model.
     """
 
     study: Study
     cluster: Cluster
+    allocation: Allocation
     sweep: Sweep
     prepared: Preparation
     trials: tuple[Run, ...] = ()
     validation: Preparation = field(default_factory=Preparation)
-    allocation: Allocation | None = None
     remarks: tuple[str, ...] = ()
     is_settled: bool = False
 
@@ -231,10 +231,10 @@ def plan_study(
         UsageError: the study cannot run as it is; one line.
     """
     with using(study.launcher):
-        return _resolve(study, allocation, timed=timed)
+        return _resolve(study, allocation or here_for(study.execution), timed=timed)
 
 
-def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> StudyPlan:
+def _resolve(study: Study, allocation: Allocation, *, timed: bool) -> StudyPlan:
     # pinned first: the contents of files are part of what is planned
     given = study
     study = _with_measured_stages(with_default_batch(pinned(study)))
@@ -264,11 +264,11 @@ def _resolve(study: Study, allocation: Allocation | None, *, timed: bool) -> Stu
     return StudyPlan(
         study,
         cluster,
+        allocation,
         sweep,
         prepared,
         trials,
         _prepare_trials(there, trials),
-        allocation,
     )
 
 
@@ -348,9 +348,7 @@ def _slow_nodes_exist(slow: SlowLinks, cluster: Cluster, runs: Iterable[Run]) ->
             )
 
 
-def why_oversubscribed(
-    runs: Iterable[Run], allocation: Allocation | None = None
-) -> list[str]:
+def why_oversubscribed(runs: Iterable[Run], allocation: Allocation) -> list[str]:
     """Note the oversubscribed points of `runs` and the reasons; empty if there are none."""
     crowded: dict[str, set[int]] = {}
     reasons: set[str] = set()
@@ -378,23 +376,19 @@ def why_oversubscribed(
         f"{name} at {', '.join(map(str, sorted(counts)))} workers"
         for name, counts in sorted(crowded.items())
     ]
-    here = allocation or reachable()
-    places = f" of {len(here.hosts)} nodes" if len(here.hosts) > 1 else ""
+    places = f" of {len(allocation.hosts)} nodes" if len(allocation.hosts) > 1 else ""
     return [
-        f"oversubscribed on {here.cores} core{'s' * (here.cores > 1)}{places}, so drawn but never a baseline nor "
+        f"oversubscribed on {counted(allocation.cores, 'core')}{places}, so drawn but never a baseline nor "
         f"fitted: {'; '.join([', '.join(points), *sorted(reasons)])}"
     ]
 
 
-def beyond_the_slots(
-    runs: Iterable[Run], allocation: Allocation | None = None
-) -> list[str]:
+def beyond_the_slots(runs: Iterable[Run], allocation: Allocation) -> list[str]:
     """Note the points of `runs` that take more processes than an allocation of several nodes has slots."""
-    on = allocation or reachable()
     # on one host all ranks share the cores anyway, which `why_oversubscribed` says
-    if len(on.hosts) == 1:
+    if len(allocation.hosts) == 1:
         return []
-    slots, taken = on.slots, {}
+    slots, taken = allocation.slots, {}
     for run in runs:
         servers = server_ranks(run) if not run.is_virtual else 0
         if not run.is_virtual and (needed := run.workers + servers) > slots:

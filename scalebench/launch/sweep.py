@@ -16,7 +16,7 @@ from scalebench.comm import engines
 from scalebench.errors import ModelError, StudyError
 from scalebench.formatting import Detail
 from scalebench.launch import engine_choice
-from scalebench.launch.hosts import Allocation, reachable, this_host
+from scalebench.launch.hosts import Allocation, this_host
 from scalebench.native.job_files import server_ranks
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
@@ -140,11 +140,11 @@ def _first_of_its_own(
 def expand(
     study: Study,
     cluster: Cluster,
-    allocation: Allocation | None = None,
+    allocation: Allocation,
     *,
     timed: bool = True,
 ) -> Sweep:
-    """Every run of `study`; real ones on `allocation`, by default this one.
+    """Every run of `study`; real ones on `allocation`.
 
     `auto` is virtual at every worker count plus native where the cores, or GPUs, allow.
     Serial runs once, at one worker, for each execution. Repetitions are blocks: within
@@ -195,7 +195,7 @@ def expand(
 
 
 def _points(
-    study: Study, component: Component, allocation: Allocation | None, notes: list[str]
+    study: Study, component: Component, allocation: Allocation, notes: list[str]
 ) -> list[Run]:
     known = registry.create(component.name, component.options)
     # what needs no communication is one worker's training, whatever the count
@@ -216,7 +216,7 @@ def _points(
     if study.execution in ("virtual", "modelled"):
         return points
     engine, held = engine_choice.native_points(
-        study, component, counts, allocation or reachable(), notes
+        study, component, counts, allocation, notes
     ) or ("", [])
     execution = "native" if study.execution == "auto" else study.execution
     options = _of_real_runs(study, execution)
@@ -230,7 +230,7 @@ def _possible(
     study: Study,
     points: Sequence[Run],
     cluster: Cluster,
-    allocation: Allocation | None,
+    allocation: Allocation,
     notes: list[str],
 ) -> list[Run]:
     """Return the points at whose worker count the strategy works, and note the others.
@@ -267,7 +267,7 @@ def strategy_warnings(
     study: Study,
     points: Iterable[Run],
     cluster: Cluster,
-    allocation: Allocation | None = None,
+    allocation: Allocation,
     *,
     steps: Mapping[int, int] | None = None,
     shapes: Sequence[tuple[int, ...]] | None = None,
@@ -321,11 +321,11 @@ def strategy_warnings(
     return notes
 
 
-def _on_one_node(run: Run, cluster: Cluster, allocation: Allocation | None) -> int:
+def _on_one_node(run: Run, cluster: Cluster, allocation: Allocation) -> int:
     """Workers on one node: the cluster's number, or of real ranks that of the fullest host."""
     if run.is_virtual:
         return cluster.node.workers_per_node
-    return max((allocation or reachable()).ranks_on(run.workers))
+    return max(allocation.ranks_on(run.workers))
 
 
 def _check_paced(
@@ -371,9 +371,7 @@ def _by_speed(study: Study) -> bool:
     return study.partition.options.get("balance") == "speed"
 
 
-def _ordered(
-    study: Study, points: list[Run], allocation: Allocation | None
-) -> list[Run]:
+def _ordered(study: Study, points: list[Run], allocation: Allocation) -> list[Run]:
     """Virtual runs first, then real ones, of which those that are no baseline come last.
 
     Each group is made block by block, every block in a random order.
@@ -399,7 +397,7 @@ def _ordered(
     return runs
 
 
-def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
+def is_oversubscribed(run: Run, allocation: Allocation) -> bool:
     """Return True if a native run keeps more threads busy than there are cores; of paced runs the overrun decides."""
     if run.execution != "native":
         return False
@@ -407,7 +405,7 @@ def is_oversubscribed(run: Run, allocation: Allocation | None = None) -> bool:
     if run.tasks.scheduler is not None and engine.runs_tasks:
         return False  # the workers of that scheduler have cores of their own
     # processes without ranks stay on the host that starts them
-    on = allocation or reachable() if engine.has_ranks else this_host()
+    on = allocation if engine.has_ranks else this_host()
     return on.is_oversubscribed(
         run.engine, run.workers + server_ranks(run), run.threads_per_worker
     )

@@ -62,7 +62,8 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
         (worker.paced_overrun or 0.0 for worker in outcome.workers), default=0.0
     )
     outcome.add_facts(
-        oversubscribed=is_oversubscribed(run) or overrun > PACED_OVERRUN_LIMIT
+        oversubscribed=is_oversubscribed(run, plan.allocation)
+        or overrun > PACED_OVERRUN_LIMIT
     )
     timeline = timeline_from(run, outcome)
     # it can hold the path of a user's own model or cluster

@@ -15,7 +15,7 @@ from scalebench.batch.shards import (
 )
 from scalebench.batch.site import Site, SiteError
 from scalebench.errors import StudyError, UsageError
-from scalebench.launch.hosts import Allocation
+from scalebench.launch.hosts import Allocation, this_host
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
@@ -83,11 +83,10 @@ def test_every_run_is_in_one_shard_and_keeps_its_name_and_place(
     shards = divided(plan, grouping, by_repetition)
     names = [name for shard in shards for name in shard.run_ids]
     assert sorted(names) == sorted(whole)
-    made = [run for shard in shards for run in part_of(plan, shard).sweep.runs]
+    here = this_host()
+    made = [run for shard in shards for run in part_of(plan, shard, here).sweep.runs]
     assert {run.run_id: run for run in made} == whole
-    assert part_of(plan, shards[0]).allocation is None, (
-        "it runs on the allocation that is here"
-    )
+    assert part_of(plan, shards[0], here).allocation == here != plan.allocation
 
 
 @needs_mpi
@@ -117,7 +116,7 @@ def test_studies_that_decide_as_they_go_are_one_job():
     ):
         divided(growing)
     (shard,) = divided(growing, "all")
-    assert part_of(growing, shard).sweep.further == growing.sweep.further
+    assert part_of(growing, shard, this_host()).sweep.further == growing.sweep.further
     with pytest.raises(UsageError, match="leave one out"):
         divided(planned(), "all", by_repetition=True)
 
@@ -128,7 +127,7 @@ def test_a_shard_whose_runs_are_no_longer_planned_is_refused():
     with pytest.raises(
         StudyError, match=r"shard 1 \(6 workers, native, 3 nodes\): 2 runs of it"
     ):
-        part_of(planned(epochs=2), largest)
+        part_of(planned(epochs=2), largest, this_host())
 
 
 @needs_mpi
@@ -244,15 +243,13 @@ def test_nodes_that_were_stated_are_named_as_what_to_change(monkeypatch):
 @needs_mpi
 def test_a_shard_is_refused_in_a_job_of_fewer_nodes(monkeypatch):
     large, middle, small = divided(planned())
-    require_nodes(large)  # by hand, outside of jobs
+    here = Allocation.asked(2, 2)
+    require_nodes(large, here)  # by hand, outside of jobs
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    monkeypatch.setattr(
-        "scalebench.batch.shards.reachable", lambda: Allocation.asked(2, 2)
-    )
     with pytest.raises(
         StudyError,
         match=r"shard 1 .*: it was planned for 3 nodes, and mpirun reaches 2 in this job",
     ):
-        require_nodes(large)
-    require_nodes(middle)
-    require_nodes(small)
+        require_nodes(large, here)
+    require_nodes(middle, here)
+    require_nodes(small, here)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import EngineError
-from scalebench.launch import hosts, planning, processes, sweep
+from scalebench.launch import hosts, processes, sweep
 from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.planning import beyond_the_slots
 from scalebench.launch.processes import launch_command
@@ -26,8 +26,8 @@ def alike(count, slots, cores):
 def three(monkeypatch):
     """Three hosts of one slot and two cores."""
     known = alike(3, 1, 2)
-    for module in (planning, processes, sweep):
-        monkeypatch.setattr(module, "reachable", lambda: known)
+    monkeypatch.setattr(processes, "reachable", lambda: known)
+    return known
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 60))
@@ -138,7 +138,7 @@ def test_native_points_reach_over_the_hosts(three):
         dataset="wine",
         execution="auto",
     )
-    runs = sweep.expand(study, load_cluster("this-machine"), timed=False).runs
+    runs = sweep.expand(study, load_cluster("this-machine"), three, timed=False).runs
     assert max(run.workers for run in runs if run.engine == "mpi") == 2
 
 
@@ -151,11 +151,13 @@ def test_the_slot_of_a_server_is_named_when_planning(three):
         dataset="wine",
         execution="native",
     )
-    runs = sweep.expand(study, load_cluster("this-machine")).runs
-    (said,) = beyond_the_slots(runs)
+    runs = sweep.expand(study, load_cluster("this-machine"), three).runs
+    (said,) = beyond_the_slots(runs, three)
     assert in_order(said, "3 slots", "ssp at 3 workers", "4 processes", "1 server")
     assert in_order(said, "1 server", "shares", "cores", "4 tasks")
-    assert not beyond_the_slots(run for run in runs if run.strategy.name == "allreduce")
+    others = [run for run in runs if run.strategy.name == "allreduce"]
+    assert others
+    assert not beyond_the_slots(others, three)
 
 
 def test_ranks_on_other_hosts_get_by_name_what_a_run_sets(three, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch import model_check
+from scalebench.launch.hosts import reachable
 from scalebench.launch.model_check import (
     ComputeEstimate,
     local_statistics,
@@ -65,9 +66,9 @@ def test_only_models_with_statistics_are_warned_about(normalised, tmp_path):
     )
     study = study_of(f"{tmp_path / 'own.py'}:build", ["allreduce"])
     cluster = load_cluster("this-machine")
-    sweep = expand(study, cluster)
+    sweep = expand(study, cluster, reachable())
     notes = look_at_model(
-        StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
+        StudyPlan(study, cluster, reachable(), sweep, prepare_study(study, sweep.runs))
     )
     assert len(notes) == (1 if normalised else 0)
 
@@ -92,8 +93,10 @@ def plan_of(**values):
         }
     )
     cluster = load_cluster("this-machine")
-    sweep = expand(study, cluster)
-    return StudyPlan(study, cluster, sweep, prepare_study(study, sweep.runs))
+    sweep = expand(study, cluster, reachable())
+    return StudyPlan(
+        study, cluster, reachable(), sweep, prepare_study(study, sweep.runs)
+    )
 
 
 @pytest.fixture

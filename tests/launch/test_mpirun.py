@@ -13,6 +13,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import mpirun
 from scalebench.comm.launchers.mpirun import mismatch
 from scalebench.errors import EngineError
+from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import prepare_study
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
@@ -70,7 +71,7 @@ def test_ranks_that_are_alone_although_versions_agree_end_the_launch(alone, tmp_
         execution="native",
         repetitions=1,
     )
-    runs = expand(study, load_cluster("this-machine")).runs
+    runs = expand(study, load_cluster("this-machine"), reachable()).runs
     folders = prepare_study(study, runs).folders
     with pytest.raises(
         EngineError,

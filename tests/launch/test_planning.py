@@ -10,7 +10,7 @@ from scalebench.calibration.calibration_file import Calibration
 from scalebench.comm import engines
 from scalebench.comm.launchers import srun
 from scalebench.errors import EngineError
-from scalebench.launch import hosts, planning, sweep
+from scalebench.launch import hosts, planning
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import plan_study
 from scalebench.pricing.machine import LayerShare
@@ -215,13 +215,21 @@ def test_a_study_is_planned_for_an_allocation_that_is_not_here(
     monkeypatch.setattr(
         hosts, "reachable", lambda: pytest.fail("this machine was asked")
     )
-    for module in (planning, sweep):
-        monkeypatch.setattr(module, "reachable", hosts.reachable)
     study = load_study(None, {**VIRTUAL, "execution": "auto", "workers": "1..16"}, [])
     plan = plan_study(study, Allocation.asked(nodes, slots))
     assert {run.workers for run in plan.sweep.runs if run.execution == "native"} == held
     assert {run.workers for run in plan.sweep.simulated} == {1, 2, 4, 8, 16}
     assert not [note for note in plan.notes if "oversubscribed" in note]
+
+
+@pytest.mark.parametrize("execution", ["virtual", "modelled"])
+def test_a_study_without_real_runs_asks_no_other_host(monkeypatch, execution):
+    monkeypatch.setattr(
+        hosts, "reachable", lambda: pytest.fail("other hosts were asked")
+    )
+    plan = plan_study(load_study(None, {**VIRTUAL, "execution": execution}, []))
+    assert plan.allocation == hosts.this_host()
+    assert not [note for note in plan.notes if "slot" in note]
 
 
 @needs_mpi

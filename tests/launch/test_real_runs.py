@@ -19,6 +19,7 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import mpirun
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
+from scalebench.launch.hosts import reachable
 from scalebench.launch.processes import environment, launch_command
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import is_oversubscribed
@@ -439,7 +440,7 @@ def test_completed_run_has_all_times_and_counts(swept):
     )
     assert [evaluation.epoch for evaluation in outcome.evaluations] == [0, 1]
     assert outcome.facts.nodes == 1
-    assert is_oversubscribed(make_run("before")) is (hardware.cores() < 2)
+    assert is_oversubscribed(make_run("before"), reachable()) is (hardware.cores() < 2)
     assert swept.outcomes["alone"].workers[0].wait_s == 0.0
 
 

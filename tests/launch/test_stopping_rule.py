@@ -14,6 +14,7 @@ from scipy.stats import t as student
 
 from scalebench.analysis.intervals import level_when_stopped
 from scalebench.cluster.cluster_file import load_cluster
+from scalebench.launch.hosts import this_host
 from scalebench.launch.sweep import Sweep, expand
 from scalebench.launch.work import StoppingRule, relative_width
 from scalebench.study.cell import Cell
@@ -25,7 +26,7 @@ STUDY = Study(
     execution="virtual",
     until={"ci_width": "5%", "at_least": 3, "at_most": 8},
 )
-SWEEP = expand(STUDY, load_cluster(STUDY.cluster), 4)
+SWEEP = expand(STUDY, load_cluster(STUDY.cluster), this_host())
 ALL = [*SWEEP.runs, *SWEEP.further]
 
 

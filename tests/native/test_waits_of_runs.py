@@ -10,6 +10,7 @@ from scalebench.comm.engines import available
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
+from scalebench.launch.hosts import reachable
 from scalebench.launch.real_runs import RealRuns
 from scalebench.launch.sweep import expand
 from scalebench.pricing.machine import Machine, stated_table
@@ -52,7 +53,7 @@ def paced(tmp_path_factory):
     RealRuns({WORKERS: prepare(said, WORKERS)}, ranks=WORKERS,
         work_dir=tmp_path_factory.mktemp("paced"), on_start=lambda run: None, log=lambda message: None,
         on_outcome=lambda run, outcome: outcomes.update({run.strategy.name: outcome}),
-    ).launch(expand(said, load_cluster("this-machine")).runs)  # fmt: skip
+    ).launch(expand(said, load_cluster("this-machine"), reachable()).runs)  # fmt: skip
     assert {outcome.error for outcome in outcomes.values()} == {""}
     return outcomes
 
@@ -61,7 +62,7 @@ def paced(tmp_path_factory):
 def virtual():
     said, cluster = study("virtual"), load_cluster("this-machine")
     dataset, outcomes = open_dataset(prepare(said, WORKERS)), {}
-    for run in expand(said, cluster).runs:
+    for run in expand(said, cluster, reachable()).runs:
         batch = BatchPlan.of(said, WORKERS, run.seed, dataset).batch_size
         machine = Machine(cluster, EngineCosts(), [stated_table(said, cluster, batch)])
         outcomes[run.strategy.name], _ = simulate(run, dataset, machine)

@@ -6,6 +6,7 @@ import pytest
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import StudyError
+from scalebench.launch.hosts import reachable
 from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import expand
 from scalebench.native.job_files import server_ranks
@@ -18,7 +19,7 @@ def notes(strategy, workers="2,4", **values):
     study = Study.model_validate(
         {"execution": "virtual", "workers": workers, "strategies": [strategy], **values}
     )
-    return [*expand(study, load_cluster("this-machine")).notes]
+    return [*expand(study, load_cluster("this-machine"), reachable()).notes]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_there_are_no_more_servers_than_workers(play):
             "execution": "virtual",
         }
     )
-    runs = expand(study, load_cluster("this-machine")).runs
+    runs = expand(study, load_cluster("this-machine"), reachable()).runs
     assert {run.workers: server_ranks(run) for run in runs} == {1: 1, 2: 2, 4: 3}
     took = []
     for shards in (1, 2, 1024):

@@ -8,6 +8,7 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.data.shard import equal_batches
 from scalebench.errors import StudyError
+from scalebench.launch.hosts import reachable
 from scalebench.launch.sweep import expand
 from scalebench.strategies import registry
 from scalebench.study.spec import Study
@@ -61,7 +62,7 @@ def test_options_fixed_by_the_preset_are_refused(name):
         StudyError,
         match=f"{name}: dislib knows no lr_policy linear; write lr_policy: constant",
     ):
-        expand(study, load_cluster("this-machine"))
+        expand(study, load_cluster("this-machine"), reachable())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.errors import StudyError
+from scalebench.launch.hosts import reachable
 from scalebench.strategies import registry
 from scalebench.strategies.server_rules import Elastic, Gate, Lockstep
 from scalebench.strategies.server_weights import (
@@ -427,8 +428,12 @@ def test_several_servers_run_on_real_ranks_too(monkeypatch):
         "workers": "2",
         "execution": "native",
     }
-    sweep = expand(Study.model_validate(options), load_cluster("this-machine"))
+    sweep = expand(
+        Study.model_validate(options), load_cluster("this-machine"), reachable()
+    )
     # no more than workers
     assert [server_ranks(run) for run in sweep.runs] == [2] * len(sweep.runs)
     monkeypatch.setattr("scalebench.system.hardware.cores", lambda: 3)
-    assert is_oversubscribed(sweep.runs[0])  # 2 workers and 2 servers want 4 cores
+    assert is_oversubscribed(
+        sweep.runs[0], reachable()
+    )  # 2 workers and 2 servers want 4 cores
