@@ -527,6 +527,9 @@ class _PricedCell:
     def set(self, values: dict[str, float], relative: Collection[str] = ()) -> None:
         """Give the cell the value of each axis; those of `relative` are factors."""
         links = self._predictor.platform.cluster.links
+        # Of the strategy as stated: with one of two axes alone, as more stages than
+        # micro-batches, it may be none.
+        options = self._predictor.strategy(self.strategy).traits.options
         for name, value in values.items():
             if name in FACTORS:
                 self.platform = self._kept.changed(self.platform, FACTORS[name], value)
@@ -553,11 +556,10 @@ class _PricedCell:
                 self.workers = round(value)
             else:
                 quantity = cast(Varied, name)
-                traits = self._predictor.strategy(self.strategy).traits
-                if quantity not in traits.options:
+                if quantity not in options:
                     others = " or ".join(registry.that_vary(quantity))
                     raise UsageError(
                         f"axis {name}: strategy {self.strategy.name} has no option for it; use {others}"
                     )
-                option = traits.options[quantity]
+                option = options[quantity]
                 self.strategy = self.strategy.with_option(option, round(value))

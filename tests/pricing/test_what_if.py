@@ -165,6 +165,17 @@ def test_divisions_of_a_replica_are_axes():
     assert plane.train_s[1, 1] == pytest.approx(
         float(own.times(alike, 8, [Case(platform, 64)]).time[0])
     )
+    # more stages than the default number of micro-batches
+    plane = what_if(
+        own,
+        Component(name="pipeline"),
+        8,
+        [Axis.parse("pipeline=2,8"), Axis.parse("micro_batches=8,16")],
+    )
+    deep = Component(name="pipeline", options={"stages": 8, "micro_batches": 16})
+    assert plane.train_s[1, 1] == pytest.approx(
+        float(own.times(deep, 8, [Case(platform, 64)]).time[0])
+    )
     with pytest.raises(
         UsageError,
         match="axis tensor: strategy pipeline has no option for it; use hybrid or tensor or torch_tensor",
