@@ -57,7 +57,7 @@ from scalebench.pricing.machine import (
     stated_table,
 )
 from scalebench.records.folder import CALIBRATION
-from scalebench.strategies import registry
+from scalebench.strategies.base import library_overhead
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run
 from scalebench.system.disturbance import BackgroundLoad, disturbed
@@ -494,15 +494,16 @@ def measure_operations(
     times: OperationTimes = {}
     gauge = Gauge()
     for name, run in smallest.items():
-        strategy = registry.create(run.strategy.name, run.strategy.options, "virtual")
+        strategy, dataset = strategy_of(run), datasets[run.workers]
+        attempt = partial(_played, run, dataset, machine)
+        if strategy.traits.by_library:
+            attempt = partial(_of_library, run, dataset)
         # only steps and averages of gradients
-        if strategy.arithmetic(run.workers) is not None:
+        elif strategy.arithmetic(run.workers) is not None:
             times[name] = {}
             continue
         until: Until[_Found] = Until(seconds, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
-        rounds = quiet_rounds(
-            partial(_played, run, datasets[run.workers], machine), gauge.seconds, until
-        )
+        rounds = quiet_rounds(attempt, gauge.seconds, until)
         found: _Found = defaultdict(list)
         for each in rounds:
             factor = (
@@ -544,6 +545,13 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     with suppress(RunError):  # budget spent or diverged: the times so far are kept
         simulation.scheduler.run(programs)
     return found
+
+
+def _of_library(run: Run, dataset: Dataset) -> _Found:
+    from scalebench.calibration.library_steps import overheads  # a second of imports
+
+    seconds = overheads(run, dataset, _BUDGET_S)
+    return {name_of(library_overhead): [(1, each) for each in seconds]}
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:

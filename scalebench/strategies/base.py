@@ -436,6 +436,13 @@ class Strategy(Choice):
         return vector
 
 
+def library_overhead() -> None:
+    """Stand for what a library computes in a step beside our program of it, which virtual runs follow.
+
+    Hooks, copies and dispatch of a step, measured by `calibration.library_steps`.
+    """
+
+
 _DESCRIPTIONS = {
     "arithmetic",
     "check",

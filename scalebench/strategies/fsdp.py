@@ -11,7 +11,14 @@ from scalebench.comm.base import Capability, Communicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import mean_of_gradients
-from scalebench.strategies.base import Batch, Setting, Strategy, Unit, Worker
+from scalebench.strategies.base import (
+    Batch,
+    Setting,
+    Strategy,
+    Unit,
+    Worker,
+    library_overhead,
+)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER, Component
@@ -80,12 +87,16 @@ class Fsdp(Strategy):
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
         for batch in worker.batches(epoch):
-            worker.gradient(batch, batch.weight)
-            worker.update()
+            self.step(worker, batch)
+
+    def step(self, worker: Worker, batch: Batch) -> None:
+        worker.gradient(batch, batch.weight)
+        if self.traits.by_library and worker.size > 1:
+            worker.clock.work(library_overhead)
+        worker.update()
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
-        worker.gradient(batch, batch.weight)
-        worker.update()
+        self.step(worker, batch)
 
     def in_agreement(self, worker: Worker, epoch: int) -> bool:
         return True
@@ -117,7 +128,7 @@ class VirtualTorchFsdp(Fsdp):
     """`fully_shard` of each layer, then of the model: parameters, gradients and optimizer state in shards.
 
     A virtual run takes the steps of `fsdp`, which exchanges as much, but does not
-    overlap it with compute.
+    overlap it with compute, and is charged torch's overhead as calibrated.
     """
 
     # fully_shard always divides gradients, so that there is no 1.
@@ -130,6 +141,10 @@ class VirtualTorchFsdp(Fsdp):
     summary = "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
     source = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
     engines = providing(Capability.PROCESS_GROUP)
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, by_library=True)
 
 
 @register()

@@ -11,7 +11,8 @@ from pydantic import Field
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
-from scalebench.strategies.base import Move, Worker
+from scalebench.strategies.allreduce import Allreduce
+from scalebench.strategies.base import Move, Strategy, Worker, library_overhead
 from scalebench.strategies.parts import PartsOfModel, whole_batch
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
@@ -60,13 +61,28 @@ class TensorParallel(PartsOfModel):
         return self.repeated()
 
 
+class _AllreduceBesideStyles(Allreduce):
+    """allreduce, in whose steps torch divides the products."""
+
+    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
+        if worker.mesh.parts > 1:
+            worker.clock.work(library_overhead)
+        super().exchange(worker, scale)
+
+    # Stated again: a class that changes the program loses what its bases state of it.
+    @property
+    def traits(self) -> Traits:
+        return super().traits
+
+
 @register("virtual")
 class VirtualTorchTensor(TensorParallel):
     """ColwiseParallel of the first of two products, RowwiseParallel of the second: DTensors in place of parameters.
 
-    A virtual run takes the steps of `tensor`, which sums as much. Torch has styles for
-    `nn.Linear` alone: models in which `tensor` would divide convolutions, or batch
-    normalisation between two products, are refused.
+    A virtual run takes the steps of `tensor`, which sums as much, and is charged torch's
+    overhead as calibrated. Torch has styles for `nn.Linear` alone: models in which
+    `tensor` would divide convolutions, or batch normalisation between two products, are
+    refused.
     """
 
     recompute: Literal["none"] = Field(
@@ -77,6 +93,10 @@ class VirtualTorchTensor(TensorParallel):
     summary = "the real ColwiseParallel and RowwiseParallel (DTensor) of each layer (option degree)"
     source = "torch.distributed.tensor.parallel"
     engines = providing(Capability.PROCESS_GROUP)
+
+    @property
+    def rule(self) -> Strategy:
+        return _AllreduceBesideStyles()
 
     def require_shares(
         self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh
@@ -89,7 +109,7 @@ class VirtualTorchTensor(TensorParallel):
     # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
-        return self.repeated()
+        return replace(self.repeated(), by_library=True)
 
 
 @register()
@@ -108,4 +128,4 @@ class TorchTensor(VirtualTorchTensor):
 
     @property
     def traits(self) -> Traits:
-        return replace(self.repeated(), split_is_measured=False)
+        return replace(super().traits, split_is_measured=False)

@@ -80,6 +80,8 @@ class Traits:
     wire: str | None = None  # dtype that travels in place of the study's
     # variables that the engine reads at its start
     environment: Mapping[str, str] = field(default_factory=dict)
+    # native steps are a library's, so that virtual ones are charged its overhead
+    by_library: bool = False
     # native runs measure compute and communication separately
     split_is_measured: bool = True
     # at the end of an epoch, from nothing but a replica's weights, buffers and

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
+import numpy as np
 import pytest
+import torch
 
-from scalebench.calibration import charging
+from scalebench.calibration import charging, library_steps
 from scalebench.calibration.charging import measure_operations
 from scalebench.pricing.machine import OperationTime, name_of
 
@@ -76,6 +79,35 @@ def test_operations_on_parts_of_a_model_are_measured(make_run, blobs, machine, s
     }
 
 
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [("torch_fsdp", 2), ({"torch_tensor": {"degree": 2}}, 2), ("torch_fsdp", 4)],
+    ids=str,
+)
+def test_overhead_of_a_library_is_that_of_its_steps_beyond_ours(
+    make_run, blobs, machine, monkeypatch, strategy, workers
+):
+    """Steps of the library take 5 ms, and those of ours, in turn with them, 2 ms; no rank is started."""
+    times = cycle([5e-3, 2e-3])
+
+    def seconds(step):
+        step()
+        return next(times)
+
+    monkeypatch.setattr(library_steps, "_seconds", seconds)
+    run = make_run(strategy, workers)
+    found = measure_operations([run], {workers: blobs}, machine)
+    (time,) = found[str(run.strategy)].items()
+    assert time == ("library_overhead", OperationTime(seconds=5e-3 - 2e-3))
+    assert not torch.distributed.is_initialized()
+
+
+def test_library_takes_longer_than_our_steps(make_run, blobs):
+    """DTensor dispatches each operation in Python: more than a hundredfold of the tolerance for noise."""
+    run = make_run({"torch_tensor": {"degree": 2}}, 2)
+    assert np.median(library_steps.overheads(run, blobs, 0.5)) > 1e-5
+
+
 def test_cost_of_further_messages_is_measured_with_twice_as_many(
     make_run, blobs, machine, seconds
 ):
@@ -123,6 +155,10 @@ def test_compression_is_charged_at_every_step_without_changing_results(
         ({"easgd": {"steps": 4}}, 2, "Easgd._draw", 3),
         ("epoch_async", 1, "EpochAsync._merge", 2),
         ({"fedprox": {"local_epochs": 2}}, 2, "FedProx._hold", 12),
+        ("torch_fsdp", 2, "library_overhead", 12),
+        ("torch_fsdp", 1, "library_overhead", 0),
+        ({"torch_tensor": {"degree": 2}}, 4, "library_overhead", 12),
+        ({"torch_tensor": {"degree": 1}}, 2, "library_overhead", 0),
     ],
     ids=str,
 )

@@ -262,8 +262,9 @@ def test_collectives_that_were_not_measured_are_told(workers, said):
     assert outside(measured, Component(name="ddp"), workers) == (), (
         "of gloo nothing was measured"
     )
-    (operations, *_) = outside(measured, Component(name="epoch_average"), workers)
-    assert operations == "what epoch_average computes beside steps was not measured"
+    for name in ("epoch_average", "torch_fsdp"):
+        (operations, *_) = outside(measured, Component(name=name), workers)
+        assert operations == f"what {name} computes beside steps was not measured"
 
 
 def test_shared_models_take_memory_of_their_hosts_only():
@@ -348,6 +349,33 @@ def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, worker
             whole.end.bubble.mean(), rel=1e-8, abs=1e-12
         )
     assert (found.bubble[0] > 0) == (mesh.pipeline > 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours", "workers"),
+    [
+        ("torch_fsdp", "fsdp", 4),
+        ("torch_tensor: {degree: 2}", "tensor: {degree: 2}", 4),
+    ],
+)
+def test_overhead_of_a_library_is_added_to_each_step_of_ours(strategy, ours, workers):
+    component, plain = (
+        Component.model_validate(yaml.safe_load(each)) for each in (strategy, ours)
+    )
+    own = cuttable()
+    measured = {str(component): {"library_overhead": OperationTime(seconds=1e-3)}}
+    platform = replace(own.platform, operations=measured)
+    slower, uncharged, faster = (
+        own.times(each, workers, [Case(place, 16)]).time[0]
+        for each, place in (
+            (component, platform),
+            (component, own.platform),
+            (plain, own.platform),
+        )
+    )
+    assert uncharged == faster
+    steps, _ = own.batches(component, workers)
+    assert slower - faster == pytest.approx(6 * steps * 1e-3, rel=1e-9)
 
 
 def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_refused():
