@@ -77,9 +77,8 @@ from scalebench.training.stage import (
 from scalebench.training.torch_optimizers import FlatSgd, step_onto
 
 if TYPE_CHECKING:
-    from scalebench.training.torch_sharded import TorchShards
+    from scalebench.training.torch_dtensors import TorchShards, TorchStyles
     from scalebench.training.torch_stage import TorchStage
-    from scalebench.training.torch_styles import TorchStyles
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -322,16 +321,16 @@ class Replica:
         self._update_share = self.parameters.numel() / whole
 
     def use_schedule(self, name: str, micro_batches: int) -> None:
-        from scalebench.training.torch_stage import (
-            TorchStage,
-        )  # half a second of imports
+        # half a second of imports
+        from scalebench.training.torch_stage import TorchStage
 
         assert isinstance(self.stage, Stage), "a stage was taken"
         replica = cast(LibraryCommunicator, self.replica)
         self.stage = TorchStage(self.stage.chunks, name, micro_batches, replica)
 
     def use_styles(self) -> None:
-        from scalebench.training.torch_styles import TorchStyles  # a second of imports
+        # a second of imports
+        from scalebench.training.torch_dtensors import TorchStyles
 
         assert isinstance(self.stage, Stage), "a share was taken"
         (chunk,) = self.stage.chunks
@@ -355,7 +354,8 @@ class Replica:
         self._update_share = self.parameters.numel() / whole
 
     def use_fully_shard(self, *, reshard: bool) -> None:
-        from scalebench.training.torch_sharded import TorchShards  # a second of imports
+        # a second of imports
+        from scalebench.training.torch_dtensors import TorchShards
 
         comm = cast(LibraryCommunicator, self.comm)
         self.torch_shards = TorchShards(self.model, self._layers, comm, reshard=reshard)

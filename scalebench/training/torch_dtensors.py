@@ -1,28 +1,121 @@
-"""The shares of a worker under the styles of torch.distributed.tensor.parallel, in place of `Stage`."""
+"""Parameters that torch divides among workers as DTensors: by fully_shard, or by styles of tensor parallelism.
+
+`TorchShards` is in place of `ShardedModel`, `TorchStyles` in place of `Stage`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, parallel
 from torch.nn import functional
 
 from scalebench.cluster.operation import Kind
 from scalebench.comm.base import LibraryCommunicator
+from scalebench.models.flat import views
+from scalebench.models.parts import Layer
 from scalebench.models.sharding import Narrow, SharedHeads, SharedLinear, called
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
 from scalebench.training.stage import Chunk, StageArithmetic
+
+
+class TorchShards:
+    """The layers of a model, each sharded by torch, which communicates inside both passes.
+
+    `reshard` gives the parameters of a layer up between its passes. Those of the last
+    layer stay: its backward pass is next.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        comm: LibraryCommunicator,
+        *,
+        reshard: bool,
+    ) -> None:
+        self.model = model
+        self._comm = comm
+        self._reshard = reshard
+        self._whole = [
+            sum(each.nbytes for each in layer.parameters) for layer in layers
+        ]
+        group: Any = comm.process_group or torch.distributed.group.WORLD
+        device = layers[0].parameters[0].device
+        mesh = DeviceMesh.from_group(group, device.type)
+        # A module made of calls of the forward is not called itself: the whole model
+        # gathers its parameters.
+        called = set(model.modules())
+        for layer in layers:
+            for module in layer.modules:
+                trained = any(each.requires_grad for each in module.parameters())
+                if trained and module in called:
+                    fully_shard(
+                        module,
+                        mesh=mesh,
+                        reshard_after_forward=reshard and layer is not layers[-1],
+                    )
+        fully_shard(model, mesh=mesh)
+        self.trained: list[Any] = [
+            each for each in model.parameters() if each.requires_grad
+        ]
+        self._initial = [each.to_local().clone() for each in self.trained]
+
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: float,
+        loss: Callable[[], Tensor],
+        clock: Clock,
+    ) -> Tensor:
+        """Compute the mean gradient of weight * mean loss of a batch over the workers; return the mean loss ()."""
+        for parameter in self.trained:
+            parameter.grad = None
+        mean = loss()
+        clock.did(Task.FORWARD, len(x))
+        (mean * weight).backward()
+        clock.did(Task.BACKWARD, len(x))
+        comm = self._comm
+        for place, nbytes in enumerate(self._whole):
+            again = self._reshard and place < len(self._whole) - 1
+            own = -(-nbytes // comm.size)
+            for _ in range(1 + again):
+                comm.overlapped(comm.operation(Kind.ALLGATHER, own), calls=1)
+            comm.overlapped(comm.operation(Kind.REDUCE_SCATTER, nbytes), calls=1)
+        return mean.detach()
+
+    def own(self) -> Tensor:
+        """Return this worker's shards as one vector."""
+        return torch.cat([each.to_local().reshape(-1) for each in self.trained])
+
+    def gathered(self, gather: object) -> Tensor:
+        """Return the parameters of the whole model as one vector. Collective."""
+        return torch.cat(
+            [each.detach().full_tensor().reshape(-1) for each in self.trained]
+        )
+
+    def whole(self, vector: Tensor, model: nn.Module) -> nn.Module:
+        """Return `model`, a whole one, with the parameters `vector` and this worker's buffers."""
+        trained = [each for each in model.parameters() if each.requires_grad]
+        with torch.no_grad():
+            for parameter, value in zip(trained, views(trained, vector), strict=True):
+                parameter.copy_(value)
+            for buffer, own in zip(model.buffers(), self.model.buffers(), strict=True):
+                buffer.copy_(own)
+        return model
+
+    def reset(self) -> None:
+        """Set the parameters to those at the beginning."""
+        with torch.no_grad():
+            for parameter, value in zip(self.trained, self._initial, strict=True):
+                parameter.to_local().copy_(value)
 
 
 class TorchStyles:
@@ -88,16 +181,18 @@ def _divided(module: nn.Module, degree: int, mesh: DeviceMesh) -> nn.Module:
     first, *between, last = module.children()
     assert isinstance(last, SharedLinear)
     if isinstance(first, Narrow):
-        return _linear(last, degree, mesh, RowwiseParallel(input_layouts=Replicate()))
+        return _linear(
+            last, degree, mesh, parallel.RowwiseParallel(input_layouts=Replicate())
+        )
     assert isinstance(first, SharedLinear)
-    rows = _linear(last, degree, mesh, RowwiseParallel())
+    rows = _linear(last, degree, mesh, parallel.RowwiseParallel())
     return nn.Sequential(
-        _linear(first, degree, mesh, ColwiseParallel()), *between, rows
+        _linear(first, degree, mesh, parallel.ColwiseParallel()), *between, rows
     )
 
 
 def _linear(
-    share: SharedLinear, degree: int, mesh: DeviceMesh, style: ParallelStyle
+    share: SharedLinear, degree: int, mesh: DeviceMesh, style: parallel.ParallelStyle
 ) -> nn.Module:
     """Return the whole product of a share, divided by `style`; its local tensors are those of the share.
 
@@ -105,14 +200,14 @@ def _linear(
     follows.
     """
     outputs, inputs = share.weight.shape
-    if isinstance(style, ColwiseParallel):
+    if isinstance(style, parallel.ColwiseParallel):
         outputs *= degree
     else:
         inputs *= degree
     whole = nn.Linear(
         inputs, outputs, share.bias is not None, device="meta", dtype=share.weight.dtype
     )
-    parallelize_module(whole, mesh, style)
+    parallel.parallelize_module(whole, mesh, style)
     for name, own in share.named_parameters():
         distributed: Any = getattr(whole, name)
         placements = distributed.placements
@@ -134,18 +229,20 @@ class _Attention(nn.Module):
         super().__init__()
         biases = shares.biases or [None] * len(shares.weights)
         self.query, self.key, self.value = (
-            _linear(SharedLinear(weight, bias), degree, mesh, ColwiseParallel())
+            _linear(
+                SharedLinear(weight, bias), degree, mesh, parallel.ColwiseParallel()
+            )
             for weight, bias in zip(shares.weights, biases, strict=True)
         )
         self.out = _linear(
-            SharedLinear(shares.out, None), degree, mesh, RowwiseParallel()
+            SharedLinear(shares.out, None), degree, mesh, parallel.RowwiseParallel()
         )
         self.heads = shares.heads
-        whole = PrepareModuleInput(
+        whole = parallel.PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Replicate()
         )
         # one sum of the three gradients of the input
-        parallelize_module(self, mesh, whole)
+        parallel.parallelize_module(self, mesh, whole)
 
     def forward(self, x: Tensor) -> Tensor:
         samples, places, _ = x.shape
