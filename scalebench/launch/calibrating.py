@@ -62,7 +62,7 @@ def measure_tasks(options: TaskOptions) -> EngineCosts:
     Raises:
         EngineError: the backend cannot be started, or a round failed.
     """
-    from scalebench.tasks.task_costs import task_costs  # imports torch
+    from scalebench.tasks.run import task_costs  # imports torch
 
     return task_costs(options)
 

@@ -3,31 +3,39 @@
 Each worker is a greenlet. The batches that its strategy trains on alone are put off
 until it looks at the weights, so that they make one task; averages and merges are
 computed here, from what the tasks have returned, in the order of the workers or of
-their arrival. Times are those of the wall clock.
+their arrival. Times are those of the wall clock. `task_costs` measures what a round of
+tasks takes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from statistics import quantiles
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from scalebench.cluster.engine_costs import EngineCost, EngineCosts
 from scalebench.comm.base import SharedState
+from scalebench.comm.engines import of_tasks
 from scalebench.data.batch_plan import BatchPlan
+from scalebench.data.catalog import prepare
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.data.shard import equal_batches
-from scalebench.errors import RunError, TimeLimitError, in_one_line
+from scalebench.errors import EngineError, RunError, TimeLimitError, in_one_line
+from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
-from scalebench.study.spec import Run, TaskOptions
+from scalebench.study.spec import Component, Run, TaskOptions
+from scalebench.system import hardware
 from scalebench.system.clock import Task, WallClock
+from scalebench.system.disturbance import BackgroundLoad, disturbed, own_and_children_s
 from scalebench.tasks import block
 from scalebench.tasks.backends import BACKENDS, Backend, DeadWorkerError
 from scalebench.training.initial_weights import save_weights
@@ -44,6 +52,12 @@ _T = TypeVar("_T")
 _POLL_S = 0.2  # between two looks at the time limit
 # numbers of tasks, over all runs: a late result of an ended run is no other task's
 _TICKETS = count()
+
+# Of the runs that measure costs; epochs by hidden units, of 0.2 to 4,300 kB of float32:
+_EPOCHS = {1: 24, 200: 24, 1000: 24, 25_000: 8}
+_WARM = 2  # first epochs, which begin slower
+_SAMPLES = 64  # an epoch of 4 steps
+_BYTES = 4  # of a number in float32
 
 
 class TaskClock(WallClock):
@@ -458,3 +472,93 @@ def _without_waiting(report: WorkerReport) -> WorkerReport:
     for epoch in report.epochs:
         epoch.wait_s = None
     return report
+
+
+def task_costs(options: TaskOptions) -> EngineCosts:
+    """Measure the rounds of tasks on the backend of `options`; takes some seconds, and as long as it takes to start.
+
+    A round is a block of 1 and of 2 workers, beside its training, by bytes of weights.
+    The block takes weights and momentum to its process and back; what else a round
+    takes is in it too: putting state into a model and out of it, random generators, and
+    the average. So rounds are made as in a run, of a synthetic data set and of models
+    of a few sizes that no study trains.
+
+    Raises:
+        EngineError: a round failed.
+    """
+    return EngineCosts(entries=[_costs_among(options, workers) for workers in (1, 2)])
+
+
+def _costs_among(options: TaskOptions, workers: int) -> EngineCost:
+    """Measure the rounds of so many workers."""
+    folder = prepare(_run_of_costs(options, workers, hidden=1), workers)
+    with closing(TaskRuns({workers: folder}, workers)) as tasks:
+        rounds = [
+            _round(tasks, _run_of_costs(options, workers, hidden)) for hidden in _EPOCHS
+        ]
+    points = [(each.nbytes, each.seconds) for each in rounds]
+    return EngineCost(
+        engine=of_tasks(),
+        ranks=workers,
+        alpha_s=points[0][1],
+        points=points,
+        disturbed=any(each.disturbed for each in rounds),
+        source=f"rounds of tasks on {options.backend}, {cpu_model()}, {hardware.cores()} cores",
+    )
+
+
+class _Round(NamedTuple):
+    """Seconds of a round of tasks with `nbytes` of weights; `disturbed` if other programs took the cores meanwhile."""
+
+    nbytes: int
+    seconds: float
+    disturbed: bool
+
+
+def _round(tasks: TaskRuns, run: Run) -> _Round:
+    """Measure the epochs of `run` beside their training, of the worker that waits least: their median.
+
+    Other programs only add to a time: beside them it is the lower decile.
+    """
+    background = BackgroundLoad(own_and_children_s)
+    outcome = tasks.execute(run)
+    is_disturbed = disturbed(background.cores())
+    if outcome.status != "completed":
+        raise EngineError(
+            f"tasks on {run.tasks.backend} could not be measured: {outcome.error}"
+        )
+    assert outcome.facts.parameters is not None
+    epochs = list(zip(*(worker.epochs for worker in outcome.workers), strict=True))[
+        _WARM:
+    ]
+    seconds = [
+        min(each.epoch_s - (each.compute_s or 0.0) - each.data_s for each in epoch)
+        for epoch in epochs
+    ]
+    typical = quantiles(seconds, n=10, method="inclusive")[0 if is_disturbed else 4]
+    return _Round(_BYTES * outcome.facts.parameters, max(0.0, typical), is_disturbed)
+
+
+def _run_of_costs(options: TaskOptions, workers: int, hidden: int) -> Run:
+    engine = of_tasks()
+    return Run(
+        study=engine,
+        run_id=f"{engine}-{workers}-{hidden}",
+        config_hash="",
+        execution="native",
+        engine=engine,
+        tasks=options,
+        strategy=Component(name="serial" if workers == 1 else "epoch_average"),
+        workers=workers,
+        repetition=0,
+        seed=0,
+        epochs=_EPOCHS[hidden],
+        dataset=Component(
+            name="synthetic", options={"n_train": _SAMPLES * workers, "n_test": 8}
+        ),
+        model=Component(name="mlp", options={"hidden": [hidden]}),
+        optimizer=Component(name="sgd", options={"momentum": 0.9}),
+        batch_per_worker=16,
+        dtype="float32",
+        evaluate_every=0,
+    )

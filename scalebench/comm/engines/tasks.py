@@ -11,7 +11,6 @@ from scalebench.comm.engines.base import NO_TORCH, Engine, folder_of
 from scalebench.study.choices import Backend
 from scalebench.study.spec import TaskOptions
 
-TASKS = "tasks"
 # Seconds of a task behind another one at 2 workers, as measured (docs/tasks.md,
 # prices); by backend.
 _DEPENDENT_S: dict[Backend, float] = {"processes": 1.6e-3, "dask": 35e-3, "ray": 3.2e-3}
@@ -24,7 +23,7 @@ _PACKAGES = {
 class Tasks(Engine):
     """A graph of tasks, each of which trains a worker for whole epochs."""
 
-    name = TASKS
+    name = "tasks"
     provides = frozenset({Capability.COLLECTIVES, Capability.SHARED_STATE})
     has_ranks = False
     runs_tasks = True
