@@ -13,13 +13,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import pandas as pd
 
 from scalebench import analysis
+from scalebench.cli.main import command_of
 from scalebench.errors import ScalebenchError, UsageError
 
 if TYPE_CHECKING:
-    import click
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -276,7 +277,6 @@ def plan(
     Raises:
         UsageError: an unknown option, or a value that is out of its range.
     """
-    from scalebench.cli.plan import plan as command
     from scalebench.predictions.planned import planned
     from scalebench.tables import records
 
@@ -286,7 +286,7 @@ def plan(
         )
     words = [] if model is None else [model]
     words += ["--devices", str(devices), "--batch", str(batch), *_words_of(options)]
-    flags = _parsed(command, words)
+    flags = _parsed("plan", words)
     found = planned(model, flags["devices"], flags["batch"], flags)
     table = pd.DataFrame(records(next(found.tables())))
     table.attrs["answer"] = list(found.answer())
@@ -301,8 +301,6 @@ def _flags_of_predict(
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the parameters of `scalebench predict` that stand for these keywords, checked as the command does."""
-    from scalebench.cli.predict import predict as command
-
     if not {"csv", "figure"}.isdisjoint(options):
         raise UsageError(
             "predict: csv and figure are options of the command alone; the table has to_csv and plot"
@@ -315,7 +313,7 @@ def _flags_of_predict(
     words += _words_of(options)
     for strategy in _several(strategies):
         words += ["--strategy", strategy]
-    return _parsed(command, words)
+    return _parsed("predict", words)
 
 
 def _words_of(options: Mapping[str, Any]) -> list[str]:
@@ -332,21 +330,18 @@ def _words_of(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _parsed(command: click.Command, words: list[str]) -> dict[str, Any]:
-    """Return the parameters of `command` that these words give."""
-    import click
-
-    assert command.name is not None
+def _parsed(command: str, words: list[str]) -> dict[str, Any]:
+    """Return the parameters of `scalebench` `command` that these words give."""
     try:
         # through the command's own parser: one set of checks and defaults
-        return command.make_context(command.name, words).params
+        return command_of(command).make_context(command, words).params
     except click.UsageError as error:
         message = (
             error.format_message()
             .removeprefix("Invalid value for ")
             .replace("No such option", "no such keyword")
         )
-        raise UsageError(f"{command.name}: {message}") from None
+        raise UsageError(f"{command}: {message}") from None
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
