@@ -154,8 +154,7 @@ def run(
         KeyboardInterrupt: the kernel was interrupted. What was completed is kept, and the same call goes on.
     """
     from scalebench.cli.live_progress import watching
-    from scalebench.launch.planning import plan_study
-    from scalebench.launch.study_run import run_study
+    from scalebench.launch import planning, study_run
     from scalebench.study.load import load_study
 
     file = None if study is None or isinstance(study, Mapping) else Path(study)
@@ -163,9 +162,9 @@ def run(
     if isinstance(given.get("strategies"), str):
         # a lone name is the likeliest slip, and a text is a sequence of letters
         given["strategies"] = [given["strategies"]]
-    plan = plan_study(load_study(file, given, []))
+    plan = planning.plan_study(load_study(file, given, []))
     with watching() as watcher, _script_left_out():
-        tally = run_study(plan, Path(output), watcher, jobs=jobs)
+        tally = study_run.run_study(plan, Path(output), watcher, jobs=jobs)
     # the signal was taken to let runs end; the cell stops all the same
     if tally.interrupted is not None:
         raise KeyboardInterrupt
@@ -194,9 +193,8 @@ def plot(
         ResultsError: the study has nothing for this figure.
     """
     from scalebench.errors import ResultsError
-    from scalebench.figures.base import FIGURES
+    from scalebench.figures import base, plotting
     from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.plotting import PlotRequest, house_style
     from scalebench.figures.selection import Selection
     from scalebench.figures.style import choose_style
 
@@ -205,15 +203,15 @@ def plot(
         _several(strategies), (workers,) if isinstance(workers, int) else tuple(workers)
     )
     chosen = choose_style(style, columns=columns)
-    request = PlotRequest(
+    request = plotting.PlotRequest(
         (figure,), style=chosen, selection=selection, panels=_several(panels)
     )
     (name,) = request.figures()
-    kind = FIGURES.create(name, {})
+    kind = base.FIGURES.create(name, {})
     if absent := kind.absent(study):
         raise ResultsError(f"{study.folder}: {name} cannot be drawn: {absent}")
     selection.require(study)
-    with house_style(request.style):
+    with plotting.house_style(request.style):
         canvas = Canvas(name, request.style, selection, request.panels_of(kind))
         kind.draw(study, canvas)
         # the axes are given away: with other limits they need ticks of their own

@@ -22,8 +22,7 @@ from typing import Any
 from scalebench.analysis.environment import provenance_in
 from scalebench.cluster.cluster_file import load_cluster, own_file, preset
 from scalebench.errors import ClusterError, reading
-from scalebench.models.pinning import checksum
-from scalebench.models.registry import is_own
+from scalebench.models import pinning, registry
 from scalebench.records.append_only import from_line, to_lines, to_text
 from scalebench.records.folder import (
     CALIBRATION,
@@ -134,7 +133,7 @@ class _Inputs:
         """Copy the inputs of `study`; return the study that names the copies."""
         shipment = self.shipment
         changes: dict[str, object] = {"calibration": None}
-        if is_own(study.model.name):
+        if registry.is_own(study.model.name):
             name, changes["model_sha256"] = self._ship_code(
                 study.model.name, study.model_sha256
             )
@@ -201,7 +200,7 @@ class _Inputs:
         source = self.shipment.begun_in / file.expanduser()
         copy = self.target / place
         # A file that was changed since is not the one that ran.
-        if not source.is_file() or pin not in (None, checksum(source)):
+        if not source.is_file() or pin not in (None, pinning.checksum(source)):
             self.shipment.missing.append(place)
             return place, pin
         copy.parent.mkdir(exist_ok=True)
@@ -209,7 +208,7 @@ class _Inputs:
             shutil.copyfile(source, copy)
         else:
             copy.write_text(redacted(_read(source)), encoding="utf-8")
-        digest = checksum(copy)
+        digest = pinning.checksum(copy)
         if pin not in (None, digest):
             self.renamed[str(pin)] = digest
         return place, digest

@@ -30,17 +30,14 @@ from scalebench import __version__
 from scalebench.analysis import Results
 from scalebench.analysis.environment import hardware, nodes_in
 from scalebench.analysis.summary import summary
-from scalebench.artifact import verification
-from scalebench.artifact.anonymising import Shipment, recorded_machines
+from scalebench.artifact import anonymising, verification
 from scalebench.data.builder import DATASETS
 from scalebench.errors import StudyError, nearest
 from scalebench.figures import Drawn, describe_figures, figure_names
 from scalebench.records.machine_facts import TRANSPORTS
+from scalebench.report import comparison, origin
 from scalebench.report.answer import answer
-from scalebench.report.comparison import as_text, comparisons
-from scalebench.report.origin import study_facts
-from scalebench.study.spec import slug
-from scalebench.study.validation import StrictModel, read_as
+from scalebench.study import spec, validation
 from scalebench.tables import Entry, Table
 from scalebench.tables.latex import escape_latex
 
@@ -65,7 +62,7 @@ _SPDX = "https://spdx.org/licenses/"
 _FORMATS = MimeTypes()  # of Python, whatever the machine has
 
 
-class Author(StrictModel):
+class Author(validation.StrictModel):
     """A person who answers for the artifact."""
 
     name: _Line
@@ -73,14 +70,14 @@ class Author(StrictModel):
     affiliation: _Line | None = None
 
 
-class Contribution(StrictModel):
+class Contribution(validation.StrictModel):
     """A claim of the paper, and the figures of the study that support it."""
 
     text: _Line
     figures: list[str] = Field(min_length=1)
 
 
-class PaperFile(StrictModel):
+class PaperFile(validation.StrictModel):
     """The paper that the artifact belongs to; every key may be left out."""
 
     title: _Line | None = None
@@ -113,7 +110,7 @@ def load_paper(path: Path | None) -> PaperFile:
     """
     if path is None:
         return PaperFile()
-    paper = read_as(path, PaperFile, StudyError, "paper")
+    paper = validation.read_as(path, PaperFile, StudyError, "paper")
     known = figure_names()
     # Before anything is drawn: a wrong name would be found after minutes.
     for name in [
@@ -159,7 +156,7 @@ class Description:
     data: str
     data_from: str
     dataset_sha256: tuple[str, ...]
-    shipment: Shipment
+    shipment: anonymising.Shipment
     engines: tuple[str, ...]
     runs: int
     failed: int
@@ -178,7 +175,7 @@ def describe(
     results: Results,
     drawn: Sequence[Drawn],
     paper: PaperFile,
-    shipment: Shipment,
+    shipment: anonymising.Shipment,
     earlier: Path | None = None,
 ) -> Description:
     """Describe the artifact that holds `results` and the figures `drawn`.
@@ -192,7 +189,7 @@ def describe(
     with_files = [figure for figure in drawn if figure.files]
     figures = sorted(with_files, key=lambda one: order.get(one.name, len(order)))
     numbered = _numbered_claims(paper, [figure.name for figure in figures])
-    provenance = recorded_machines(results.folder)
+    provenance = anonymising.recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
     started = sorted(runs["started_utc"].dropna())
     last = runs.iloc[-1]
@@ -202,10 +199,12 @@ def describe(
         title=paper.title or f"Scaling study {name}",
         paper=paper,
         license=paper.license or NO_LICENSE,
-        answer=as_text(answer(results, comparisons(results)).sentence),
+        answer=comparison.as_text(
+            answer(results, comparison.comparisons(results)).sentence
+        ),
         contributions=numbered,
         elements=tuple(
-            _element(figure.name, paper, numbered, f"plots/{slug(name)}")
+            _element(figure.name, paper, numbered, f"plots/{spec.slug(name)}")
             for figure in figures
         ),
         not_drawn=tuple(
@@ -221,7 +220,7 @@ def describe(
         pins=_pins(pins),
         commits=tuple(sorted(runs["git_commit"].dropna().unique())),
         dirty=bool(runs["git_dirty"].fillna(False).any()),
-        data=dict(study_facts(results))["data"],
+        data=dict(origin.study_facts(results))["data"],
         data_from=dict(DATASETS.describe()).get(
             str(last["dataset"]).partition("(")[0], ""
         ),

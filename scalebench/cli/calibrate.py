@@ -81,8 +81,7 @@ def calibrate(
     from scalebench.calibration.charging import calibrate as measure
     from scalebench.cli.live_progress import watching
     from scalebench.comm import engines
-    from scalebench.launch.calibrating import request_of
-    from scalebench.launch.planning import plan_study
+    from scalebench.launch import calibrating, planning
     from scalebench.study.load import load_study
 
     # of the command alone: a study's budget is for a measurement in passing
@@ -105,7 +104,7 @@ def calibrate(
         asked | ({"engine": engines.on_gpus()} if device == "cuda" else {}),
         list(sets),
     )
-    plan = plan_study(wanted)
+    plan = planning.plan_study(wanted)
     # small shards make small batches at many workers, and each size has its own step
     # time
     sizes = set(batches) or plan.batch_sizes(
@@ -114,7 +113,10 @@ def calibrate(
     with watching() as watcher:
         watcher.phase("calibration", 0)
         found = measure(
-            request_of(plan, plan.sweep.simulated), output, sizes, note=watcher.note
+            calibrating.request_of(plan, plan.sweep.simulated),
+            output,
+            sizes,
+            note=watcher.note,
         )
     _show_measured(found, output)
     return 0

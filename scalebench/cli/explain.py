@@ -12,9 +12,7 @@ import rich_click as click
 from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
-from scalebench.study.load import load_study, written_component
-from scalebench.study.spec import Component, Study
-from scalebench.study.validation import parse
+from scalebench.study import load, spec, validation
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -54,7 +52,9 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     from scalebench.strategies.registry import options_of, rule_of
 
     try:
-        component = Component.model_validate(written_component(name, "STRATEGY"))
+        component = spec.Component.model_validate(
+            load.written_component(name, "STRATEGY")
+        )
     except ValueError:
         raise StudyError(
             f"STRATEGY {name!r}: expected a name, or 'NAME: {{option: value}}'"
@@ -99,9 +99,9 @@ def _sorted_out(
         key, equals, text = (part.strip() for part in item.partition("="))
         # an option of the strategy wins over a study's key of that name
         if equals and key in cls.model_fields:
-            options[key] = parse(text, f"--set {key}", StudyError)
-        elif equals and key.partition(".")[0] not in Study.model_fields:
-            known = [*cls.model_fields, *Study.model_fields]
+            options[key] = validation.parse(text, f"--set {key}", StudyError)
+        elif equals and key.partition(".")[0] not in spec.Study.model_fields:
+            known = [*cls.model_fields, *spec.Study.model_fields]
             raise StudyError(
                 f"--set {item}: neither an option of {cls.name} nor a study's key; {nearest(key, known)}"
             )
@@ -115,7 +115,9 @@ def _plan(
 ) -> StudyPlan:
     from scalebench.launch.planning import plan_study
 
-    study = load_study(None, {**flags, "strategies": [{strategy.name: options}]}, sets)
+    study = load.load_study(
+        None, {**flags, "strategies": [{strategy.name: options}]}, sets
+    )
     return plan_study(
         study.model_copy(
             # traffic is the same in every repetition, and needs no cores

@@ -76,19 +76,15 @@ def reproduce(
     results/reference has those of a run at scale laptop. The exit code is that of
     `run`: 1 where a run failed, 3 where runs are left.
     """
-    from scalebench.papers.paper_folder import (
-        default_experiments,
-        find_paper,
-        find_papers,
-    )
+    from scalebench.papers import paper_folder
 
     if figure is not None and name in (None, ALL):
         raise UsageError("--figure is a figure of one paper; name the PAPER, too")
-    experiments = experiments or default_experiments()
+    experiments = experiments or paper_folder.default_experiments()
     papers = (
-        find_papers(experiments)
+        paper_folder.find_papers(experiments)
         if name in (None, ALL)
-        else [find_paper(experiments, str(name))]
+        else [paper_folder.find_paper(experiments, str(name))]
     )
     if claims and scale == SMOKE:
         raise UsageError(
@@ -128,8 +124,7 @@ def _reproduce(
 ) -> int:
     """Run studies of `paper`, write its page, and return the exit code as `run` has it."""
     from scalebench.cli.live_progress import watching
-    from scalebench.launch.planning import plan_study
-    from scalebench.launch.study_run import run_study
+    from scalebench.launch import planning, study_run
 
     failed = 0
     left = 0
@@ -138,7 +133,9 @@ def _reproduce(
         for number, name in enumerate(studies, start=1):
             study = paper.study_at(name, scale, data_dir)
             watcher.begin(f"{study.name} ({number} of {len(studies)})")
-            tally = run_study(plan_study(study), results, watcher, jobs=jobs)
+            tally = study_run.run_study(
+                planning.plan_study(study), results, watcher, jobs=jobs
+            )
             if tally.remaining:
                 click.echo(f"{study.name}: {runs_left(tally)}")
             # no page: half of a paper's studies would look as its result

@@ -258,13 +258,14 @@ def _note_old_flags() -> None:
 
 def _shard(study: Path, number: int) -> tuple[StudyPlan, Path]:
     """Return the plan of a shard of `study`, a folder or the study.yaml in it, and the folder of its results."""
-    from scalebench.batch.shards import folder_of
-    from scalebench.batch.submission import plan_of_shard
+    from scalebench.batch import shards, submission
 
     folder = run_common.enter_first_folder(
         study.parent if study.name == STUDY else study
     )
-    return plan_of_shard(folder, number), folder_of(folder, number).parent
+    return submission.plan_of_shard(folder, number), shards.folder_of(
+        folder, number
+    ).parent
 
 
 def _has_failures(folder: Path) -> bool:

@@ -24,9 +24,7 @@ from scalebench.study.choices import VIRTUAL
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import StudyPlan
-    from scalebench.launch.study_run import Standing
-    from scalebench.launch.work import Tally
+    from scalebench.launch import planning, study_run, work
     from scalebench.study.spec import Run
 
 RUNS_LEFT = 3  # exit code
@@ -40,7 +38,7 @@ _MARKS = {
 
 
 def run_plan(
-    plan: StudyPlan,
+    plan: planning.StudyPlan,
     output: Path,
     *,
     jobs: int | None = None,
@@ -88,7 +86,7 @@ def run_plan(
     return exit_code(tally)
 
 
-def exit_code(tally: Tally) -> int:
+def exit_code(tally: work.Tally) -> int:
     """Return the exit code of a command that made the runs of `tally`, as `run_plan` gives it."""
     if tally.interrupted is not None:
         return 128 + tally.interrupted
@@ -136,7 +134,7 @@ def enter_first_folder(folder: Path) -> Path:
     return folder
 
 
-def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
+def _summarise(tally: work.Tally, against: Sequence[str], full: bool) -> None:
     from scalebench.analysis.summary import answer_table, summary
     from scalebench.tables.screen import print_results
 
@@ -159,7 +157,7 @@ def _summarise(tally: Tally, against: Sequence[str], full: bool) -> None:
         print_results(runs_left(tally))
 
 
-def runs_left(tally: Tally) -> str:
+def runs_left(tally: work.Tally) -> str:
     """The last line: which runs are left, why, and what makes them."""
     from scalebench.records.progress import progress_of
 
@@ -179,7 +177,11 @@ def runs_left(tally: Tally) -> str:
 
 
 def run_elastic(
-    plan: StudyPlan, output: Path, restarts: int, fail_fast: bool, dry_run: bool
+    plan: planning.StudyPlan,
+    output: Path,
+    restarts: int,
+    fail_fast: bool,
+    dry_run: bool,
 ) -> int:
     """Make the elastic runs of `plan`, print their table, and return the exit code, as of `run_plan`."""
     from scalebench.launch import elastic
@@ -207,7 +209,7 @@ def run_elastic(
     return exit_code(tally)
 
 
-def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> int:
+def show_plan(plan: planning.StudyPlan, output: Path, jobs: int | None) -> int:
     """Print the plan of a study whose folder is in `output`, what of it is done, and remarks on its model; return 0.
 
     The estimate, for `jobs` virtual runs at a time, takes about a second.
@@ -221,7 +223,7 @@ def show_plan(plan: StudyPlan, output: Path, jobs: int | None) -> int:
     return 0
 
 
-def _show_standing(standing: Standing, jobs: int | None) -> None:
+def _show_standing(standing: study_run.Standing, jobs: int | None) -> None:
     from scalebench.records.progress import lost_epochs
     from scalebench.tables.screen import print_results
 
@@ -253,7 +255,7 @@ def _show_standing(standing: Standing, jobs: int | None) -> None:
     print_results(_matrix(standing), *lines, *(f"note: {note}" for note in notes))
 
 
-def _expected_compute(standing: Standing, jobs: int | None) -> str:
+def _expected_compute(standing: study_run.Standing, jobs: int | None) -> str:
     from scalebench.launch.model_check import estimate, trains
     from scalebench.system.hardware import cores
 
@@ -270,7 +272,7 @@ def _expected_compute(standing: Standing, jobs: int | None) -> str:
     )
 
 
-def _matrix(standing: Standing) -> Table:
+def _matrix(standing: study_run.Standing) -> Table:
     """Return rows of strategies, columns of worker counts, and in each cell marks of the executions of its point."""
     plan = standing.plan
     runs, until = plan.sweep.runs, plan.study.until
@@ -304,7 +306,7 @@ def _matrix(standing: Standing) -> Table:
 
 
 def _marks_of_strategies(
-    plan: StudyPlan, counts: Sequence[int], made: Sequence[Run]
+    plan: planning.StudyPlan, counts: Sequence[int], made: Sequence[Run]
 ) -> list[list[str]]:
     """Return a row for each strategy: its name, the engine of its real processes, and the marks at each count."""
     from scalebench.launch.sweep import is_oversubscribed
@@ -342,7 +344,7 @@ def _marks_of_strategies(
     return rows
 
 
-def _legend(standing: Standing) -> str:
+def _legend(standing: study_run.Standing) -> str:
     """Return the meaning of the marks that the table has, and the repetitions of each."""
     from scalebench.launch.sweep import is_oversubscribed
 

@@ -149,13 +149,14 @@ def _expected(progress: Progress) -> list[str]:
 
 def _watch_jobs(folder: Path, *, as_json: bool, watch: bool, poll_s: float) -> int:
     """Print the standing of each shard; with `watch` again whenever it changed, until no job runs or waits."""
-    from scalebench.batch.standing import standings
-    from scalebench.batch.submission import read_submission
+    from scalebench.batch import standing, submission
 
     shown: list[ShardStanding] = []
     while True:
         # read again at each look: another command may submit more
-        found = standings(folder, read_submission(folder), poll_s=poll_s)
+        found = standing.standings(
+            folder, submission.read_submission(folder), poll_s=poll_s
+        )
         # a log of a watched study has a line for each change
         if found != shown:
             shown = found

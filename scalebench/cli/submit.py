@@ -256,18 +256,17 @@ def _planned(
 ) -> tuple[StudyPlan, Submission]:
     """Return the plan of the study and its division into jobs, after their notes are printed."""
     from scalebench.batch import shards
-    from scalebench.launch.model_check import fits_unseen, look_at_model
-    from scalebench.launch.planning import plan_study
+    from scalebench.launch import model_check, planning
 
     # before planning: how many nodes a run takes depends on what starts its ranks
     shards.choose_launcher(site, wanted)
     allocation = shards.allocation_for(
         wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
     )
-    plan = plan_study(wanted, allocation)
+    plan = planning.plan_study(wanted, allocation)
     # torch takes seconds of a login node
-    if not fits_unseen(plan):
-        plan = replace(plan, remarks=tuple(look_at_model(plan)))
+    if not model_check.fits_unseen(plan):
+        plan = replace(plan, remarks=tuple(model_check.look_at_model(plan)))
     divided = shards.divide(
         plan,
         allocation,

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench import errors, formatting
 from scalebench.cli import options
-from scalebench.errors import UsageError, nearest, writing
-from scalebench.formatting import (
-    BETWEEN,
-    BETWEEN_MEANS,
-    DISTURBED,
-    EMPTY,
-    OVERSUBSCRIBED,
-)
 from scalebench.study.cell import BATCH, columns_without
 from scalebench.tables import FORMATS, Column, Entry, Table, render
 
@@ -194,34 +187,30 @@ def _require_columns(
     """Raise UsageError on a name that is not `known`, or a ratio to a strategy that is not among `strategies`."""
     for name in names:
         if name not in known:
-            raise UsageError(
-                f"--columns: unknown column {name!r}; {nearest(name, list(known))}"
+            raise errors.UsageError(
+                f"--columns: unknown column {name!r}; {errors.nearest(name, list(known))}"
             )
         baseline = name.partition("vs-")[2]
         if baseline and baseline not in strategies:
-            raise UsageError(
+            raise errors.UsageError(
                 f"--columns: {name} needs a completed run of {baseline}, and the study has none"
             )
 
 
 def _fitted(table: Table) -> tuple[Table, str]:
     """Return `table` as it fits a page, and a sentence with the long names; say which columns are left out."""
-    from scalebench.tables.latex import (
-        COLUMN_PT,
-        fitting,
-        names_stand_apart,
-        widths_pt,
-    )
+    from scalebench.tables import latex
     from scalebench.tables.printed import Print
 
     short, longer = _short_names(table)
-    found = fitting(short, _MOST_TELLING)
+    found = latex.fitting(short, _MOST_TELLING)
     shown = Print.of(found).heads
     # said on standard error: the table itself may go into a paper as it is
     if left := [head for head in Print.of(table).heads if head not in shown]:
         room = (
             "a column"
-            if sum(widths_pt(found, apart=names_stand_apart(found))) <= COLUMN_PT
+            if sum(latex.widths_pt(found, apart=latex.names_stand_apart(found)))
+            <= latex.COLUMN_PT
             else "the width"
         )
         click.echo(
@@ -240,7 +229,7 @@ def _is_known(table: Table, place: int) -> bool:
     for row in table.rows:
         cell = row[place]
         known = (
-            cell.text != EMPTY
+            cell.text != formatting.EMPTY
             if cell.number is None
             else not math.isnan(cell.number.value)
         )
@@ -273,12 +262,7 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     """Return what was run, where, and what the numbers and their intervals are."""
     from scalebench.analysis.quantities import metric_head
     from scalebench.analysis.target import CENSORED
-    from scalebench.figures.drawing.caption import (
-        describe_executions,
-        describe_machines,
-        describe_marks,
-        describe_study,
-    )
+    from scalebench.figures.drawing import caption
     from scalebench.tables.printed import Print
 
     names = [column.name for column in table.columns]
@@ -293,9 +277,9 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     # marks are explained only where one is printed
     signs = " ".join(f"{cell.value}{cell.mark}" for cell in printed)
     sentences = [
-        describe_study(study, shown),
-        describe_executions(study, shown, bars=False),
-        describe_machines(study, shown),
+        caption.describe_study(study, shown),
+        caption.describe_executions(study, shown, bars=False),
+        caption.describe_machines(study, shown),
         "Times are geometric means."
         if any(name.startswith("time") for name in names)
         else "",
@@ -314,15 +298,15 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
             for mark, words in CENSORED.items()
             if mark in signs
         ),
-        describe_marks(shown, OVERSUBSCRIBED, DISTURBED),
+        caption.describe_marks(shown, formatting.OVERSUBSCRIBED, formatting.DISTURBED),
         f"{_VERDICT}." if f"{metric} vs allreduce" in names else "",
-        f"{BETWEEN_MEANS}." if BETWEEN in signs else "",
+        f"{formatting.BETWEEN_MEANS}." if formatting.BETWEEN in signs else "",
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _write(output: Path, text: str) -> None:
-    with writing(output, "choose another file with --output"):
+    with errors.writing(output, "choose another file with --output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     click.echo(str(output))

@@ -90,8 +90,7 @@ def trace(
     Horovod brings Horovod's own timeline along.
     """
     from scalebench.export import write_chrome
-    from scalebench.figures.style import REPORT
-    from scalebench.figures.traced_run import draw_timeline
+    from scalebench.figures import style, traced_run
     from scalebench.study.spec import slug
     from scalebench.training.outcome import Lane, Timeline, read_horovod
 
@@ -114,7 +113,9 @@ def trace(
     else:
         timeline, folder = _traced(study, flags, sets)
         stem = output / folder / f"timeline-{slug(timeline.title)}-{timeline.execution}"
-    files = draw_timeline(timeline, stem, formats or REPORT.formats, shown)
+    files = traced_run.draw_timeline(
+        timeline, stem, formats or style.REPORT.formats, shown
+    )
     path = stem.with_suffix(".trace.json")
     # all laps, whatever part the figure shows
     write_chrome(timeline, path)
@@ -143,18 +144,19 @@ def _draw_graph(
     formats: tuple[str, ...],
 ) -> list[Path]:
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
-    from scalebench.figures.style import REPORT
-    from scalebench.figures.traced_run import draw_task_graph
-    from scalebench.launch.planning import plan_study
-    from scalebench.launch.traffic import tasks_of
+    from scalebench.figures import style, traced_run
+    from scalebench.launch import planning, traffic
     from scalebench.study.spec import slug
 
     wanted, own = _wanted(study, flags, sets)
-    plan = plan_study(wanted, timed=False)
-    run, nodes = tasks_of(plan)
+    plan = planning.plan_study(wanted, timed=False)
+    run, nodes = traffic.tasks_of(plan)
     title = f"{run.strategy} at {run.workers} worker{'s' * (run.workers > 1)}"
-    return draw_task_graph(
-        nodes, title, output / own / f"tasks-{slug(title)}", formats or REPORT.formats
+    return traced_run.draw_task_graph(
+        nodes,
+        title,
+        output / own / f"tasks-{slug(title)}",
+        formats or style.REPORT.formats,
     )
 
 

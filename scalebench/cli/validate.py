@@ -148,9 +148,13 @@ def _plans(file: Path) -> table.Table | None:
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
-    from scalebench.validation import megatron, pipelines, placements
-    from scalebench.validation.held_out import predict_published
-    from scalebench.validation.measurements import read_published
+    from scalebench.validation import (
+        held_out,
+        measurements,
+        megatron,
+        pipelines,
+        placements,
+    )
 
     if placements.is_placements(file):
         rows = placements.read_placements(file)
@@ -170,8 +174,8 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
         return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
     # the general form comes last: other files have its columns, too
-    rows, left_out = read_published(file)
-    predictions, overheads = predict_published(rows)
+    rows, left_out = measurements.read_published(file)
+    predictions, overheads = held_out.predict_published(rows)
     return predictions, [*_assumptions(overheads), *left_out]
 
 
@@ -209,10 +213,7 @@ def _runs(
 
 
 def _tables(errors: pd.DataFrame) -> Iterator[table.Table]:
-    from scalebench.validation.prediction_errors import (
-        error_by_distance,
-        error_by_source,
-    )
+    from scalebench.validation import prediction_errors
 
     known: dict[str, table.Column[Any]] = {
         "source": table.Column("source", table.text("source"), left=True),
@@ -230,9 +231,12 @@ def _tables(errors: pd.DataFrame) -> Iterator[table.Table]:
     for title, summary in (
         (
             "error of predictions (modelled), by source of the measurements",
-            error_by_source(errors),
+            prediction_errors.error_by_source(errors),
         ),
-        ("by doublings from the calibration", error_by_distance(errors)),
+        (
+            "by doublings from the calibration",
+            prediction_errors.error_by_distance(errors),
+        ),
     ):
         yield table.Table.of(
             title, [known[str(key)] for key in summary], summary.to_dict("records")

@@ -26,15 +26,12 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import AUTO, VARIABLE, chosen, named, using
 from scalebench.errors import EngineError, StudyError
 from scalebench.formatting import counted
-from scalebench.launch import processes
-from scalebench.launch.planning import StudyPlan
-from scalebench.launch.sweep import is_oversubscribed
+from scalebench.launch import planning, processes, sweep
 from scalebench.launch.work import Ended, Reporter, Tally, next_work
-from scalebench.native.heartbeat import create_heartbeats, mark_over, read_heartbeats
+from scalebench.native import heartbeat, postmortem
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines, settings_of
-from scalebench.native.postmortem import Pulse, cause_of_death
+from scalebench.records import lock, store, study_file
 from scalebench.records.folder import require_writable
-from scalebench.records.lock import folder_lock
 from scalebench.records.provenance import collect, host_hash, in_job, keep
 from scalebench.records.rows import (
     ElasticOutcome,
@@ -42,8 +39,6 @@ from scalebench.records.rows import (
     elastic_row,
     without_owners,
 )
-from scalebench.records.store import ElasticTable
-from scalebench.records.study_file import keep_study
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.system.interruption import AbandonedError, Interruption
@@ -54,7 +49,7 @@ _ENDING_LIMIT_S = 20.0  # for processes to end after the run
 _STARTUP_LIMIT_S, _STARTUP_OF_A_RANK_S = 120.0, 5.0
 
 
-def elastic_runs(plan: StudyPlan) -> list[Run]:
+def elastic_runs(plan: planning.StudyPlan) -> list[Run]:
     """Return the native runs of `plan`, all of which can go on without a worker that died.
 
     Raises:
@@ -123,7 +118,7 @@ def _require_launcher(name: str, of_study: str) -> None:
 
 
 def run_elastic(
-    plan: StudyPlan,
+    plan: planning.StudyPlan,
     output: Path,
     reporter: Reporter,
     *,
@@ -140,9 +135,12 @@ def run_elastic(
     """
     runs, folder = elastic_runs(plan), output / plan.study.name
     require_writable(folder)
-    with folder_lock(folder), Interruption(in_job=in_job(os.environ)) as interruption:
-        keep_study(folder, plan.study)
-        with ElasticTable(folder) as table:
+    with (
+        lock.folder_lock(folder),
+        Interruption(in_job=in_job(os.environ)) as interruption,
+    ):
+        study_file.keep_study(folder, plan.study)
+        with store.ElasticTable(folder) as table:
             work = next_work(
                 plan.only({run.run_id for run in runs}),
                 Ended(dict.fromkeys(table.completed)),
@@ -166,8 +164,8 @@ class _ElasticStudy:
 
     def __init__(
         self,
-        plan: StudyPlan,
-        table: ElasticTable,
+        plan: planning.StudyPlan,
+        table: store.ElasticTable,
         reporter: Reporter,
         tally: Tally,
         restarts: int,
@@ -230,7 +228,7 @@ class _ElasticStudy:
             ended,
             attempt=self._table.next_attempt(run.run_id),
             launcher=engines.named(run.engine).elastic_launcher,
-            oversubscribed=is_oversubscribed(run, self._plan.allocation),
+            oversubscribed=sweep.is_oversubscribed(run, self._plan.allocation),
             max_restarts=self._restarts,
             started_utc=started_utc,
             **self._provenance,
@@ -284,7 +282,7 @@ class ElasticLaunch:
         """Start the ranks and stay with them until the run has ended."""
         run, job = self._run, self._job
         self._folder.mkdir(parents=True)
-        create_heartbeats(job.heartbeats, run.workers)
+        heartbeat.create_heartbeats(job.heartbeats, run.workers)
         command, _ = processes.launch_command(
             run.workers,
             run.threads_per_worker,
@@ -294,7 +292,7 @@ class ElasticLaunch:
             mpi=False,
             restarts=self._restarts,
         )
-        pulse, events = Pulse(job.heartbeats), JsonLines(job.events)
+        pulse, events = postmortem.Pulse(job.heartbeats), JsonLines(job.events)
         variables = (
             processes.environment(
                 run.threads_per_worker, oversubscribed=True, alone=True
@@ -312,13 +310,16 @@ class ElasticLaunch:
             death = self._attend(process, events, pulse)
         finally:
             processes.stop(process, pulse.pids)
-            mark_over(job.heartbeats)
+            heartbeat.mark_over(job.heartbeats)
             shutil.rmtree(self._folder / CHECKPOINTS, ignore_errors=True)
         self._hear(events)
         return self._ended(death, process.returncode)
 
     def _attend(
-        self, process: subprocess.Popen[bytes], events: JsonLines, pulse: Pulse
+        self,
+        process: subprocess.Popen[bytes],
+        events: JsonLines,
+        pulse: postmortem.Pulse,
     ) -> Death | None:
         """Note deaths and the beginnings of trainings until the ranks have ended, or have to be ended."""
         run, since = self._run, time.monotonic()
@@ -403,7 +404,7 @@ class ElasticLaunch:
                 self._outcome, deaths, self._began[-1]["workers"], total_s
             )
         if death is None:
-            death = cause_of_death(
+            death = postmortem.cause_of_death(
                 self._folder, returncode, launcher=self._job.launcher
             )
             if self._began:
@@ -451,7 +452,7 @@ class _Lives:
         """Find processes that have started or died since the last look."""
         # a rank writes its process here when it starts, also the one that replaces
         # another
-        for rank, beat in enumerate(read_heartbeats(self._path)):
+        for rank, beat in enumerate(heartbeat.read_heartbeats(self._path)):
             if beat.pid and beat.pid not in self._dead:
                 self._rank_of[beat.pid] = rank
         for pid in [pid for pid in self._rank_of if not _lives(pid)]:

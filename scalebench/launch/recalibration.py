@@ -25,16 +25,14 @@ import numpy as np
 import pandas as pd
 
 from scalebench.analysis.loading import Results, load
-from scalebench.calibration.calibration_file import read_calibration
-from scalebench.calibration.charging import machine_for
-from scalebench.calibration.cost_sources import check_given_calibration
+from scalebench.calibration import calibration_file, charging, cost_sources
 from scalebench.errors import ResultsError, writing
-from scalebench.launch.calibrating import request_of
+from scalebench.launch import calibrating, trials
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.study_run import StudyRun
-from scalebench.launch.trials import with_chosen
 from scalebench.launch.work import Ended, Reporter, Timed, next_work
 from scalebench.pricing.machine import Machine
+from scalebench.records import lock, study_file
 from scalebench.records.folder import (
     CALIBRATION,
     EPOCHS,
@@ -43,9 +41,7 @@ from scalebench.records.folder import (
     RUNS,
     STUDY,
 )
-from scalebench.records.lock import folder_lock
 from scalebench.records.store import Store, drop_simulated
-from scalebench.records.study_file import replace_study
 from scalebench.study.cell import Cell
 from scalebench.study.spec import Run, Study
 from scalebench.system.interruption import Interruption
@@ -77,7 +73,9 @@ def plan_charged_by(study: Study, calibration: Path | None) -> StudyPlan:
         given = replace(
             plan, study=study.model_copy(update={"calibration": calibration})
         )
-        check_given_calibration(request_of(given, given.sweep.simulated))
+        cost_sources.check_given_calibration(
+            calibrating.request_of(given, given.sweep.simulated)
+        )
     # of which the file has nothing
     elif study.calibration is not None and plan.cluster.compute != "this-machine":
         plan = replace(plan, study=study.model_copy(update={"calibration": None}))
@@ -106,13 +104,13 @@ def recalibrate(
     """
     results = load(folder)
     # tuned values are kept, though another machine might choose others
-    plan = with_chosen(plan, results.trials)
-    before = before and with_chosen(before, results.trials)
+    plan = trials.with_chosen(plan, results.trials)
+    before = before and trials.with_chosen(before, results.trials)
     pairs = _pairs(plan, before or plan, results)
     runs = _due(plan.only({run.run_id for run, _ in pairs}))
     charged = _charged_by(plan, calibration, require_quiet=require_quiet)
     with (
-        folder_lock(folder),
+        lock.folder_lock(folder),
         Interruption() as interruption,
         # a calibration replaces the folder's only once all runs have their times
         tempfile.TemporaryDirectory() as scratch,
@@ -138,7 +136,7 @@ def recalibrate(
         earlier = _keep_earlier(folder) if before is not None else None
         if before is not None:
             drop_simulated(folder)
-        replace_study(folder, plan.study)
+        study_file.replace_study(folder, plan.study)
         _replace_calibration(folder, Path(scratch), lapses=before is not None)
         _write(plan, folder, reporter, interruption, runs, outcomes)
     # nothing was evaluated
@@ -253,15 +251,19 @@ def _machine(
     keeps = keeps and study.calibration is None and kept.exists()
     # step times of other clusters are stated in their file
     if keeps and plan.cluster.compute == "this-machine":
-        calibration = read_calibration(kept)
+        calibration = calibration_file.read_calibration(kept)
         if study.device_step_time is not None:
             # a stated step time replaces the measured ones; costs of engines stay
             calibration = calibration.model_copy(
                 update={"tables": [], "operations": {}}
             )
         calibration.save(scratch / CALIBRATION)
-    return machine_for(
-        request_of(plan, runs), scratch, charged=keeps, anew=True, note=reporter.note
+    return charging.machine_for(
+        calibrating.request_of(plan, runs),
+        scratch,
+        charged=keeps,
+        anew=True,
+        note=reporter.note,
     )
 
 

@@ -19,23 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.loading import read_trials
-from scalebench.calibration import cost_sources
-from scalebench.calibration.charging import machine_for
+from scalebench.calibration import charging, cost_sources
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
 from scalebench.comm.launchers import own_job, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
-from scalebench.launch import work
-from scalebench.launch.calibrating import request_of
-from scalebench.launch.model_check import look_at_model
+from scalebench.launch import (
+    calibrating,
+    model_check,
+    processes,
+    real_runs,
+    sweep,
+    traffic,
+    work,
+)
 from scalebench.launch.planning import StudyPlan
-from scalebench.launch.processes import new_logs, redact_logs, remove_logs
-from scalebench.launch.real_runs import RealRuns
-from scalebench.launch.sweep import is_oversubscribed, is_simulated
-from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Reporter, Tally, Timed, Trial, Work
 from scalebench.pricing.charges import carrier
+from scalebench.records import lock, progress, provenance, rows, study_file
 from scalebench.records.attempts import Attempts
 from scalebench.records.folder import (
     CALIBRATION,
@@ -45,12 +47,7 @@ from scalebench.records.folder import (
     STUDY,
     require_writable,
 )
-from scalebench.records.lock import FILE, LockedError, folder_lock, owner_of
-from scalebench.records.progress import Planned, keep_planned, lost_epochs
-from scalebench.records.provenance import collect, in_job, redact
-from scalebench.records.rows import rows_of, without_owners
 from scalebench.records.store import Store
-from scalebench.records.study_file import keep_study, replace_study, require_same
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
 from scalebench.system import disturbance, hardware
@@ -97,15 +94,17 @@ def run_study(
     if plan.sweep.simulated:
         start_forkserver()
     # before the folder is touched: a model that cannot be built leaves nothing there
-    plan = replace(plan, remarks=tuple(look_at_model(plan)))
-    cost_sources.check_given_calibration(request_of(plan, plan.sweep.simulated))
+    plan = replace(plan, remarks=tuple(model_check.look_at_model(plan)))
+    cost_sources.check_given_calibration(
+        calibrating.request_of(plan, plan.sweep.simulated)
+    )
     with (
         using(study.launcher),
-        folder_lock(folder),
-        Interruption(in_job=in_job(os.environ)) as interruption,
+        lock.folder_lock(folder),
+        Interruption(in_job=provenance.in_job(os.environ)) as interruption,
     ):
         # before any row, so that a folder with rows says which study they are of
-        keep_study(folder, study)
+        study_file.keep_study(folder, study)
         with Store(folder) as store:
             study_run = StudyRun(
                 plan,
@@ -140,7 +139,7 @@ def _notes_of_a_kill(store: Store) -> list[str]:
         for path in store.set_aside
     ]
     if names := store.without_epochs:
-        notes.append(f"{lost_epochs(names)}: they are run again")
+        notes.append(f"{progress.lost_epochs(names)}: they are run again")
     return notes
 
 
@@ -165,11 +164,13 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
         ClusterError, ResultsError: `run_study` would refuse it: another study of this name, damaged or incompatible
             records, a calibration that is lost or has changed, a folder that cannot be written or is being written.
     """
-    cost_sources.check_given_calibration(request_of(plan, plan.sweep.simulated))
+    cost_sources.check_given_calibration(
+        calibrating.request_of(plan, plan.sweep.simulated)
+    )
     require_writable(folder)
-    if owner := owner_of(folder):
-        raise LockedError(folder / FILE, owner)
-    require_same(folder, plan.study)
+    if owner := lock.owner_of(folder):
+        raise lock.LockedError(folder / lock.FILE, owner)
+    study_file.require_same(folder, plan.study)
     completed: dict[tuple[str, str], float | None] = {}
     tried: dict[tuple[str, str], float | None] = {}
     without_epochs = []
@@ -189,10 +190,10 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     to_do = work.left(plan, ended)
     # Rows that exist were charged by the calibration beside them, and ratios allow no
     # second one.
-    charged = any(is_simulated(run_id) for run_id, _ in tried)
+    charged = any(sweep.is_simulated(run_id) for run_id, _ in tried)
     if charged and any(run.is_virtual for run in to_do):
         cost_sources.check_kept_calibration(
-            request_of(plan, plan.sweep.simulated), folder
+            calibrating.request_of(plan, plan.sweep.simulated), folder
         )
     ids = {run.run_id for run in to_do}
     done = [run for run in work.planned(plan, ended) if run.run_id not in ids]
@@ -239,7 +240,7 @@ class StudyRun:
         self._started_utc: dict[str, str] = {}
         # hashes of other nodes -> name of their provenance
         self._provenance_of: dict[tuple[str, ...], str] = {}
-        self._traffic = TrafficCheck(plan)
+        self._traffic = traffic.TrafficCheck(plan)
         # until the first real run: calibration and virtual runs are not in its budget
         self._real_until = math.inf
 
@@ -306,14 +307,14 @@ class StudyRun:
 
     def collect_provenance(self) -> None:
         """Collect what the rows say of this machine; it takes tenths of a second, so before anything is measured."""
-        self._provenance = collect()
+        self._provenance = provenance.collect()
         self._provenance["provenance"] = self._store.keep_provenance(self._provenance)
 
     def keep_plan(self) -> None:
         """Write the runs of the study, as far as they are known by now."""
-        keep_planned(
+        progress.keep_planned(
             self.folder,
-            map(Planned.of, work.planned(self._plan, self._ended)),
+            map(progress.Planned.of, work.planned(self._plan, self._ended)),
             most_to_come=work.rule_of(self._plan, self._ended).most_to_come(),
             begun_in=Path.cwd(),
         )
@@ -327,9 +328,9 @@ class StudyRun:
         if self.plan.cluster.compute == "this-machine":
             self._reporter.phase("calibration", 0)
         runs = [*self.plan.sweep.simulated, *self.plan.trials]
-        charged = any(is_simulated(run_id) for run_id, _ in self._store.tried)
-        request = request_of(self.plan, runs)
-        machine = machine_for(
+        charged = any(sweep.is_simulated(run_id) for run_id, _ in self._store.tried)
+        request = calibrating.request_of(self.plan, runs)
+        machine = charging.machine_for(
             request, self.folder, charged=charged, note=self._reporter.note
         )
         self._note_unmeasured(to_do, machine.engines)
@@ -347,16 +348,18 @@ class StudyRun:
     def _launch(self, runs: Sequence[Run]) -> None:
         """Make `runs` in real processes; keep the logs of these if a run failed."""
         failed_before = len(self.tally.failed)
-        logs = new_logs(self.folder)
+        logs = processes.new_logs(self.folder)
         try:
-            RealRuns(
+            real_runs.RealRuns(
                 self.plan.prepared.folders,
                 ranks=max(run.workers for run in runs),
                 work_dir=logs,
                 weights_folder=self.folder / "weights",
                 on_start=self.started,
                 on_outcome=self.ended,
-                log=lambda text: self._reporter.note(redact(text, names=False)),
+                log=lambda text: self._reporter.note(
+                    provenance.redact(text, names=False)
+                ),
                 patience_s=self.plan.study.patience,
                 stopping=self._is_over,
                 job_is_ending=self._job_is_ending,
@@ -366,9 +369,9 @@ class StudyRun:
             ).launch(runs)
         finally:
             if len(self.tally.failed) == failed_before:
-                remove_logs(logs)
+                processes.remove_logs(logs)
             else:
-                redact_logs(logs)
+                processes.redact_logs(logs)
 
     def _note_unmeasured(self, runs: Sequence[Run], known: EngineCosts) -> None:
         """Name the engines of virtual runs on this machine of which no cost is known, beside others that are."""
@@ -428,16 +431,16 @@ class StudyRun:
     def ended(self, run: Run, outcome: Outcome) -> None:
         """Write the rows of `run`, count it, and report it."""
         # it is printed, too
-        outcome = replace(outcome, error=redact(outcome.error, names=False))
-        row, epochs = rows_of(
+        outcome = replace(outcome, error=provenance.redact(outcome.error, names=False))
+        row, epochs = rows.rows_of(
             run,
             outcome,
             attempt=self._store.next_attempt(run.run_id),
-            oversubscribed=is_oversubscribed(run, self.plan.allocation),
+            oversubscribed=sweep.is_oversubscribed(run, self.plan.allocation),
             started_utc=self._started_utc.get(run.run_id) or _now(),
             provenance=self._provenance_columns(outcome.facts.machines),
         )
-        row = without_owners(row)
+        row = rows.without_owners(row)
         # a signal between the row and the count would have the run made, and counted as
         # left
         with self._interruption.shielded():
@@ -471,7 +474,7 @@ class StudyRun:
             with writing(self.folder / CALIBRATION, ""):
                 write_atomic(self.folder / CALIBRATION, self._calibration)
         if not (self.folder / STUDY).exists():
-            replace_study(self.folder, self.plan.study)
+            study_file.replace_study(self.folder, self.plan.study)
         if not self._only_failed and not (self.folder / PLANNED).exists():
             self.keep_plan()
         if self._provenance:

@@ -13,14 +13,15 @@ from scalebench.comm.engines import named
 from scalebench.comm.launchers import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError
-from scalebench.launch.calibrating import request_of
-from scalebench.launch.model_check import look_at_model
-from scalebench.launch.planning import StudyPlan
-from scalebench.launch.real_runs import RealRuns
-from scalebench.launch.sweep import is_oversubscribed
-from scalebench.launch.traffic import only_run
-from scalebench.records.provenance import redact
-from scalebench.records.rows import PACED_OVERRUN_LIMIT
+from scalebench.launch import (
+    calibrating,
+    model_check,
+    planning,
+    real_runs,
+    sweep,
+    traffic,
+)
+from scalebench.records import provenance, rows
 from scalebench.study.spec import Run
 from scalebench.training.outcome import (
     Lane,
@@ -32,18 +33,18 @@ from scalebench.training.outcome import (
 from scalebench.virtual.engine import simulate
 
 
-def trace(plan: StudyPlan, folder: Path) -> Timeline:
+def trace(plan: planning.StudyPlan, folder: Path) -> Timeline:
     """Execute the only run of `plan` and keep every lap; calibration and logs go to `folder`.
 
     Raises:
         StudyError: the plan has several runs.
         RunError: the run did not complete.
     """
-    run = only_run(plan).model_copy(update={"trace": True})
-    look_at_model(plan)
+    run = traffic.only_run(plan).model_copy(update={"trace": True})
+    model_check.look_at_model(plan)
     lanes: list[Lane] = []
     if run.is_virtual:
-        machine = machine_for(request_of(plan, [run]), folder)
+        machine = machine_for(calibrating.request_of(plan, [run]), folder)
         outcome, _ = simulate(
             run, open_dataset(plan.prepared.folders[run.workers]), machine
         )
@@ -62,18 +63,18 @@ def trace(plan: StudyPlan, folder: Path) -> Timeline:
         (worker.paced_overrun or 0.0 for worker in outcome.workers), default=0.0
     )
     outcome.add_facts(
-        oversubscribed=is_oversubscribed(run, plan.allocation)
-        or overrun > PACED_OVERRUN_LIMIT
+        oversubscribed=sweep.is_oversubscribed(run, plan.allocation)
+        or overrun > rows.PACED_OVERRUN_LIMIT
     )
     timeline = timeline_from(run, outcome)
     # it can hold the path of a user's own model or cluster
-    about = redact(timeline.about, names=False)
+    about = provenance.redact(timeline.about, names=False)
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
 
 
-def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
+def _execute(run: Run, plan: planning.StudyPlan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
-    runs = RealRuns(
+    runs = real_runs.RealRuns(
         plan.prepared.folders,
         ranks=run.workers,
         work_dir=folder / "logs",

@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from scalebench.cluster.mesh import Mesh
-from scalebench.comm.base import Capability
-from scalebench.comm.control import Control
+from scalebench.comm import base, control
 from scalebench.records.provenance import describe_node, host_hash
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
@@ -93,7 +92,7 @@ def settings_of(run: Run) -> dict[str, str]:
 def server_ranks(run: Run) -> int:
     """Number of ranks for servers that `run` needs after those of its workers."""
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-    least = int(Capability.SERVER in strategy.requires)
+    least = int(base.Capability.SERVER in strategy.requires)
     return max(least, strategy.traits.server_ranks(run.workers))
 
 
@@ -180,7 +179,7 @@ class Nodes(BaseModel):
         return cls.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
-def keep_nodes(world: Control, launcher: str, folder: Path) -> None:
+def keep_nodes(world: control.Control, launcher: str, folder: Path) -> None:
     """Gather the nodes of all ranks into the launch's `folder`, unless all are the `launcher`, known by its hash."""
     own = host_hash()
     hosts: list[str] = world.allgather(own)

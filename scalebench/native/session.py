@@ -26,19 +26,14 @@ from scalebench.comm.native import NativeCommunicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import ClusterError, DivergedError, EngineError
-from scalebench.native import sensors, timeline
-from scalebench.native.heartbeat import Heartbeat, Phase
-from scalebench.native.job_files import Job
+from scalebench.native import heartbeat, job_files, sensors, timeline
 from scalebench.records.provenance import host_hash
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
+from scalebench.system import disturbance, hardware, random_state
 from scalebench.system.clock import WallClock
-from scalebench.system.disturbance import BackgroundLoad, taken_by
-from scalebench.system.hardware import core_list
-from scalebench.system.random_state import seed_generators, worker_seed
-from scalebench.training.initial_weights import save_weights
-from scalebench.training.loop import EvaluationResult, evaluate, train
+from scalebench.training import initial_weights, loop
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from scalebench.training.replica import Replica
@@ -71,10 +66,10 @@ class Session:
 
     def __init__(
         self,
-        job: Job,
+        job: job_files.Job,
         run: Run,
         mpi: ObjectGroup,
-        heart: Heartbeat,
+        heart: heartbeat.Heartbeat,
         served: Control | None = None,
         family: Sequence[int] = (),
         commits: Commits | None = None,
@@ -102,12 +97,14 @@ class Session:
         Raises:
             DivergedError: the training became NaN or infinite on this worker alone.
         """
-        self.heart.enter(Phase.PREPARING)
+        self.heart.enter(heartbeat.Phase.PREPARING)
         run = self.run
         self._elsewhere = self._listen()
         torch.set_num_threads(run.threads_per_worker)
-        seed = worker_seed(run.seed, self.mpi.rank)  # as virtual workers are seeded
-        seed_generators(seed)
+        seed = random_state.worker_seed(
+            run.seed, self.mpi.rank
+        )  # as virtual workers are seeded
+        random_state.seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         sensors.forget_peak_memory(self.device)
@@ -162,9 +159,9 @@ class Session:
                 raise  # the others are inside a collective: this ends the launch
             return self._diverged(str(error), opened)
         events = copy.deepcopy(comm.event_log)  # evaluation communicates too
-        self.heart.enter(Phase.EVALUATING)
+        self.heart.enter(heartbeat.Phase.EVALUATING)
         began = time.perf_counter()
-        verdict = evaluate(replica, strategy, dataset)
+        verdict = loop.evaluate(replica, strategy, dataset)
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
         report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
@@ -272,9 +269,9 @@ class Session:
                     replica, epoch, agreed=strategy.in_agreement(replica, epoch) is True
                 )
 
-        self.heart.enter(Phase.TRAINING)
+        self.heart.enter(heartbeat.Phase.TRAINING)
         replica.on_batch = self.heart.begin_batch
-        report = train(
+        report = loop.train(
             replica,
             strategy,
             warm=self.run.warmup_steps > 0,
@@ -332,11 +329,13 @@ class Session:
             energy_source=energy_source,
         )
 
-    def _listen(self) -> BackgroundLoad | None:
+    def _listen(self) -> disturbance.BackgroundLoad | None:
         """Count on one worker per node what other programs take of its cores, until the end of the evaluation."""
         if self.local_rank or not self._family:
             return None
-        return BackgroundLoad(taken_by(self._family), of=self._family[0])
+        return disturbance.BackgroundLoad(
+            disturbance.taken_by(self._family), of=self._family[0]
+        )
 
     def _gpu(self) -> sensors.Gpu | None:
         """The GPU of this worker as its driver knows it; None without one, and in a paced run, which sleeps."""
@@ -366,17 +365,21 @@ class Session:
     def _close(self, opened: _Opened) -> list[Any]:
         """Close what the run shared; rank 0 gets the event log and laps of each server."""
         opened.close()
-        self.heart.enter(Phase.REPORTING)
+        self.heart.enter(heartbeat.Phase.REPORTING)
         told = self.served.gather(None) if self.served is not None else None
         return [said for said in told or () if said is not None]
 
-    def _save_weights(self, initial: Tensor | None, verdict: EvaluationResult) -> None:
+    def _save_weights(
+        self, initial: Tensor | None, verdict: loop.EvaluationResult
+    ) -> None:
         if (
             initial is not None
             and self.job.weights is not None
             and verdict.final is not None
         ):
-            save_weights(self.job.weights, self.run.run_id, initial, verdict.final)
+            initial_weights.save_weights(
+                self.job.weights, self.run.run_id, initial, verdict.final
+            )
 
     def _choose_device(self) -> torch.device:
         if self.engine.on_gpus:
@@ -495,7 +498,7 @@ def _set_cores(
 ) -> None:
     """Set the place of a worker in its `report`, and how its cores were clocked before and after training."""
     report.node = host_hash()
-    report.cores = core_list(after.usable)
+    report.cores = hardware.core_list(after.usable)
     report.mhz_before, report.mhz_after = before.mhz, after.mhz
     report.throttles = after.throttled_since(before)
 

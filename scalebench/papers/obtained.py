@@ -28,17 +28,14 @@ from scalebench.figures.predicted import draw_what_if
 from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
-from scalebench.pricing.devices import Roofline, Stated
+from scalebench.pricing import devices, prediction
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Predictor, Workload
 from scalebench.pricing.what_if import Axis, Plane, what_if
 from scalebench.study.cell import PLACE
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.file_access import read_bytes
-from scalebench.validation.held_out import predict_published
-from scalebench.validation.measurements import read_published
-from scalebench.validation.prediction_errors import with_errors
+from scalebench.validation import held_out, measurements, prediction_errors
 
 # In the column `study`: ours follows from the paper's entries.csv; from its rows.csv;
 # from the rows of all sources.
@@ -322,12 +319,15 @@ class WhatIf(StrictModel):
 
     def price(self) -> Plane:
         """Return the priced plane."""
-        workload = Workload(
+        workload = prediction.Workload(
             load_layers(self.model), self.samples, self.epochs, self.batch
         )
         axes = [Axis.parse(text) for text in self.vary]
         return what_if(
-            Predictor(workload, self._platform()), self.strategy, self.workers, axes
+            prediction.Predictor(workload, self._platform()),
+            self.strategy,
+            self.workers,
+            axes,
         )
 
     def draw(self, plane: Plane, path: Path) -> None:
@@ -359,10 +359,10 @@ class WhatIf(StrictModel):
         if self.device is not None:
             return Platform(
                 load_cluster(self.cluster),
-                Roofline(load_device(self.device)),
+                devices.Roofline(load_device(self.device)),
                 collective=self.collective,
             )
-        stated = Stated(self.step_time or 0.0, self.batch)
+        stated = devices.Stated(self.step_time or 0.0, self.batch)
         return Platform(load_cluster(self.cluster), stated, collective=self.collective)
 
 
@@ -436,12 +436,15 @@ def _law(entries: Path) -> tuple[EpochsLaw, int]:
 @lru_cache
 def _predicted(published: Path, own: Path | None) -> pd.DataFrame:
     """Return predictions at the held rows of `own`, else of `published`, calibrated on what neither holds."""
-    table, _ = read_published(published)
+    table, _ = measurements.read_published(published)
     if own is not None:
         # The held rows of the table go: ours take their place.
-        known, (rows, _) = table[table["split"] != "hold"], read_published(own)
+        known, (rows, _) = (
+            table[table["split"] != "hold"],
+            measurements.read_published(own),
+        )
         table = pd.concat([known, rows], ignore_index=True)
-    return with_errors(predict_published(table)[0])
+    return prediction_errors.with_errors(held_out.predict_published(table)[0])
 
 
 def _efficiency(

@@ -25,16 +25,11 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from scalebench.analysis import Results
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ResultsError, StudyError
-from scalebench.figures import PlotRequest, plot_folder
-from scalebench.figures.plotting import house_style
-from scalebench.figures.style import REPORT
-from scalebench.figures.traced_run import draw_timeline
+from scalebench.figures import PlotRequest, plot_folder, plotting, style, traced_run
 from scalebench.formatting import EMPTY, counted, is_interval, natural
-from scalebench.launch.planning import plan_study
-from scalebench.launch.tracing import trace
+from scalebench.launch import planning, tracing
 from scalebench.models.zoo.layers import load_layers
-from scalebench.papers import paper_folder, side_by_side
-from scalebench.papers.obtained import WhatIf, read_what_ifs
+from scalebench.papers import obtained, paper_folder, side_by_side
 from scalebench.papers.side_by_side import draw, number
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.memory import WorkerMemory, memory_of
@@ -150,7 +145,9 @@ def write_page(
             *drawn_of(paper, scale, one, folder / study),
             "",
         ]
-    for name, what_if in read_what_ifs(paper.folder / paper_folder.WHAT_IFS).items():
+    for name, what_if in obtained.read_what_ifs(
+        paper.folder / paper_folder.WHAT_IFS
+    ).items():
         found = _what_if(what_if, folder / f"what-if-{slug(name)}.svg")
         lines += [f"## What if: {name}", "", *found, ""]
     for name, plan in read_plans(paper.folder / paper_folder.PLANS).items():
@@ -305,14 +302,14 @@ def _timeline(
     paper: paper_folder.Paper, scale: str, results: Results, folder: Path
 ) -> list[str]:
     """Draw the timeline of a study of one run, which is played again for it."""
-    plan = plan_study(paper.study_at(folder.name, scale))
+    plan = planning.plan_study(paper.study_at(folder.name, scale))
     with TemporaryDirectory(prefix="scalebench-trace-") as scratch:
-        timeline = trace(plan, Path(scratch))
-    draw_timeline(timeline, folder / "timeline", ("svg",))
+        timeline = tracing.trace(plan, Path(scratch))
+    traced_run.draw_timeline(timeline, folder / "timeline", ("svg",))
     return [f"![timeline]({folder.name}/timeline.svg)"]
 
 
-def _what_if(one: WhatIf, picture: Path) -> list[str]:
+def _what_if(one: obtained.WhatIf, picture: Path) -> list[str]:
     plane = one.price()
     one.draw(plane, picture)
     return [
@@ -409,7 +406,7 @@ class Plan(StrictModel):
     def draw(self, path: Path) -> None:
         """Write the figure to `path`: memory by strategy, and parameters by layer with the devices that share it."""
         memories = self.memories()
-        with house_style(REPORT):
+        with plotting.house_style(style.REPORT):
             figure = Figure(figsize=_SIZE_IN, layout="constrained")
             memory, choice = figure.subplots(1, 2)
             names = list(memories)

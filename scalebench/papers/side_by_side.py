@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 
 from scalebench.analysis import Results
 from scalebench.errors import StudyError
+from scalebench.figures import plotting, style
 from scalebench.figures.drawing.series_style import EXECUTION_WORDS, FILLS
-from scalebench.figures.plotting import house_style
-from scalebench.figures.style import REPORT
 from scalebench.formatting import EMPTY, is_interval
 from scalebench.measured import Measured
 from scalebench.papers.obtained import Obtained, obtain, without_run
@@ -134,7 +133,7 @@ def draw(pairs: Sequence[Pair], picture: Path) -> bool:
     rows = -(-(len(curves) + len(single)) // columns)
     # Single numbers take a line each, curves a panel.
     height = 2.5 if curves else 1.2 + 0.25 * max(map(len, single.values()))
-    with house_style(REPORT):
+    with plotting.house_style(style.REPORT):
         figure = Figure(
             figsize=(max(_LEAST_IN, 3.2 * columns), height * rows + 0.5),
             layout="constrained",

@@ -19,15 +19,20 @@ from typing import Any
 import pandas as pd
 
 from scalebench import formatting
-from scalebench.analysis import Results, cells, differences, virtual_error
-from scalebench.analysis.environment import jitter_in_words
-from scalebench.analysis.intervals import NOTHING_VARIES
-from scalebench.analysis.loading import cells_in
+from scalebench.analysis import (
+    Results,
+    cells,
+    differences,
+    environment,
+    intervals,
+    loading,
+    native_check,
+    rounds,
+    verdicts,
+    virtual_error,
+)
 from scalebench.analysis.methodology import Evidence
 from scalebench.analysis.methodology.times import busy_machine, disturbed, few_runs
-from scalebench.analysis.native_check import slowdown_of_native_runs
-from scalebench.analysis.rounds import MEASURED
-from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.records.progress import progress_of
 from scalebench.report import comparison
 from scalebench.report.answer_to_target import answer_to_target, reached_at, sooner
@@ -102,7 +107,7 @@ def spoken(results: Results) -> list[str]:
     others = [
         one
         for one in found
-        if (one.execution in MEASURED) != (first.execution in MEASURED)
+        if (one.execution in rounds.MEASURED) != (first.execution in rounds.MEASURED)
     ]
     if others:
         other = comparison.headline(others)
@@ -287,7 +292,7 @@ def _time(
     of_each = "runs of each"
     if one.execution == "virtual":
         of_each = "repetitions"
-    if one.saved.kind == NOTHING_VARIES:
+    if one.saved.kind == intervals.NOTHING_VARIES:
         interval = one.saved.kind
     elif several:
         interval = formatting.reduction_range(one.saved.low, one.saved.high)
@@ -342,7 +347,7 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
 
 
 def _margin(one: Comparison) -> str:
-    return formatting.metric_change(METRIC_MARGIN, one.metric_name).replace(
+    return formatting.metric_change(verdicts.METRIC_MARGIN, one.metric_name).replace(
         "1.0 points", "1 point"
     )
 
@@ -371,7 +376,7 @@ def _beside(
         )
     if since := _since(first, same):
         # Without noise there is nothing to show.
-        deterministic = first.saved.kind == NOTHING_VARIES
+        deterministic = first.saved.kind == intervals.NOTHING_VARIES
         verb = "takes less time" if deterministic else "is shown to save time"
         yield plain(f"{first.label} {verb} {since}.")
     if first.metric_verdict == "worse" and rivals:
@@ -409,7 +414,7 @@ def _error_of_virtual_times(results: Results) -> str:
 
 def _speed_of_native_runs(results: Results) -> str:
     """Return the speed of this machine in native runs that virtual times are off by more than their interval."""
-    slowdown = slowdown_of_native_runs(results)
+    slowdown = native_check.slowdown_of_native_runs(results)
     if slowdown is None:
         return ""
     return (
@@ -427,7 +432,7 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     spent waiting for others, means over the workers.
     """
     table = cells(results)
-    rows = dict(zip(cells_in(table), table.to_dict("records"), strict=True))
+    rows = dict(zip(loading.cells_in(table), table.to_dict("records"), strict=True))
     a, b = (rows[cell] for cell in one.cells)
     waiting = (b["wait_s"] - a["wait_s"]) / b["train_s"]
     exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
@@ -447,7 +452,9 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
             f"without any jitter the saving is {formatting.percent(1 - steady[0] / steady[1])}"
         )
     if parts:
-        spread = jitter_in_words(results) if one.execution == "virtual" else ""
+        spread = (
+            environment.jitter_in_words(results) if one.execution == "virtual" else ""
+        )
         yield plain(_capital(f"{'; '.join(parts)}{f' ({spread})' if spread else ''}."))
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalebench import formatting
-from scalebench.analysis import Results
-from scalebench.analysis.loading import cells_in, is_representative
-from scalebench.analysis.target import target_ratios, times_to_target
+from scalebench.analysis import Results, loading, target
 from scalebench.report import comparison
 from scalebench.report.comparison import Comparison, Phrase, Sentence, plain
 from scalebench.study.cell import SERIES, Cell
@@ -64,11 +62,11 @@ def sooner(found: Sequence[Comparison], results: Results) -> ToTarget | None:
     Order: the largest worker count, then native before paced before virtual, then the
     least time to the target.
     """
-    table = target_ratios(results)
+    table = target.target_ratios(results)
     times = _times(results)
     # Oversubscribed and disturbed cells are drawn, but answer nothing.
-    table = table[table["reduction"].notna() & is_representative(table)]
-    pairs = zip(cells_in(table), table["baseline"], strict=True)
+    table = table[table["reduction"].notna() & loading.is_representative(table)]
+    pairs = zip(loading.cells_in(table), table["baseline"], strict=True)
     rows = dict(zip(pairs, table.to_dict("records"), strict=True))
     aimed = []
     for one in found:
@@ -86,7 +84,7 @@ def sooner(found: Sequence[Comparison], results: Results) -> ToTarget | None:
 
 def reached_at(one: Comparison, results: Results) -> bool:
     """Return True if any run reached the target at the place of `one`, whatever its strategy."""
-    cells = times_to_target(results)
+    cells = target.times_to_target(results)
     place = (cells["execution"] == one.execution) & (cells["workers"] == one.workers)
     return bool((cells.loc[place, "n_reached"] > 0).any())
 
@@ -99,11 +97,11 @@ def answer_to_target(
     Where one of them does not reach it at this worker count, a second sentence has the
     largest count at which both do. A `brief` sentence does not name the interval.
     """
-    table = target_ratios(results)
+    table = target.target_ratios(results)
     times = _times(results)
     of_series = table[SERIES].eq(list(one.cells[0].series)).all(axis=1)
     against = table["baseline"] == one.baseline.partition("(")[0]
-    own = table[of_series & against & is_representative(table)]
+    own = table[of_series & against & loading.is_representative(table)]
     # One worker synchronises with no other: nothing is saved there.
     known = own[own["reduction"].notna() & (own["workers"] > 1)]
     both = known.sort_values("workers").to_dict("records")
@@ -133,9 +131,11 @@ def _aim(row: Row, one: Comparison, times: Times) -> str:
 
 def _times(results: Results) -> Times:
     """Return the rows of `times_to_target` by cell at any batch; of several batches the first."""
-    table = times_to_target(results)
+    table = target.times_to_target(results)
     found: Times = {}
-    for cell, row in zip(cells_in(table), table.to_dict("records"), strict=True):
+    for cell, row in zip(
+        loading.cells_in(table), table.to_dict("records"), strict=True
+    ):
         found.setdefault(cell.at_any_batch, row)
     return found
 

@@ -13,20 +13,19 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from scalebench.analysis import Results, cells, virtual_error
-from scalebench.analysis.comparing import compared_with, difference
-from scalebench.analysis.grouping import DISTURBED_BY
-from scalebench.analysis.intervals import (
-    METRIC_FROM,
-    NOTHING_VARIES,
-    STATED,
-    t_quantile,
+from scalebench.analysis import (
+    Results,
+    cells,
+    grouping,
+    intervals,
+    loading,
+    native_check,
+    pairing,
+    rounds,
+    verdicts,
+    virtual_error,
 )
-from scalebench.analysis.loading import is_representative
-from scalebench.analysis.native_check import PREFERRED_ENGINES
-from scalebench.analysis.pairing import CellComparison, enough_runs, repeat_option
-from scalebench.analysis.rounds import MEASURED
-from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
+from scalebench.analysis.comparing import compared_with, difference
 from scalebench.formatting import counted, listed, seconds
 from scalebench.measured import Measured
 from scalebench.strategies import registry
@@ -89,18 +88,18 @@ class Comparison:
         """Return True if the interval tells what the saving is: a gain, a loss, or about nothing."""
         _, low, high, _, interval = self.saved
         # Virtual times without jitter repeat exactly.
-        if interval == NOTHING_VARIES:
+        if interval == intervals.NOTHING_VARIES:
             return True
         if not math.isfinite(low):
             return False
         return not low <= 0 <= high or max(-low, high) <= _ABOUT_EQUAL
 
     @property
-    def metric_verdict(self) -> MetricVerdict:
+    def metric_verdict(self) -> verdicts.MetricVerdict:
         """Verdict on the strategy's metric against that of the baseline, as `scalebench compare` gives it."""
         if not self.difference.n:
             return "not compared"
-        return verdict_of_metric(self.difference.low, self.difference.high)
+        return verdicts.verdict_of_metric(self.difference.low, self.difference.high)
 
     @property
     def answers(self) -> bool:
@@ -134,7 +133,7 @@ def comparisons(results: Results) -> list[Comparison]:
     return [_comparison(one, one.top.strategy in PER_BATCH) for one in alike]
 
 
-def _comparison(one: CellComparison, per_batch: bool) -> Comparison:
+def _comparison(one: pairing.CellComparison, per_batch: bool) -> Comparison:
     row, cell = difference(one), one.top.at
     return Comparison(
         cells=(cell, one.bottom.at),
@@ -175,7 +174,7 @@ def headline(found: Sequence[Comparison]) -> Comparison:
 
 def place_rank(one: Comparison) -> tuple[int, int, int]:
     """Sort key: the largest worker count, then native before paced before virtual, then the preferred engine."""
-    engines = ["virtual", *PREFERRED_ENGINES]
+    engines = ["virtual", *native_check.PREFERRED_ENGINES]
     return -one.workers, EXECUTIONS.index(one.execution), engines.index(one.engine)
 
 
@@ -209,15 +208,15 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     if one.is_shown:
         return ""
     if one.saved.n < 2:
-        return f"repetitions would show both: {repeat_option(results, enough_runs(results))} or more"
-    if one.execution not in MEASURED:
+        return f"repetitions would show both: {pairing.repeat_option(results, pairing.enough_runs(results))} or more"
+    if one.execution not in rounds.MEASURED:
         return _of_virtual_times(one, results)
     ratio, low, high, measured, _ = one.saved.map(lambda saved: math.log1p(-saved))
-    s = (high - low) / 2 / t_quantile(measured - 1) * math.sqrt(measured)
+    s = (high - low) / 2 / intervals.t_quantile(measured - 1) * math.sqrt(measured)
     centre = abs(ratio)
     enough = max(centre, math.log1p(_ABOUT_EQUAL) - centre)
     half_widths = (
-        (n, t_quantile(n - 1) * s / math.sqrt(n))
+        (n, intervals.t_quantile(n - 1) * s / math.sqrt(n))
         for n in range(measured + 1, _MOST_RUNS + 1)
     )
     runs = next((n for n, half in half_widths if half < enough), None)
@@ -225,16 +224,16 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
         return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
-    runs = max(runs, enough_runs(results))
+    runs = max(runs, pairing.enough_runs(results))
     fewer = f", or fewer{quieter}" if quieter else ""
-    return f"about {runs} runs of each would show it ({repeat_option(results, runs)}){fewer}"
+    return f"about {runs} runs of each would show it ({pairing.repeat_option(results, runs)}){fewer}"
 
 
 def to_show_metric(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether the metric differs; empty with enough seeds, and with a single one."""
-    if not 1 < one.difference.n < METRIC_FROM:
+    if not 1 < one.difference.n < intervals.METRIC_FROM:
         return ""
-    return f"seeds from {repeat_option(results, enough_runs(results))} up give the metric an interval"
+    return f"seeds from {pairing.repeat_option(results, pairing.enough_runs(results))} up give the metric an interval"
 
 
 def to_answer(results: Results) -> str:
@@ -251,8 +250,9 @@ def to_answer(results: Results) -> str:
         return "all runs have one worker; add more, as --workers 1..8"
     if several["oversubscribed"].all():
         return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
-    if not is_representative(several).any():
-        return f"every run of several workers is disturbed, as {DISTURBED_BY}; run them again when these have ended"
+    if not loading.is_representative(several).any():
+        why = grouping.DISTURBED_BY
+        return f"every run of several workers is disturbed, as {why}; run them again when these have ended"
     return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
 
@@ -260,18 +260,19 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
     # A stated jitter has no error: repetitions alone narrow its interval.
-    if one.saved.kind.startswith(STATED):
+    if one.saved.kind.startswith(intervals.STATED):
         if one.saved.n >= _OF_A_STATED_JITTER:
             return ""
-        return f"more repetitions of the stated jitter would show it: {repeat_option(results, _OF_A_STATED_JITTER)}"
+        option = pairing.repeat_option(results, _OF_A_STATED_JITTER)
+        return f"more repetitions of the stated jitter would show it: {option}"
     if error is not None:
         what = "on a quieter machine would show it"
         if not error.known:
             what = "at more worker counts would give it an interval"
         return f"native runs {what}: virtual times are off theirs by {error.words}"
-    advised = enough_runs(results)
+    advised = pairing.enough_runs(results)
     few = (
-        f", with {repeat_option(results, advised)} or more"
+        f", with {pairing.repeat_option(results, advised)} or more"
         if one.saved.n < advised
         else ""
     )
@@ -292,7 +293,8 @@ def crowded_engines(results: Results) -> str:
 def _oversubscribed(results: Results) -> list[str]:
     table = cells(results)
     own = table[
-        table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)
+        table["strategy"].isin(LIBRARY_BASELINES)
+        & table["execution"].isin(rounds.MEASURED)
     ]
     own = own[own["workers"] > 1]
     names = [
@@ -321,7 +323,7 @@ def _oversubscribed(results: Results) -> list[str]:
 def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
     """Compare a step of plain Horovod with one of allreduce, at the smallest worker count that both have."""
     table = table[
-        is_representative(table)
+        loading.is_representative(table)
         & (table["workers"] > 1)
         & table["label"].isin(_COMPARED)
     ]

@@ -23,8 +23,7 @@ from matplotlib.layout_engine import LayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from scalebench.analysis import Results
-from scalebench.analysis.loading import cached
+from scalebench.analysis import Results, loading
 from scalebench.figures import plotting
 from scalebench.figures.base import FIGURES
 from scalebench.figures.drawing.canvas import WIDTH_IN, Canvas
@@ -55,7 +54,7 @@ def draw(results: Results, name: str) -> Drawing:
     return replace(drawing, notes=tuple(results.notes))
 
 
-@cached
+@loading.cached
 def _stated_once(results: Results) -> set[str]:
     """Sentences that the page has above all figures."""
     return {describe_study(results), describe_machines(results)}

@@ -11,9 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis import Results
-from scalebench.analysis.environment import stated_in_words
-from scalebench.analysis.tuning_trials import optimizer_in_words, tuning_in_words
+from scalebench.analysis import Results, environment, tuning_trials
 from scalebench.comm import engines
 from scalebench.figures.drawing.caption import describe_machines
 from scalebench.formatting import counted, metric_word
@@ -51,15 +49,16 @@ def study_facts(results: Results) -> tuple[Fact, ...]:
         "model": f"{last['model']}{_counted(last['parameters'], ' ({:,} parameters)')}, {last['dtype']}",
         "data": f"{last['dataset']}{_counted(last['n_train'], ', {:,} training samples')}"
         f"{_counted(last['n_test'], ', {:,} held out')}; partition {last['partition']}, shuffle {last['shuffle']}",
-        "training": f"{counted(int(last['epochs']), 'epoch')}, {optimizer_in_words(results, last)}",
-        "tuning": tuning_in_words(results) or "none: all strategies share these values",
+        "training": f"{counted(int(last['epochs']), 'epoch')}, {tuning_trials.optimizer_in_words(results, last)}",
+        "tuning": tuning_trials.tuning_in_words(results)
+        or "none: all strategies share these values",
         "metric": f"{metric_word(last['metric_name'])} of the consensus model on held-out data"
         if measured
         else "none",
         "repetitions": f"{runs['repetition'].nunique()}, each a whole run with its seed",
         "executions": "; ".join(_executions(runs)),
         "machines": describe_machines(results) if len(results.completed) else "",
-        "step times": stated_in_words(results),
+        "step times": environment.stated_in_words(results),
         "runs": f"{len(results.completed):,} completed, {len(results.failed):,} not",
         "made": _period(results.runs["started_utc"].dropna()),
     }

@@ -22,8 +22,7 @@ from scalebench import __version__
 from scalebench.analysis import Results, load
 from scalebench.analysis.methodology import Evidence, check
 from scalebench.errors import writing
-from scalebench.figures.base import default_figures
-from scalebench.figures.plotting import slowest_first
+from scalebench.figures import base, plotting
 from scalebench.records.provenance import redactor
 from scalebench.report.answer import answer
 from scalebench.report.comparison import as_text, comparisons
@@ -109,14 +108,14 @@ def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     rank = {name: place for place, name in enumerate(ORDER)}
     # Those that ORDER does not know, of third parties, follow by name.
     names = sorted(
-        default_figures(), key=lambda name: (rank.get(name, len(rank)), name)
+        base.default_figures(), key=lambda name: (rank.get(name, len(rank)), name)
     )
     if jobs == 1:
         yield (_draw(results, name) for name in names)
         return
     context = get_context("fork")
     queue = Queue(
-        sorted(slowest_first(names), key=lambda name: name == _LAST),
+        sorted(plotting.slowest_first(names), key=lambda name: name == _LAST),
         context.Array("i", 2),
     )
     others = ProcessPoolExecutor(

@@ -10,20 +10,23 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-from scalebench.analysis import Results, agreement, cells, ratios
+from scalebench.analysis import (
+    Results,
+    agreement,
+    cells,
+    loading,
+    ratios,
+    target,
+    tuning_trials,
+    verdicts,
+)
 from scalebench.analysis import quantities as quantity
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
-from scalebench.analysis.loading import label_of
-from scalebench.analysis.target import times_to_target
-from scalebench.analysis.tuning_trials import metric_of, tuned_cells, tuning_in_words
-from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY, seconds
 from scalebench.measured import Measured
-from scalebench.records.attempts import latest_places
+from scalebench.records import attempts, reading, schema
 from scalebench.records.folder import ELASTIC
-from scalebench.records.reading import read_table
-from scalebench.records.schema import ElasticRow
 from scalebench.report.comparison import Comparison
 from scalebench.study.cell import PLACE, Cell
 from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
@@ -44,9 +47,7 @@ from scalebench.tables.table import (
 _MOST_REASONS = 5
 _MOST_FAILED = 200
 _SAVED = "1 - T(strategy) / T(baseline), with its interval"
-_VERDICT = (
-    f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
-)
+_VERDICT = f"better or worse by more than {verdicts.METRIC_MARGIN:g}, equal within that, or undecided"
 _TIME = Column(
     "time",
     fields("train_s"),
@@ -166,7 +167,7 @@ def _cost(compared: Sequence[Comparison]) -> Table:
 
 def _target(results: Results) -> Table:
     """Time and epochs to the target metric of every cell, with the runs that never reached it, and the time saved."""
-    table = times_to_target(results)
+    table = target.times_to_target(results)
     ran = set(results.completed["strategy"])
     # A baseline that did not run has no ratios, and no column.
     against = [f"target-vs-{name}" for name in BASELINES if name in ran]
@@ -206,7 +207,7 @@ def _of(part: str, whole: str, row: quantity.Row) -> Entry:
 
 def _tuning(results: Results) -> Table:
     """Values of the best trial of every strategy and worker count."""
-    rows = tuned_cells(results).to_dict("records")
+    rows = tuning_trials.tuned_cells(results).to_dict("records")
     keys = list(dict.fromkeys(key for row in rows for key in row["tuned"]))
     edge = "of the best trial; *: the least or the largest that was tried"
     limit = Column(
@@ -215,7 +216,7 @@ def _tuning(results: Results) -> Table:
         TIME_ALONE,
         "virtual time to the target on the validation split",
     )
-    words = tuning_in_words(results)
+    words = tuning_trials.tuning_in_words(results)
     return Table.of(
         "Tuned values",
         [
@@ -225,7 +226,7 @@ def _tuning(results: Results) -> Table:
                 Column(key, partial(_tuned, key), meaning=edge, left=True)
                 for key in keys
             ),
-            *([limit] if metric_of(results) == "time_to_target" else []),
+            *([limit] if tuning_trials.metric_of(results) == "time_to_target" else []),
             Column(
                 "metric",
                 fields("metric"),
@@ -482,9 +483,11 @@ def elastic_table(folder: Path) -> Table:
     """
     rows: list[quantity.Row] = []
     if (folder / ELASTIC).is_file():
-        table = read_table(folder / ELASTIC, ElasticRow)
+        table = reading.read_table(folder / ELASTIC, schema.ElasticRow)
         # A run that was repeated has a row for each attempt.
-        places = latest_places(table["run_id"].tolist(), table["attempt"].tolist())
+        places = attempts.latest_places(
+            table["run_id"].tolist(), table["attempt"].tolist()
+        )
         rows = [
             _elastic_row(row)
             for row in table.iloc[sorted(places.values())].to_dict("records")
@@ -512,7 +515,7 @@ def _elastic_row(row: quantity.Row) -> quantity.Row:
     shrunk = row["dealt_anew"] is True
     return {
         **row,
-        "label": label_of(row["strategy"], row["strategy_options"]),
+        "label": loading.label_of(row["strategy"], row["strategy_options"]),
         "counts": f"{row['workers']} to {row['workers_at_end']}"
         if shrunk
         else str(row["workers"]),

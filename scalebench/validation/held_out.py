@@ -43,11 +43,9 @@ from scalebench.cluster.link_fit import LinkFit, Transfer, fit_links
 from scalebench.cluster.network import Network
 from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Overlap
-from scalebench.pricing.devices import Stated, gradients_of, step_table
-from scalebench.pricing.overlap import bucket_plan
+from scalebench.pricing import devices, overlap
 from scalebench.system.clock import BACKWARD_SHARE
-from scalebench.validation import measurements
-from scalebench.validation.prediction_errors import predictions_of
+from scalebench.validation import measurements, prediction_errors
 
 _BUCKET = 25e6  # bytes; DDP's default
 _UNEXPLAINED = 0.01  # least standard deviation of ln T for a doubling
@@ -87,12 +85,12 @@ def buckets_of(model: str, nbytes: float) -> Buckets:
         # Without layers, buckets are complete at even distances.
         count = max(1, round(nbytes / _BUCKET))
         return tuple((1 / count, bucket / count) for bucket in range(1, count + 1))
-    release = step_table(Stated(1.0, 1), layers, [1]).release_at(1)
-    gradients = tuple(gradients_of(layers, release))
+    release = devices.step_table(devices.Stated(1.0, 1), layers, [1]).release_at(1)
+    gradients = tuple(devices.gradients_of(layers, release))
     own = sum(gradient.nbytes for gradient in gradients)
     # a stated size of the model is not that of its layer table to the byte
     size = round(_BUCKET * own / nbytes)
-    plan = bucket_plan(
+    plan = overlap.bucket_plan(
         gradients, Overlap("", bucket_bytes=size, first_bucket_bytes=size)
     )
     return tuple((part / own, share) for part, share in plan)
@@ -132,7 +130,7 @@ def predict_published(table: pd.DataFrame) -> tuple[pd.DataFrame, Overheads]:
         rows += _predict_steps(group, steps, overheads)
     for key, group in by_system(table[collective]):
         rows += predict_collectives(group, fits[key], overheads.least_share)
-    return predictions_of(rows), overheads
+    return prediction_errors.predictions_of(rows), overheads
 
 
 def _fit_overheads(base: pd.DataFrame, least: float) -> Overheads:

@@ -45,8 +45,7 @@ from scalebench.pricing.devices import Roofline
 from scalebench.strategies.parts import scheduled
 from scalebench.study.choices import NCCL
 from scalebench.training.stage import most_kept
-from scalebench.validation import measurements
-from scalebench.validation.prediction_errors import predictions_of
+from scalebench.validation import measurements, prediction_errors
 
 COLUMNS = (
     "series",
@@ -178,7 +177,7 @@ def predict_megatron(table: pd.DataFrame) -> pd.DataFrame:
                     "unit": "GiB",
                 }
                 rows.append({**_facts(row), **nothing, **memory, "doublings": 0.0})
-    return predictions_of(rows)
+    return prediction_errors.predictions_of(rows)
 
 
 def rank_correlations(predictions: pd.DataFrame) -> dict[str, float]:

@@ -42,18 +42,11 @@ from scalebench.cluster.device import load_device
 from scalebench.errors import ResultsError
 from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
+from scalebench.pricing import prediction, uncertainty
 from scalebench.pricing.devices import Roofline, Scaled, Stated
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Case, Predictor, Workload
-from scalebench.pricing.uncertainty import (
-    cases_at_ends,
-    seconds_at_ends,
-    uncertainty_of,
-    with_interval,
-)
 from scalebench.study.spec import Component
-from scalebench.validation import measurements
-from scalebench.validation.prediction_errors import predictions_of
+from scalebench.validation import measurements, prediction_errors
 
 COLUMNS = (
     "series",
@@ -116,7 +109,7 @@ def predict_pipelines(table: pd.DataFrame) -> pd.DataFrame:
             # The bubble is compared at equal recomputation where that was measured.
             alike = bases.get(str(row.recompute), base)
             rows.append(_prediction(alone, alike, row))
-    return predictions_of(rows)
+    return prediction_errors.predictions_of(rows)
 
 
 def _calibrating(group: pd.DataFrame) -> pd.DataFrame:
@@ -156,10 +149,10 @@ def _priced(alone: Stated, row: Any) -> Measured:
         measurements.linked(str(row.links), stages), Scaled(alone, roofline, roofline)
     )
     piece = -(-batch // pieces)  # all but the last are as large
-    workload = Workload(
+    workload = prediction.Workload(
         load_layers(str(row.model)), _STEPS * piece * pieces, 1, piece * pieces
     )
-    predictor = Predictor(workload, platform)
+    predictor = prediction.Predictor(workload, platform)
     sizes = [int(size) for size in str(row.balance).split("-")]
     options = {
         "stages": stages,
@@ -168,14 +161,16 @@ def _priced(alone: Stated, row: Any) -> Measured:
         "recompute": row.recompute,
     }
     strategy = Component(name="pipeline", options={**options, "balance": sizes})
-    known = uncertainty_of(predictor, strategy, stages)
+    known = uncertainty.uncertainty_of(predictor, strategy, stages)
     cases = [
-        Case(platform, workload.batch),
-        *cases_at_ends(platform, known, workload.batch),
+        prediction.Case(platform, workload.batch),
+        *uncertainty.cases_at_ends(platform, known, workload.batch),
     ]
     times = predictor.times(strategy, stages, cases)
     scale = batch / (piece * pieces) / _STEPS
-    time = with_interval(float(times.time[0]), seconds_at_ends(times, 1), known.margin)
+    time = uncertainty.with_interval(
+        float(times.time[0]), uncertainty.seconds_at_ends(times, 1), known.margin
+    )
     return time.map(lambda seconds: seconds * scale)
 
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.cluster.link_fit import PER_DOUBLING, LinkFit, Transfer, fit_links
 from scalebench.errors import ResultsError
-from scalebench.validation import measurements
-from scalebench.validation.prediction_errors import predictions_of
+from scalebench.validation import measurements, prediction_errors
 
 COLUMNS = (
     "model",
@@ -129,7 +128,7 @@ def predict_placements(table: pd.DataFrame) -> pd.DataFrame:
                     "configuration": f"{name} | {row.local_batch} | {row.placement}",
                 }
             )
-    return predictions_of(rows)
+    return prediction_errors.predictions_of(rows)
 
 
 def _calibrate(rows: pd.DataFrame) -> _Model:

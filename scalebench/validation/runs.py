@@ -24,13 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scalebench.analysis.intervals import calibration_interval
-from scalebench.analysis.loading import Results, load
-from scalebench.analysis.rounds import MEASURED, timed
-from scalebench.calibration.calibration_file import THIS_MACHINE, read_calibration
-from scalebench.calibration.charging import Note, machine_of
-from scalebench.cluster.cluster_file import load_cluster
-from scalebench.cluster.link_fit import fit_engine
+from scalebench.analysis import intervals, loading, rounds
+from scalebench.calibration import calibration_file, charging
+from scalebench.cluster import cluster_file, link_fit
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import ClusterError, ResultsError
 from scalebench.formatting import counted
@@ -58,7 +54,7 @@ class _Point(NamedTuple):
 
 
 def predict_runs(
-    folder: Path, calibration: Path | None = None, note: Note = lambda _: None
+    folder: Path, calibration: Path | None = None, note: charging.Note = lambda _: None
 ) -> pd.DataFrame:
     """Return the prediction of each measured point of the study in `folder`.
 
@@ -69,7 +65,7 @@ def predict_runs(
         ResultsError: no measured run, or no calibration.
         ClusterError: the calibration is none of this version, or of another model, dtype or processor.
     """
-    results = load(folder)
+    results = loading.load(folder)
     plan = plan_study(
         load_study(folder / STUDY, {"execution": "modelled"}, []), timed=False
     )
@@ -115,9 +111,11 @@ def predict_runs(
     return predictions_of(rows)
 
 
-def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
-    runs = timed(results)
-    runs = runs[runs["execution"].isin(MEASURED)]
+def _comparable(
+    results: loading.Results, plan: StudyPlan, note: charging.Note
+) -> pd.DataFrame:
+    runs = rounds.timed(results)
+    runs = runs[runs["execution"].isin(rounds.MEASURED)]
     if runs.empty:
         raise ResultsError(
             f"{results.folder} holds no completed native or paced run to compare a prediction with"
@@ -141,7 +139,7 @@ def _comparable(results: Results, plan: StudyPlan, note: Note) -> pd.DataFrame:
 
 def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     """Return what prices the runs: this machine's engines and links, and measured or stated steps."""
-    calibration = read_calibration(path)
+    calibration = calibration_file.read_calibration(path)
     if (of := calibration.measured) is not None:
         here = {"model": str(plan.study.model), "dtype": plan.study.dtype}
         # Stated steps, and those of a GPU, do not depend on the processor.
@@ -156,11 +154,13 @@ def _machine(plan: StudyPlan, path: Path, runs: pd.DataFrame) -> Machine:
     if plan.study.device_step_time is None and references:
         calibration = calibration.at(fmean(references))
     # Measured runs communicate here, whichever cluster the study simulates.
-    machine = machine_of(calibration, request_of(plan, plan.sweep.simulated))
+    machine = charging.machine_of(calibration, request_of(plan, plan.sweep.simulated))
     return (
         machine
         if plan.cluster.compute == "this-machine"
-        else replace(machine, cluster=load_cluster(THIS_MACHINE))
+        else replace(
+            machine, cluster=cluster_file.load_cluster(calibration_file.THIS_MACHINE)
+        )
     )
 
 
@@ -226,7 +226,7 @@ def _predicted(
     if not np.isfinite(logs).all() or not draws:
         return None
     low, centre, high = logs.mean(axis=1).tolist()
-    drawn = calibration_interval(logs[1])
+    drawn = intervals.calibration_interval(logs[1])
     own = math.hypot(
         1.96 * scatter, drawn.high - drawn.value if len(draws) > 1 else 0.0
     )
@@ -242,7 +242,9 @@ def _half_of_communication(machine: Machine, point: _Point) -> float:
     workers = int(point.first["workers"])
     nodes = int(point.first["nodes"])
     fit = (
-        fit_engine(machine.engines, str(point.first["engine"]), inside=nodes == 1)
+        link_fit.fit_engine(
+            machine.engines, str(point.first["engine"]), inside=nodes == 1
+        )
         if workers > 1
         else None
     )
@@ -269,7 +271,7 @@ def _seconds(
 
 
 def _row(
-    results: Results,
+    results: loading.Results,
     machine: Machine,
     point: _Point,
     predicted: tuple[float, float, float],

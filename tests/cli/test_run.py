@@ -816,7 +816,12 @@ def test_hidden_flags_still_work_and_name_their_key(scalebench, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", ["planning.plan_study", "study_run.keep_study", "study_run.machine_for"]
+    "place",
+    [
+        "launch.planning.plan_study",
+        "records.study_file.keep_study",
+        "calibration.charging.machine_for",
+    ],
 )
 def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(
     scalebench, monkeypatch, place
@@ -827,7 +832,7 @@ def test_signal_of_the_time_limit_before_any_run_is_a_job_too_short_for_one(
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(1)
 
-    monkeypatch.setattr(f"scalebench.launch.{place}", signalled)
+    monkeypatch.setattr(f"scalebench.{place}", signalled)
     done = scalebench(*SMALL, "--workers", "1")
     assert done.returncode == 3
     assert re.search(r"job is too short .*more time", done.stderr)
