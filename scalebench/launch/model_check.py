@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.errors import ModelError
 from scalebench.formatting import counted, roughly
-from scalebench.launch.planning import StudyPlan, cuts_model
+from scalebench.launch.planning import StudyPlan, cuts_model, micro_batches
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.models.registry import build_model, is_foreign
 from scalebench.records.machine_facts import cpu_model
@@ -88,7 +88,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
     )
     # integer buffers count batches, and are no statistics
     if any(buffer.is_floating_point() for buffer in model.buffers()):
-        notes += local_statistics(study)
+        notes += local_statistics(study) + statistics_of_pieces(plan)
     nbytes = parameters * dtype.itemsize
     # without memory from here on: only shapes are recorded
     replica_bytes = partial(_replica_bytes, plan, model.to("meta"), nbytes)
@@ -148,12 +148,14 @@ def fits_unseen(plan: StudyPlan) -> bool:
 
 
 def _smallest_batch(plan: StudyPlan) -> int:
-    """Samples of the smallest batch on which the study trains; 0 if it trains nothing."""
-    trained = [run for run in plan.sweep.runs if run.execution != "modelled"]
-    return min(
-        (int(plan.prepared.plan_of(run).batch_sizes(0).min()) for run in trained),
-        default=0,
-    )
+    """Samples of the smallest batch, or micro-batch, on which the study trains; 0 if it trains nothing."""
+    found = []
+    for run in plan.sweep.runs:
+        if run.execution != "modelled":
+            batch = int(plan.prepared.plan_of(run).batch_sizes(0).min())
+            # a batch of fewer samples than micro-batches is cut into its samples
+            found.append(batch // max(1, min(micro_batches(run), batch)))
+    return min(found, default=0)
 
 
 def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
@@ -222,6 +224,21 @@ def local_statistics(study: Study) -> list[str]:
         f"running statistics (BatchNorm) of {study.model} {' and '.join(parts)}: use a strategy with "
         "buffers: average, or model: nfnet, which has none"
     ] * bool(parts)
+
+
+def statistics_of_pieces(plan: StudyPlan) -> list[str]:
+    """Note the strategies under which batch normalisation sees micro-batches, and no whole batches."""
+    cut = dict.fromkeys(
+        f"{run.strategy} ({micro_batches(run)} of a batch)"
+        for run in plan.sweep.runs
+        if run.execution != "modelled" and micro_batches(run) > 1
+    )
+    if not cut:
+        return []
+    return [
+        f"batch normalisation of {plan.study.model} sees micro-batches under {', '.join(cut)}: the weights are those "
+        "of one worker that trains in these, and differ from those of whole batches; model: nfnet has none"
+    ]
 
 
 def memory_notes(

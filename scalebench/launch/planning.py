@@ -103,7 +103,8 @@ def cuts_model(run: Run) -> bool:
     ).traits.cuts_model(run.workers)
 
 
-def _micro_batches(run: Run) -> int:
+def micro_batches(run: Run) -> int:
+    """Return the number of pieces into which the replicas of `run` cut their batches."""
     strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
     return (
         strategy.traits.micro_batches
@@ -182,7 +183,7 @@ class StudyPlan:
             for run in distinct.values():
                 batches, pieces = (
                     made.plan_of(run).all_batch_sizes(self.study.epochs),
-                    _micro_batches(run),
+                    micro_batches(run),
                 )
                 sizes |= batches | {
                     int(size)

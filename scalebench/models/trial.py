@@ -158,7 +158,11 @@ class _Steps:
             raise
         except (Exception, SystemExit) as error:
             line = f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
-            larger = "; use a larger batch, or fewer workers" if len(x) == 1 else ""
+            larger = (
+                "; use a larger batch, or fewer workers or micro-batches"
+                if len(x) == 1
+                else ""
+            )
             raise ModelError(
                 f"model {self._component}: fails {when} on a batch of {counted(len(x), 'sample')}: {line}{larger}"
             ) from error

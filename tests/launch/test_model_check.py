@@ -206,3 +206,28 @@ def test_batches_of_one_sample_are_looked_at(tmp_path):
     )
     with pytest.raises(ModelError, match="fails while training on a batch of 1 sample"):
         look_at_model(plan)
+
+
+DEEP = OWN.replace(
+    "nn.Linear(4, outputs)", "nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, outputs)"
+)
+
+
+def test_batch_normalisation_of_micro_batches_is_noted(tmp_path):
+    (tmp_path / "own.py").write_text(DEEP)
+    pipeline = {"pipeline": {"micro_batches": 2}}
+    strategies = ["serial", "allreduce", pipeline, "model_parallel"]
+    values = {"workers": "1,2", "batch_per_worker": 8, "strategies": strategies}
+    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", **values)
+    notes = [note for note in look_at_model(plan) if "sees micro-batches" in note]
+    (note,) = notes
+    assert in_order(note, "own.py:build", "pipeline(micro_batches=2) (2 of", "differ")
+    assert not any(name in note for name in ("allreduce", "model_parallel", "serial"))
+
+
+def test_micro_batches_of_one_sample_are_looked_at(tmp_path):
+    (tmp_path / "own.py").write_text(DEEP)
+    values = {"workers": "2", "strategies": ["pipeline"], "batch_per_worker": 4}
+    plan = plan_of(model=f"{tmp_path / 'own.py'}:build", **values)
+    with pytest.raises(ModelError, match=r"batch of 1 sample: .*fewer.* micro-batches"):
+        look_at_model(plan)
