@@ -16,6 +16,7 @@ from scalebench.analysis.laws.candidates import (
     universal,
 )
 from scalebench.analysis.laws.series import Series, SeriesWork
+from scalebench.study.cell import SeriesKey
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 STEPS, BYTES = 5400.0, 38440.0
@@ -77,6 +78,7 @@ def following(
     noise: float = 0.0,
     kind: Noise = "lognormal",
     random: np.random.Generator | None = None,
+    execution: str = "native",
     **changes: Any,
 ) -> Series:
     """A native series with `repetitions` of each count, whose log times deviate from `law` with standard deviation
@@ -92,10 +94,9 @@ def following(
             logs = logs + random.normal(0, noise, (repetitions, 1))
         if kind == "outliers":  # which also shift the mean of all
             logs = logs + math.log(1.3) * ((random.random(logs.shape) < 0.05) - 0.05)
+    engine = "mpi" if execution == "native" else execution
     values: dict[str, Any] = {
-        "execution": "native",
-        "engine": "mpi",
-        "label": "epoch_average",
+        "key": SeriesKey(execution, engine, "epoch_average"),
         "weak": law.name == "gustafson",
         "at": np.tile(n, repetitions),
         "seconds": np.exp(logs).ravel(),

@@ -45,7 +45,7 @@ from scalebench.analysis.pairing import NO_RATIO, Comparer, Ratio
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell
 from scalebench.errors import ResultsError
 from scalebench.measured import Measured
-from scalebench.study.cell import CELL
+from scalebench.study.cell import CELL, SeriesKey
 from scalebench.system.file_access import read_bytes
 
 SURVIVAL = "95 % confidence interval of the Kaplan-Meier median"
@@ -409,21 +409,17 @@ DRAWS = 200  # resamples of a fit
 _FAR = 10.0  # a critical batch beyond so many times the largest batch is extrapolation
 
 
+ANY_SERIES = SeriesKey("", "", "")
+
+
 @dataclass(frozen=True)
 class SeriesLaw:
-    """The law of one execution, engine and label, fitted to runs at global batches from `least` to `most`."""
+    """The law of one series, fitted to runs at global batches from `least` to `most`."""
 
-    execution: str
-    engine: str
-    label: str
+    series: SeriesKey
     law: EpochsLaw
     least: float
     most: float
-
-    @property
-    def series(self) -> tuple[str, str, str]:
-        """Execution, engine and label, as of cells."""
-        return self.execution, self.engine, self.label
 
     @property
     def grows(self) -> bool:
@@ -446,7 +442,7 @@ def _fitted_once(results: Results) -> list[SeriesLaw]:
 
 
 def _fitted(results: Results, draws: int) -> list[SeriesLaw]:
-    series: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    series: dict[SeriesKey, list[tuple[int, float]]] = {}
     for cell in runs_by_cell(results):
         if reached_by_all(cell) and cell.at.batch_global:
             rows = [
@@ -462,7 +458,7 @@ def _fitted(results: Results, draws: int) -> list[SeriesLaw]:
         if len(set(batches)) >= LEAST_BATCHES:
             found.append(
                 SeriesLaw(
-                    *key,
+                    key,
                     fit_epochs(batches, epochs, draws=draws),
                     min(batches),
                     max(batches),
@@ -489,9 +485,7 @@ def read_law(path: Path, *, draws: int = DRAWS) -> SeriesLaw:
         ) from None
     batches = table["batch_global"]
     return SeriesLaw(
-        "",
-        "",
-        "",
+        ANY_SERIES,
         fit_epochs(batches, table["epochs"], draws=draws),
         batches.min(),
         batches.max(),

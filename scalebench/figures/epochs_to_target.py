@@ -78,7 +78,7 @@ class EpochsToTarget(Figure):
         )
         canvas.legend(_legend_of_laws([law for _, law in found]))
         laws = sorted(
-            found, key=lambda item: (series.index(item[0]), item[1].execution)
+            found, key=lambda item: (series.index(item[0]), item[1].series.execution)
         )
         fitted = "; ".join(_in_words(name, law) for name, law in laws)
         canvas.describe(
@@ -158,7 +158,7 @@ def _draw(
 def _draw_law(panel: Panel, name: str, fitted: SeriesLaw, look: Look) -> None:
     """Draw a law with its interval over the batches it was fitted to, and the critical batch if it is among them."""
     batches = np.geomspace(fitted.least, fitted.most, _CURVE_POINTS)
-    line = {**look.line(fitted.execution), "marker": "", "linestyle": "-"}
+    line = {**look.line(fitted.series.execution), "marker": "", "linestyle": "-"}
     epochs_at = fitted.law.epochs(batches)
     panel.ax.plot(batches, epochs_at.value, zorder=2, **line)
     panel.ax.fill_between(
@@ -181,14 +181,16 @@ def _draw_law(panel: Panel, name: str, fitted: SeriesLaw, look: Look) -> None:
     panel.keep(
         rows,
         series=name,
-        execution=fitted.execution,
-        engine=fitted.engine,
+        execution=fitted.series.execution,
+        engine=fitted.series.engine,
     )
 
 
 def _in_words(name: str, fitted: SeriesLaw) -> str:
     if not fitted.grows:
-        return f"{name} ({fitted.execution}) none within 10 times the largest batch"
+        return (
+            f"{name} ({fitted.series.execution}) none within 10 times the largest batch"
+        )
     low, high = fitted.law.critical[1:3]
     top = "no bound" if high > 1e6 * fitted.most else digits(high)
-    return f"{name} ({fitted.execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"
+    return f"{name} ({fitted.series.execution}) {digits(fitted.law.critical_batch)} ({digits(low)} to {top})"

@@ -68,7 +68,7 @@ class ScalingLaws(Figure):
         for panel, (one, own) in zip(panels, found, strict=True):
             name = str(own["series"].iloc[0])
             execution = (
-                one.series.execution if fitted["execution"].nunique() > 1 else ""
+                one.series.key.execution if fitted["execution"].nunique() > 1 else ""
             )
             of = "".join(
                 f", {word}" for word in (execution, one.series.at_batch) if word
@@ -88,7 +88,7 @@ class ScalingLaws(Figure):
         marks = _legend_of_laws(beyond=beyond, bands=bool(names), knees=knees)
         canvas.legends(look, fitted, *marks)
         alone = any(
-            one.series.execution in SIMULATED and one.series.error is None
+            one.series.key.execution in SIMULATED and one.series.error is None
             for one in laws
         )
         unchecked = ", without the virtual-native error" if alone else ""
@@ -127,8 +127,10 @@ def _legend_of_laws(*, beyond: bool, bands: bool, knees: bool) -> list[Entry]:
 def _cells_of(one: Scaling, table: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a series; at any batch, unless the study has several with a law."""
     series = one.series
-    kept = (table["execution"] == series.execution) & (table["engine"] == series.engine)
-    kept &= table["label"] == series.label
+    kept = (table["execution"] == series.key.execution) & (
+        table["engine"] == series.key.engine
+    )
+    kept &= table["label"] == series.key.label
     if series.among_batches:
         kept &= table[f"batch_{series.batch_policy}"] == series.batch
     return table[kept]
@@ -155,8 +157,8 @@ def _draw(panel: Panel, one: Scaling, own: pd.DataFrame, look: dict[str, Look]) 
     ]
     panel.keep(
         rows,
-        execution=one.series.execution,
-        engine=one.series.engine,
+        execution=one.series.key.execution,
+        engine=one.series.key.engine,
         series=one.series.name,
     )
     panel.workers_axis([*own["workers"], _end(one)])

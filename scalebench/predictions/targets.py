@@ -43,7 +43,7 @@ def laws_of(said: str) -> tuple[dict[str, SeriesLaw], str]:
 
 
 def _stated(said: str) -> dict[str, SeriesLaw]:
-    from scalebench.analysis.target import EpochsLaw, SeriesLaw
+    from scalebench.analysis.target import ANY_SERIES, EpochsLaw, SeriesLaw
 
     try:
         at_zero, critical = map(float, said.split(","))
@@ -52,7 +52,7 @@ def _stated(said: str) -> dict[str, SeriesLaw]:
             f"--epochs-to-target: expected E0,B_CRIT, a study or a file.csv, got {said!r}"
         ) from None
     # A stated law is of any strategy, and holds at any batch.
-    return {"": SeriesLaw("", "", "", EpochsLaw(at_zero, critical), 0, math.inf)}
+    return {"": SeriesLaw(ANY_SERIES, EpochsLaw(at_zero, critical), 0, math.inf)}
 
 
 def _laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
@@ -69,7 +69,9 @@ def _laws_of_study(folder: Path) -> tuple[dict[str, SeriesLaw], str]:
         )
     run = results.completed.iloc[-1]
     # Of several series of one label the last stays: the one up to the largest batch.
-    laws = {each.label: each for each in sorted(fitted, key=lambda each: each.most)}
+    laws = {
+        each.series.label: each for each in sorted(fitted, key=lambda each: each.most)
+    }
     return laws, f"{run['model']} on {run['dataset']}"
 
 

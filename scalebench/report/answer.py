@@ -107,17 +107,20 @@ def spoken(results: Results) -> list[str]:
     others = [
         one
         for one in found
-        if (one.execution in rounds.MEASURED) != (first.execution in rounds.MEASURED)
+        if (one.cell.execution in rounds.MEASURED)
+        != (first.cell.execution in rounds.MEASURED)
     ]
     if others:
         other = comparison.headline(others)
-        start = Phrase(f"{_OBTAINED[other.execution]}, at {other.workers} workers: ")
+        start = Phrase(
+            f"{_OBTAINED[other.cell.execution]}, at {other.cell.workers} workers: "
+        )
         own = (
             start,
             *_clauses(
                 other,
                 results,
-                f"per-batch {other.baseline}",
+                f"per-batch {other.baseline.label}",
                 brief=True,
                 obtained=False,
             ),
@@ -128,7 +131,7 @@ def spoken(results: Results) -> list[str]:
             *_next_steps(other, results),
         ]
         lines.append(" ".join(map(as_text, sentences)))
-    if first.execution == "virtual":
+    if first.cell.execution == "virtual":
         lines.append(_error_of_virtual_times(results))
     return [*lines, *map(as_text, _qualifying(results))]
 
@@ -152,10 +155,10 @@ def _headline_sentences(
     """The sentences of the headline: to the target metric first, where that is shown, and for all epochs."""
     aimed = sooner(found, results)
     if aimed is None:
-        start = Phrase(f"At {first.workers} workers, ")
+        start = Phrase(f"At {first.cell.workers} workers, ")
         yield (
             start,
-            *_clauses(first, results, f"per-batch {first.baseline}", brief=brief),
+            *_clauses(first, results, f"per-batch {first.baseline.label}", brief=brief),
         )
         yield from answer_to_target(first, results, brief=brief)
         return
@@ -166,21 +169,27 @@ def _headline_sentences(
     training = "one epoch" if epochs == 1 else f"all {epochs} epochs"
     # A headline for all epochs adds nothing at fewer workers, or if it is open: the
     # strategy that reaches the target sooner answers for all epochs, too.
-    if not first.is_shown or first.workers <= aimed.one.workers:
+    if not first.is_shown or first.cell.workers <= aimed.one.cell.workers:
         yield (*clause, Phrase("."))
         start, same = Phrase(f"For {training} "), aimed.one
         yield (
             start,
-            *_clauses(same, results, same.baseline, brief=brief, obtained=False),
+            *_clauses(same, results, same.baseline.label, brief=brief, obtained=False),
         )
         return
     # Otherwise a saving for all epochs would pass for one of time to accuracy.
     where = "" if reached_at(first, results) else ", where no run reaches it"
-    obtained = first.execution != aimed.one.execution
+    obtained = first.cell.execution != aimed.one.cell.execution
     yield (
         *clause,
-        Phrase(f"; at {first.workers} workers{where}, "),
-        *_time(first, results, f"{first.baseline} for {training}", brief, obtained),
+        Phrase(f"; at {first.cell.workers} workers{where}, "),
+        *_time(
+            first,
+            results,
+            f"{first.baseline.label} for {training}",
+            brief,
+            obtained,
+        ),
         Phrase("."),
     )
     yield (Phrase("There "), *_metric(first, brief), Phrase("."))
@@ -233,10 +242,11 @@ def _how(one: Comparison, results: Results) -> str:
         else pd.Series(None, runs.index, dtype=object)
     )
     own = calibrated[
-        (runs["execution"] == one.execution) & (runs["workers"] == one.workers)
+        (runs["execution"] == one.cell.execution)
+        & (runs["workers"] == one.cell.workers)
     ]
     beside = ", calibrated beside other programs" if own.eq("disturbed").any() else ""
-    return f"{comparison.EXECUTIONS_IN_WORDS[one.execution]}{beside}"
+    return f"{comparison.EXECUTIONS_IN_WORDS[one.cell.execution]}{beside}"
 
 
 def _capital(text: str) -> str:
@@ -271,26 +281,26 @@ def _time(
     several = math.isfinite(one.saved.low)
     if not several:
         yield from (
-            Phrase(f"{one.label} took {change}", "strong"),
+            Phrase(f"{one.cell.label} took {change}", "strong"),
             Phrase(f" than {baseline}"),
         )
     elif not one.saved.low <= 0 <= one.saved.high:
         yield from (
-            Phrase(f"{one.label} takes {change}", "strong"),
+            Phrase(f"{one.cell.label} takes {change}", "strong"),
             Phrase(f" than {baseline}"),
         )
     elif one.is_shown:
         yield from (
-            Phrase(f"{one.label} takes about as long", "strong"),
+            Phrase(f"{one.cell.label} takes about as long", "strong"),
             Phrase(f" as {baseline}"),
         )
     else:
         yield from (
-            Phrase(f"whether {one.label} saves time is not shown", "strong"),
+            Phrase(f"whether {one.cell.label} saves time is not shown", "strong"),
             Phrase(f" against {baseline}"),
         )
     of_each = "runs of each"
-    if one.execution == "virtual":
+    if one.cell.execution == "virtual":
         of_each = "repetitions"
     if one.saved.kind == intervals.NOTHING_VARIES:
         interval = one.saved.kind
@@ -357,43 +367,50 @@ def _beside(
 ) -> Iterator[Sentence]:
     """Rank among the strategies, worker counts with a saving, best choice without loss, other executions, warnings."""
     yield from _next_steps(first, results)
-    if not first.baseline.startswith(BASELINES[0]):
+    if not first.baseline.label.startswith(BASELINES[0]):
         yield plain(
-            f"What it saves against {first.baseline} holds what its engine saves: {BASELINES[0]} did not run."
+            f"What it saves against {first.baseline.label} holds what its engine saves: {BASELINES[0]} did not run."
         )
     yield from _parts_of_the_saving(first, results)
     same = [
         one
         for one in found
-        if (one.execution, one.engine) == (first.execution, first.engine)
+        if (one.cell.execution, one.cell.engine)
+        == (first.cell.execution, first.cell.engine)
     ]
     # Only on the same engine: the difference between engines is no strategy's.
-    rivals = [one for one in same if one.workers == first.workers and one is not first]
+    rivals = [
+        one
+        for one in same
+        if one.cell.workers == first.cell.workers and one is not first
+    ]
     if rivals:
-        compared = f"{len(rivals) + 1} strategies compared at {first.workers} workers"
+        compared = (
+            f"{len(rivals) + 1} strategies compared at {first.cell.workers} workers"
+        )
         yield plain(
-            f"Of the {compared} {first.label} {_standing(first, rivals, results)}."
+            f"Of the {compared} {first.cell.label} {_standing(first, rivals, results)}."
         )
     if since := _since(first, same):
         # Without noise there is nothing to show.
         deterministic = first.saved.kind == intervals.NOTHING_VARIES
         verb = "takes less time" if deterministic else "is shown to save time"
-        yield plain(f"{first.label} {verb} {since}.")
+        yield plain(f"{first.cell.label} {verb} {since}.")
     if first.metric_verdict == "worse" and rivals:
         yield _without_loss(first, rivals, results)
-    for place in dict.fromkeys((one.execution, one.engine) for one in found):
-        if place != (first.execution, first.engine):
+    for place in dict.fromkeys((one.cell.execution, one.cell.engine) for one in found):
+        if place != (first.cell.execution, first.cell.engine):
             other = comparison.headline(
-                [one for one in found if (one.execution, one.engine) == place]
+                [one for one in found if (one.cell.execution, one.cell.engine) == place]
             )
             where = (
-                other.execution
-                if other.execution == other.engine
-                else f"{other.execution} on {other.engine}"
+                other.cell.execution
+                if other.cell.execution == other.cell.engine
+                else f"{other.cell.execution} on {other.cell.engine}"
             )
-            start = Phrase(_capital(f"{where}, at {other.workers} workers: "))
-            yield (start, *_clauses(other, results, other.baseline))
-    if first.execution == "virtual":
+            start = Phrase(_capital(f"{where}, at {other.cell.workers} workers: "))
+            yield (start, *_clauses(other, results, other.baseline.label))
+    if first.cell.execution == "virtual":
         yield plain(_error_of_virtual_times(results))
     yield from _qualifying(results)
 
@@ -433,7 +450,7 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     """
     table = cells(results)
     rows = dict(zip(loading.cells_in(table), table.to_dict("records"), strict=True))
-    a, b = (rows[cell] for cell in one.cells)
+    a, b = (rows[cell] for cell in (one.cell, one.baseline))
     waiting = (b["wait_s"] - a["wait_s"]) / b["train_s"]
     exchange = (b["comm_s"] - a["comm_s"]) / b["train_s"] - waiting
     parts = []
@@ -445,7 +462,8 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
     # Jitter makes workers wait, which a strategy avoids that synchronises less often:
     # how much of the saving is that?
     steady = [
-        _without_jitter(results, one, label) for label in (one.label, one.baseline)
+        _without_jitter(results, one, label)
+        for label in (one.cell.label, one.baseline.label)
     ]
     if all(map(math.isfinite, steady)):
         parts.append(
@@ -453,7 +471,9 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
         )
     if parts:
         spread = (
-            environment.jitter_in_words(results) if one.execution == "virtual" else ""
+            environment.jitter_in_words(results)
+            if one.cell.execution == "virtual"
+            else ""
         )
         yield plain(_capital(f"{'; '.join(parts)}{f' ({spread})' if spread else ''}."))
 
@@ -462,9 +482,9 @@ def _without_jitter(results: Results, one: Comparison, label: str) -> float:
     """Return the mean virtual time of a strategy without jitter in seconds; NaN if unknown."""
     runs = results.completed
     own = (
-        (runs["execution"] == one.execution)
+        (runs["execution"] == one.cell.execution)
         & (runs["label"] == label)
-        & (runs["workers"] == one.workers)
+        & (runs["workers"] == one.cell.workers)
     )
     return float(runs.loc[own, "train_s_no_jitter"].astype(float).mean())
 
@@ -474,13 +494,16 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
     # Rivals are compared directly: two savings share the noise of their baseline.
     tied = []
     for one in rivals:
-        table = differences(results, one.label, first.label)
+        table = differences(results, one.cell.label, first.cell.label)
         own = table[
-            (table["execution"] == one.execution) & (table["workers"] == one.workers)
+            (table["execution"] == one.cell.execution)
+            & (table["workers"] == one.cell.workers)
         ]
-        own = own[(own["engine_a"] == one.engine) & (own["engine_b"] == one.engine)]
+        own = own[
+            (own["engine_a"] == one.cell.engine) & (own["engine_b"] == one.cell.engine)
+        ]
         if ((own["ratio_low"] <= 1) & (own["ratio_high"] >= 1)).any():
-            tied.append(one.label)
+            tied.append(one.cell.label)
     if tied:
         return f"ties for the least time with {formatting.listed(tied)}: the intervals of their differences hold zero"
     return (
@@ -493,11 +516,12 @@ def _standing(first: Comparison, rivals: list[Comparison], results: Results) -> 
 def _since(first: Comparison, same: list[Comparison]) -> str:
     """The consecutive worker counts, up to that of `first`, at which a saving is shown."""
     own = sorted(
-        (one for one in same if one.label == first.label), key=lambda one: -one.workers
+        (one for one in same if one.cell.label == first.cell.label),
+        key=lambda one: -one.cell.workers,
     )
     shown = list(takewhile(lambda one: one.saves, own))
     return (
-        f"at every worker count from {shown[-1].workers} to {first.workers}"
+        f"at every worker count from {shown[-1].cell.workers} to {first.cell.workers}"
         if len(shown) > 1
         else ""
     )
@@ -518,5 +542,5 @@ def _without_loss(
     best = max(kept, key=lambda one: one.saved.value)
     return (
         Phrase(f"Without a loss of {word}: "),
-        *_clauses(best, results, best.baseline),
+        *_clauses(best, results, best.baseline.label),
     )

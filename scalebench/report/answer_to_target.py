@@ -43,7 +43,7 @@ class ToTarget:
         self, *, brief: bool = False, how: str = "", than: str = ""
     ) -> Sentence:
         """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""
-        start = f"At {self.one.workers} workers, "
+        start = f"At {self.one.cell.workers} workers, "
         return _comparison(
             self.row,
             self.one,
@@ -71,8 +71,8 @@ def sooner(found: Sequence[Comparison], results: Results) -> ToTarget | None:
     aimed = []
     for one in found:
         # a baseline is compared without its options
-        baseline = one.baseline.partition("(")[0]
-        if row := rows.get((one.cells[0], baseline)):
+        baseline = one.baseline.label.partition("(")[0]
+        if row := rows.get((one.cell, baseline)):
             aimed.append(ToTarget(one, row, times))
     shown = [one for one in aimed if one.is_shown]
     return min(
@@ -85,7 +85,9 @@ def sooner(found: Sequence[Comparison], results: Results) -> ToTarget | None:
 def reached_at(one: Comparison, results: Results) -> bool:
     """Return True if any run reached the target at the place of `one`, whatever its strategy."""
     cells = target.times_to_target(results)
-    place = (cells["execution"] == one.execution) & (cells["workers"] == one.workers)
+    place = (cells["execution"] == one.cell.execution) & (
+        cells["workers"] == one.cell.workers
+    )
     return bool((cells.loc[place, "n_reached"] > 0).any())
 
 
@@ -99,13 +101,13 @@ def answer_to_target(
     """
     table = target.target_ratios(results)
     times = _times(results)
-    of_series = table[SERIES].eq(list(one.cells[0].series)).all(axis=1)
-    against = table["baseline"] == one.baseline.partition("(")[0]
+    of_series = table[SERIES].eq(list(one.cell.series)).all(axis=1)
+    against = table["baseline"] == one.baseline.label.partition("(")[0]
     own = table[of_series & against & loading.is_representative(table)]
     # One worker synchronises with no other: nothing is saved there.
     known = own[own["reduction"].notna() & (own["workers"] > 1)]
     both = known.sort_values("workers").to_dict("records")
-    for row in own[own["workers"] == one.workers].to_dict("records"):
+    for row in own[own["workers"] == one.cell.workers].to_dict("records"):
         strategy, other = _cells_of(row, one, times)
         aim = _aim(row, one, times)
         if math.isfinite(row["reduction"]):
@@ -142,8 +144,8 @@ def _times(results: Results) -> Times:
 
 def _cells_of(row: Row, one: Comparison, times: Times) -> list[Row]:
     """Return the cells of strategy and baseline at the execution and worker count of `row`; empty ones if missing."""
-    own = Cell(row["execution"], row["engine"], one.label, row["workers"])
-    other = own._replace(engine=row["baseline_engine"], label=one.baseline)
+    own = Cell(row["execution"], row["engine"], one.cell.label, row["workers"])
+    other = own._replace(engine=row["baseline_engine"], label=one.baseline.label)
     return [times.get(cell, {}) for cell in (own, other)]
 
 
@@ -158,7 +160,7 @@ def _comparison(
     baseline: str = "",
 ) -> Sentence:
     both = _cells_of(row, one, times)
-    label = one.label
+    label = one.cell.label
     low = row["reduction_low"]
     high = row["reduction_high"]
     change = f"{formatting.share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"

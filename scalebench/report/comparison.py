@@ -57,12 +57,8 @@ class Comparison:
     `difference.n` common seeds.
     """
 
-    cells: tuple[Cell, Cell]  # of the strategy and of the baseline
-    execution: str
-    engine: str
-    workers: int
-    label: str
-    baseline: str
+    cell: Cell  # of the strategy
+    baseline: Cell
     per_batch: bool
     seldom: bool  # the strategy synchronised in fewer steps than it made
     oversubscribed: bool
@@ -106,7 +102,7 @@ class Comparison:
         """Return True if the comparison can answer the study's question."""
         # Another per-batch strategy would answer which engine, not how often.
         unfit = self.per_batch or self.oversubscribed or self.disturbed
-        return self.workers > 1 and not unfit and math.isfinite(self.saved.value)
+        return self.cell.workers > 1 and not unfit and math.isfinite(self.saved.value)
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -134,14 +130,10 @@ def comparisons(results: Results) -> list[Comparison]:
 
 
 def _comparison(one: pairing.CellComparison, per_batch: bool) -> Comparison:
-    row, cell = difference(one), one.top.at
+    row = difference(one)
     return Comparison(
-        cells=(cell, one.bottom.at),
-        execution=cell.execution,
-        engine=cell.engine,
-        workers=cell.workers,
-        label=cell.label,
-        baseline=one.bottom.label,
+        cell=one.top.at,
+        baseline=one.bottom.at,
         per_batch=per_batch,
         seldom=one.top.seldom,
         strategy_s=row["a_s"],
@@ -175,7 +167,12 @@ def headline(found: Sequence[Comparison]) -> Comparison:
 def place_rank(one: Comparison) -> tuple[int, int, int]:
     """Sort key: the largest worker count, then native before paced before virtual, then the preferred engine."""
     engines = ["virtual", *native_check.PREFERRED_ENGINES]
-    return -one.workers, EXECUTIONS.index(one.execution), engines.index(one.engine)
+    cell = one.cell
+    return (
+        -cell.workers,
+        EXECUTIONS.index(cell.execution),
+        engines.index(cell.engine),
+    )
 
 
 class Phrase(NamedTuple):
@@ -209,7 +206,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
         return ""
     if one.saved.n < 2:
         return f"repetitions would show both: {pairing.repeat_option(results, pairing.enough_runs(results))} or more"
-    if one.execution not in rounds.MEASURED:
+    if one.cell.execution not in rounds.MEASURED:
         return _of_virtual_times(one, results)
     ratio, low, high, measured, _ = one.saved.map(lambda saved: math.log1p(-saved))
     s = (high - low) / 2 / intervals.t_quantile(measured - 1) * math.sqrt(measured)

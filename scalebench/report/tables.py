@@ -125,11 +125,17 @@ def _cost(compared: Sequence[Comparison]) -> Table:
     tested = Column("p", fields("p_adjusted"), TWO_DIGITS, test)
     reasons = list(dict.fromkeys(one.note for one in own if one.note))
     rows: list[quantity.Row] = [
-        dict([*vars(one).items(), ("metric_verdict", one.metric_verdict)])
+        dict(
+            [
+                *one.cell._asdict().items(),
+                *vars(one).items(),
+                ("metric_verdict", one.metric_verdict),
+            ]
+        )
         for one in own
     ]
     return Table.of(
-        f"Time saved against per-batch {own[0].baseline if own else ''}, and what it costs",
+        f"Time saved against per-batch {own[0].baseline.label if own else ''}, and what it costs",
         [
             quantity.STRATEGY,
             quantity.EXECUTION,
@@ -332,7 +338,7 @@ def _laws(results: Results) -> Table:
         [_law(one, one.advice) for one in found if one.advice],
         [
             *(
-                f"{one.series.name}, {one.series.execution}: {note}"
+                f"{one.series.name}, {one.series.key.execution}: {note}"
                 for one in found
                 for note in one.notes
             ),
@@ -352,8 +358,8 @@ def _law(one: Scaling, advice: Advice) -> quantity.Row:
     }
     return {
         "label": series.name,
-        "execution": series.execution,
-        "engine": series.engine,
+        "execution": series.key.execution,
+        "engine": series.key.engine,
         # Laws are fitted to neither of these; the column of the execution asks for
         # both.
         "oversubscribed": False,

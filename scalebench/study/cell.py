@@ -15,6 +15,14 @@ EXECUTIONS: tuple[str, ...] = get_args(Execution)
 _SHOWN = 4  # groups of cells in words
 
 
+class SeriesKey(NamedTuple):
+    """What the points of a curve over worker counts share."""
+
+    execution: str
+    engine: str
+    label: str
+
+
 class Cell(NamedTuple):
     """A point of a study; its runs differ in their repetition only.
 
@@ -42,9 +50,9 @@ class Cell(NamedTuple):
         return self._replace(batch_per_worker=None, batch_global=None)
 
     @property
-    def series(self) -> tuple[str, str, str]:
-        """Execution, engine and label, which the points of a curve over worker counts share."""
-        return self[0], self[1], self[2]
+    def series(self) -> SeriesKey:
+        """The curve over worker counts on which this point lies."""
+        return SeriesKey(self.execution, self.engine, self.label)
 
     def baseline(self, name: str) -> Cell:
         """Return the place of a baseline of this cell; an engine of "" is any, at any batch."""
@@ -71,7 +79,7 @@ def columns_without(*fields: str) -> list[str]:
 
 
 PLACE = columns_without(*BATCH)
-SERIES = columns_without("workers", *BATCH)
+SERIES = list(SeriesKey._fields)
 
 
 def batch_in_words(policy: str, size: object) -> str:

@@ -33,7 +33,9 @@ def drawn(tmp_path_factory):
 
 def test_drawn_curve_equals_fitted_law_and_band(drawn):
     results, table = drawn
-    fitted = {one.series.label: one for one in scaling_laws(results) if not one.refusal}
+    fitted = {
+        one.series.key.label: one for one in scaling_laws(results) if not one.refusal
+    }
     assert set(fitted) == {"allreduce", "epoch_average"}
     for label, scaling in fitted.items():
         curve = table[

@@ -364,11 +364,11 @@ def test_the_headline_is_of_counts_at_which_workers_synchronise_less_often_than_
 def test_default_study_has_an_answer(keep):
     results = keep(study_rows())
     found = [one for one in comparisons(results) if one.answers]
-    assert {one.label for one in found} == {"epoch_average", "epoch_async"}
+    assert {one.cell.label for one in found} == {"epoch_average", "epoch_async"}
     first = headline(found)
-    assert (first.workers, first.execution) == (64, "virtual")
+    assert (first.cell.workers, first.cell.execution) == (64, "virtual")
     assert first.saved.value == max(
-        one.saved.value for one in found if one.workers == 64
+        one.saved.value for one in found if one.cell.workers == 64
     )
 
 

@@ -96,10 +96,10 @@ def no_extrapolation(series: Series) -> str:
 
 def band_name(series: Series) -> str:
     """Name of the intervals; where no time varies, they contain the misfit of the law only."""
-    if series.execution in SIMULATED and series.error is None and not series.varies:
+    if series.key.execution in SIMULATED and series.error is None and not series.varies:
         return MISFIT
     return interval_name(
-        series.execution, error=error_name(series.error), stated=series.stated
+        series.key.execution, error=error_name(series.error), stated=series.stated
     )
 
 
@@ -182,7 +182,7 @@ def parameter_interval(fit: Fit, series: Series, parameter: Parameter) -> Measur
 
 def _simulation(series: Series) -> Part | None:
     """Virtual-native error of the times of `series`, without the factor common to all virtual times."""
-    return series.error.own(series.label) if series.error else None
+    return series.error.own(series.key.label) if series.error else None
 
 
 def _typical(fit: Fit) -> Array:

@@ -336,7 +336,9 @@ def shared_noise(series: Series) -> SharedNoise:
         rest > 0 and fdtrc(freedom, other, mean_square / (rest / other)) > _SEEN
     ):
         return SharedNoise(0.0, freedom)
-    share = 1 + 1 / repetitions if series.execution in SIMULATED else 1 / repetitions
+    share = (
+        1 + 1 / repetitions if series.key.execution in SIMULATED else 1 / repetitions
+    )
     return SharedNoise(
         mean_square / counts * share,
         freedom,
@@ -399,7 +401,7 @@ def candidates(
     # worker count are one observation of the law.
     observations, shared = (
         (counts, 0.0)
-        if series.execution in SIMULATED
+        if series.key.execution in SIMULATED
         else (runs, shared_noise(series).squares)
     )
     scores = np.array(

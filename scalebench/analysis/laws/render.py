@@ -33,8 +33,10 @@ LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
 def title(scaling: Scaling) -> str:
     """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`, with the batch where the study has several."""
     series = scaling.series
-    engine = "" if series.engine == series.execution else f" {series.engine}"
-    name, counts = f"{series.name}, {series.execution}{engine}", series.counts
+    engine = (
+        "" if series.key.engine == series.key.execution else f" {series.key.engine}"
+    )
+    name, counts = f"{series.name}, {series.key.execution}{engine}", series.counts
     if scaling.refusal:
         return name
     return f"{name}: {len(counts)} worker counts ({counts[0]:.0f}-{counts[-1]:.0f}), {len(series.at)} runs"
@@ -108,9 +110,9 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
     """A law as JSON values: numbers in SI units, null for missing ones."""
     series = scaling.series
     values: dict[str, Any] = {
-        "execution": series.execution,
-        "engine": series.engine,
-        "strategy": series.label,
+        "execution": series.key.execution,
+        "engine": series.key.engine,
+        "strategy": series.key.label,
         "scaling": "weak" if series.weak else "strong",
         "batch_policy": series.batch_policy,
         "batch": series.batch,
@@ -207,9 +209,9 @@ def write_extrap(found: Sequence[Series], file: Path) -> list[Path]:
     for series in found:
         if not series.refusal:
             counts = tuple(int(count) for count in series.counts)
-            groups.setdefault((series.execution, series.engine, counts), []).append(
-                series
-            )
+            groups.setdefault(
+                (series.key.execution, series.key.engine, counts), []
+            ).append(series)
     if not groups:
         raise ResultsError(
             f"nothing to export to Extra-P: no strategy ran at {FEWEST_COUNTS} worker counts"

@@ -23,6 +23,7 @@ from scalebench.study.cell import (
     EXECUTIONS,
     SERIES,
     Cell,
+    SeriesKey,
     batch_in_words,
     strategy_rank,
 )
@@ -110,15 +111,13 @@ class Base:
 class Series:
     """Runs of one curve T(N): `seconds[i]` at `at[i]` workers in repetition `repetition[i]`.
 
-    One execution, engine, strategy with options and `batch`, of a worker or of all by
+    One execution, engine and strategy with options (`key`), and one `batch`, of a worker or of all by
     the `batch_policy` (None where it is unknown); `among_batches` where the study has
     several of them. `notes` list runs left out. `error` is the virtual-native error, if
     known. Without a `base` efficiency is relative to the law's T(1).
     """
 
-    execution: str
-    engine: str
-    label: str
+    key: SeriesKey
     weak: bool
     at: Array
     seconds: Array
@@ -143,7 +142,7 @@ class Series:
     @property
     def name(self) -> str:
         """`epoch_average`, or with its batch `epoch_average, batch 16 per worker`."""
-        return ", ".join(filter(None, [self.label, self.at_batch]))
+        return ", ".join(filter(None, [self.key.label, self.at_batch]))
 
     @property
     def counts(self) -> Array:
@@ -192,9 +191,9 @@ def series_of(results: Results) -> list[Series]:
     return sorted(
         found,
         key=lambda one: (
-            EXECUTIONS.index(one.execution),
-            strategy_rank(one.label),
-            one.engine,
+            EXECUTIONS.index(one.key.execution),
+            strategy_rank(one.key.label),
+            one.key.engine,
         ),
     )
 
@@ -206,7 +205,7 @@ def _by_batch(
     results: Results,
 ) -> Iterator[Series]:
     """Yield the series of one execution, engine and label, by ascending batch."""
-    execution, engine, label = runs["cell"].iloc[0].series
+    key = runs["cell"].iloc[0].series
     notes = []
     for what in ("oversubscribed", "disturbed"):
         marked = runs[what].astype(bool)
@@ -234,9 +233,7 @@ def _by_batch(
             )
         weak = bool((own["scaling"] == "weak").any())
         yield Series(
-            execution,
-            engine,
-            label,
+            key,
             weak,
             own["workers"].to_numpy(dtype=float),
             own["train_s"].to_numpy(dtype=float),
@@ -244,7 +241,7 @@ def _by_batch(
             workload_of(own),
             _most_workers(own) if not weak else float("inf"),
             (*notes, *left_out),
-            error_of_times(results) if execution in SIMULATED else None,
+            error_of_times(results) if key.execution in SIMULATED else None,
             states_steps(results),
             _base(serial.seconds, own) if serial else None,
             str(own["batch_policy"].iloc[0]) if len(own) else "per_worker",

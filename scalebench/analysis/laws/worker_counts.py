@@ -101,8 +101,8 @@ def scaling_laws(
             f"{results.folder} holds no completed run of a strategy but serial; nothing there scales"
         )
     for name in strategies:
-        known = {one.label for one in found} | {
-            one.label.partition("(")[0] for one in found
+        known = {one.key.label for one in found} | {
+            one.key.label.partition("(")[0] for one in found
         }
         if name == "serial":
             raise UsageError(
@@ -116,7 +116,7 @@ def scaling_laws(
         found = [
             one
             for one in found
-            if {one.label, one.label.partition("(")[0]} & set(strategies)
+            if {one.key.label, one.key.label.partition("(")[0]} & set(strategies)
         ]
     return [scaling_of(one, efficiency) for one in found]
 
@@ -135,7 +135,7 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     unsure = no_band(series)
     if unsure:
         notes.append(unsure)
-    elif series.execution in MEASURED and shared_noise(series).variance > 0:
+    elif series.key.execution in MEASURED and shared_noise(series).variance > 0:
         notes.append(
             "whole repetitions were slower or faster than others, and the intervals are wider for it"
         )

@@ -95,7 +95,7 @@ def test_counts_beyond_the_data_need_a_band():
     }
 
 
-VIRTUAL = {"execution": "virtual", "engine": "virtual"}
+VIRTUAL = {"execution": "virtual"}
 
 
 def printed(scaling):

@@ -49,7 +49,7 @@ def rows(strategy="epoch_average", counts=COUNTS, s=0.05, repetitions=3, **colum
 
 def laws(results, **options):
     return {
-        (one.series.execution, one.series.engine, one.series.label): one
+        (one.series.key.execution, one.series.key.engine, one.series.key.label): one
         for one in scaling_laws(results, **options)
     }
 
@@ -320,7 +320,7 @@ def test_bad_forecast_has_a_note(study):
 
 def test_serial_has_no_law(study):
     results = study(rows=rows() + rows("serial", counts=(1,)))
-    assert [one.label for one in series_of(results)] == ["epoch_average"]
+    assert [one.key.label for one in series_of(results)] == ["epoch_average"]
     with pytest.raises(ResultsError, match="no completed run of a strategy but serial"):
         scaling_laws(study(rows=rows("serial", counts=(1,))))
 
@@ -338,7 +338,8 @@ def test_strategies_are_chosen_by_name_or_label(study):
     )
     assert len(scaling_laws(results)) == 3
     assert [
-        one.series.label for one in scaling_laws(results, strategies=["epoch_average"])
+        one.series.key.label
+        for one in scaling_laws(results, strategies=["epoch_average"])
     ] == [
         "epoch_average",
         "epoch_average(every=2)",
