@@ -166,17 +166,21 @@ class BatchPlan:
         """Return S = ceil(max_i n_i / b), or ceil(n / B) with a global batch B; equal for all workers."""
         return self._steps_for(int(self.shard_sizes(epoch).max()))
 
-    def indices(self, epoch: int, worker: int) -> Ints:
-        """Return the row numbers of `worker` in visiting order."""
+    def indices(self, epoch: int, *workers: int) -> Ints:
+        """Return the row numbers of `workers` in visiting order, one worker after the other."""
         layout = self._layout(self._stage(epoch))
-        chain = layout.order[worker :: self.workers]
-        rows = np.concatenate([layout.rows.block(int(k)) for k in chain])
+        chains = [layout.order[worker :: self.workers] for worker in workers]
+        blocks = np.concatenate(chains)
+        rows = np.concatenate([layout.rows.block(k) for k in blocks.tolist()])
         if self.shuffle in ("in_block", "rotate_blocks"):
-            position = np.repeat(np.arange(len(chain)), layout.rows.block_sizes[chain])
-            # A random number below 1 behind the place of the block: samples are
-            # permuted inside their block.
-            key = position + self._rng(_IN_BLOCK, epoch, worker).random(len(rows))
-            rows = rows[np.argsort(key, kind="stable")]
+            # Samples are permuted inside their block.
+            place = np.repeat(np.arange(len(blocks)), layout.rows.block_sizes[blocks])
+            samples = self.shard_sizes(epoch)
+            draws = [
+                self._rng(_IN_BLOCK, epoch, worker).random(samples[worker])
+                for worker in workers
+            ]
+            rows = rows[np.lexsort((np.concatenate(draws), place))]
         return rows
 
     def bounds(self, epoch: int, worker: int) -> Ints:

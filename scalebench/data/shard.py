@@ -14,6 +14,8 @@ from scalebench.data.ds_tensor import DsTensor
 from scalebench.data.exchange import Exchange, Ints, moved
 from scalebench.errors import RunError
 
+_EPOCHS_APART = 3  # of workers, for which samples of all are held
+
 
 def equal_batches(
     starts: Ints, samples: int, batch: int
@@ -35,11 +37,70 @@ def equal_batches(
     return slices, firsts
 
 
-class Shard:
-    """Rows of `worker` by `plan`, as contiguous tensors on `device`.
+class Rows:
+    """The training samples of a data set, of which some rows are read as contiguous tensors on `device`."""
 
-    Rows are read from the data set at the first epoch only; afterwards they are sent
-    between workers.
+    def __init__(
+        self, dataset: Dataset, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._x = DsTensor(dataset.x_train)
+        self._y = DsTensor(dataset.y_train)
+        self._dtypes = (
+            dtype,
+            torch.int64 if dataset.task == "classification" else dtype,
+        )
+        self._device = device
+
+    def read(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Return copies of `rows` of x, in the dtype of the run, and of y."""
+        x, y = (
+            torch.from_numpy(source.rows(rows))
+            .to(device=self._device, dtype=dtype)
+            .contiguous()
+            for source, dtype in zip((self._x, self._y), self._dtypes, strict=True)
+        )
+        return x, y
+
+
+class LaidOut:
+    """The samples of all workers of one process, whose rows stay: an epoch is laid out for all in one call.
+
+    It is held until each worker has taken its part. Workers that are many epochs behind
+    the first read theirs alone.
+    """
+
+    def __init__(self, rows: Rows, plan: BatchPlan) -> None:
+        self._rows, self._plan = rows, plan
+        self._parts: dict[int, dict[int, tuple[Tensor, Tensor]]] = {}
+        self._newest = -1
+
+    def part(self, epoch: int, worker: int) -> tuple[Tensor, Tensor]:
+        """Return x and y of `worker` in visiting order of `epoch`."""
+        if epoch > self._newest:
+            self._parts[epoch] = self._lay_out(epoch)
+            self._newest = epoch
+            self._parts.pop(epoch - _EPOCHS_APART, None)
+        parts = self._parts.get(epoch, {})
+        if worker not in parts:
+            return self._rows.read(self._plan.indices(epoch, worker))
+        part = parts.pop(worker)
+        if not parts:
+            del self._parts[epoch]
+        return part
+
+    def _lay_out(self, epoch: int) -> dict[int, tuple[Tensor, Tensor]]:
+        x, y = self._rows.read(self._plan.indices(epoch, *range(self._plan.workers)))
+        sizes = self._plan.shard_sizes(epoch).tolist()
+        # torch.split takes twice as long
+        parts = zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
+        return dict(enumerate(parts))
+
+
+class Shard:
+    """Rows of `worker` by `plan`, as contiguous tensors on `device`, those that are `laid_out` for all if given.
+
+    Other rows are read from the data set at the first epoch only; afterwards they are
+    sent between workers.
     """
 
     def __init__(
@@ -49,14 +110,13 @@ class Shard:
         worker: int,
         dtype: torch.dtype,
         device: torch.device,
+        laid_out: LaidOut | None = None,
     ) -> None:
-        self._x_all = DsTensor(dataset.x_train)
-        self._y_all = DsTensor(dataset.y_train)
-        self._y_dtype = torch.int64 if dataset.task == "classification" else dtype
+        self._laid_out = laid_out
+        if laid_out is None:
+            self._rows_of_all = Rows(dataset, dtype, device)
         self._plan = plan
         self._worker = worker
-        self._dtype = dtype
-        self._device = device
         self._epoch = -1
         self._rows: Ints = np.empty(0, dtype=np.int64)
         self._x = self._y = torch.empty(0)
@@ -74,25 +134,29 @@ class Shard:
         self._require_unchanged()
         if epoch == self._epoch:
             return self._x, self._y
-        rows = self._plan.indices(epoch, self._worker)
-        if self._epoch < 0:
-            self._x = self._load(self._x_all, rows, self._dtype)
-            self._y = self._load(self._y_all, rows, self._y_dtype)
+        if self._laid_out is None:
+            self._x, self._y = self._moved_to(epoch, exchange)
         else:
-            # From the second epoch on rows come from other workers, not from the data
-            # set.
-            owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
-            self._x, self._y = moved(
-                [self._x, self._y],
-                self._rows,
-                rows,
-                owners,
-                self._plan.workers,
-                exchange,
-            )
-        self._rows, self._epoch = rows, epoch
+            self._x, self._y = self._laid_out.part(epoch, self._worker)
+        self._epoch = epoch
         self._versions = (self._x._version, self._y._version)
         return self._x, self._y
+
+    def _moved_to(self, epoch: int, exchange: Exchange | None) -> tuple[Tensor, Tensor]:
+        before, self._rows = self._rows, self._plan.indices(epoch, self._worker)
+        if self._epoch < 0:
+            return self._rows_of_all.read(self._rows)
+        # From the second epoch on rows come from other workers, not from the data set.
+        owners = self._plan.owners(self._epoch), self._plan.owners(epoch)
+        x, y = moved(
+            [self._x, self._y],
+            before,
+            self._rows,
+            owners,
+            self._plan.workers,
+            exchange,
+        )
+        return x, y
 
     def _require_unchanged(self) -> None:
         """Raise RunError if samples have been changed in place: batches are views of them, in every epoch."""
@@ -101,10 +165,3 @@ class Shard:
                 "the training samples were changed in place, by the model's forward or by the strategy; compute with "
                 "copies of a batch, x = (x - 1) / 2 where x -= 1 stands"
             )
-
-    def _load(self, source: DsTensor, rows: Ints, dtype: torch.dtype) -> Tensor:
-        return (
-            torch.from_numpy(source.rows(rows))
-            .to(device=self._device, dtype=dtype)
-            .contiguous()
-        )

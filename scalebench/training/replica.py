@@ -23,7 +23,7 @@ from scalebench.comm.base import (
 )
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
-from scalebench.data.shard import Shard, equal_batches
+from scalebench.data.shard import LaidOut, Shard, equal_batches
 from scalebench.models.flat import (
     Memory,
     is_finite,
@@ -121,6 +121,7 @@ class Replica:
         workers_per_node: int | None = None,
         memory: Memory | None = None,
         mesh: Mesh | None = None,
+        laid_out: LaidOut | None = None,
     ) -> None:
         require_unchanged(run)
         self.run, self.plan, self.clock = run, plan, clock
@@ -144,7 +145,7 @@ class Replica:
         )
         self.state = SimpleNamespace()
         self._begin_model(memory)
-        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device)
+        self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device, laid_out)
         self.loss = loss_for(dataset.task)
         # that this worker holds; None for the whole model
         self.stage: Stage | TorchStage | TorchStyles | None = None

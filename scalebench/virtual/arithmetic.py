@@ -87,9 +87,7 @@ class _GlobalReplica(Replica):
         )
         # Stable: the samples of a step stay in the order of the ranks.
         side_by_side = np.argsort(step_of, kind="stable")
-        rows = np.concatenate([plan.indices(epoch, rank) for rank in range(workers)])[
-            side_by_side
-        ]
+        rows = plan.indices(epoch, *range(workers))[side_by_side]
         x = torch.from_numpy(self._dataset.x_train[rows]).to(self.dtype)
         y = torch.from_numpy(self._dataset.y_train[rows])
         y = y.to(torch.int64 if self.task == "classification" else self.dtype)

@@ -13,7 +13,10 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeVar
 
+import torch
+
 from scalebench.data.dataset import Dataset
+from scalebench.data.shard import LaidOut, Rows
 from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.pricing.charges import jitter_of
 from scalebench.pricing.machine import Choice, Machine
@@ -152,6 +155,11 @@ class Simulation(Prepared):
         self._clock_kind = clock_kind or (
             RecordingVirtualClock if run.trace else VirtualClock
         )
+        self._laid_out: LaidOut | None = None
+        # Rows move otherwise, or stay in one order, in the memory of a first epoch.
+        if run.shuffle == "in_block":
+            rows = Rows(dataset, getattr(torch, run.dtype), torch.device("cpu"))
+            self._laid_out = LaidOut(rows, self.plan)
         self._pool: Batched | None = None
         self._records = False  # gradients of each replica
         self._original: Replica | None = None  # records for all
@@ -372,6 +380,7 @@ class Simulation(Prepared):
             self.workers_per_node,
             memory,
             mesh=self.mesh,
+            laid_out=self._laid_out,
         )
         if isinstance(replica, RecordedReplica):
             replica.original = self._original

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.layout import SHUFFLES
-from scalebench.data.shard import Shard
+from scalebench.data.shard import LaidOut, Rows, Shard
+from scalebench.errors import RunError
 
 
 def make_dataset(n, task="classification"):
@@ -151,3 +152,32 @@ def test_rows_are_read_at_the_first_epoch_only(tmp_path):
     shard.epoch(0)
     dataset.x_train[:] = np.nan
     assert torch.isfinite(shard.epoch(1)[0]).all()
+
+
+@pytest.mark.parametrize("blocks", [3, 7])
+def test_samples_that_are_laid_out_for_all_are_those_of_each(blocks):
+    """Whichever worker comes first, also of one that is many epochs behind."""
+    dataset, device = make_dataset(31), torch.device("cpu")
+    plan = BatchPlan(31, 3, seed=2, batch_per_worker=2, blocks=blocks)
+    laid_out = LaidOut(Rows(dataset, torch.float64, device), plan)
+
+    def shard(worker, laid_out=None):
+        return Shard(dataset, plan, worker, torch.float64, device, laid_out)
+
+    together = [shard(worker, laid_out) for worker in range(3)]
+    order = [(0, 0), (2, 0), (2, 1), (0, 1), *((2, epoch) for epoch in range(2, 6))]
+    for worker, epoch in [*order, (1, 0), (1, 1), (1, 5), (0, 5), (0, 6)]:
+        found = together[worker].epoch(epoch)
+        for mine, alone in zip(found, shard(worker).epoch(epoch), strict=True):
+            assert torch.equal(mine, alone)
+
+
+def test_a_sample_of_all_that_is_changed_in_place_is_an_error():
+    dataset, device = make_dataset(12), torch.device("cpu")
+    plan = BatchPlan(12, 3, seed=0, batch_per_worker=2)
+    laid_out = LaidOut(Rows(dataset, torch.float64, device), plan)
+    shard = Shard(dataset, plan, 1, torch.float64, device, laid_out)
+    x, _ = shard.epoch(0)
+    x[0] -= 1
+    with pytest.raises(RunError, match="changed in place"):
+        shard.epoch(1)
