@@ -31,19 +31,21 @@ from scalebench.analysis import (
     verdicts,
     virtual_error,
 )
-from scalebench.analysis.methodology import Evidence
-from scalebench.analysis.methodology.times import busy_machine, disturbed, few_runs
+from scalebench.analysis.methodology import RULES, Evidence
 from scalebench.records.progress import progress_of
 from scalebench.report import comparison
-from scalebench.report.answer_to_target import answer_to_target, reached_at, sooner
-from scalebench.report.comparison import Comparison, Phrase, Sentence, as_text, plain
+from scalebench.report.comparison import (
+    Comparison,
+    Phrase,
+    Sentence,
+    answer_to_target,
+    as_text,
+    plain,
+)
 from scalebench.study.choices import BASELINES
 
-_QUALIFY = (
-    few_runs,
-    disturbed,
-    busy_machine,
-)  # rules whose warnings stand beside the answer
+# rules whose warnings stand beside the answer
+_QUALIFY = ("few-runs", "disturbed", "busy-machine")
 _OBTAINED = {
     "native": "Measured natively",
     "paced": "Measured with stated compute",
@@ -153,7 +155,7 @@ def _headline_sentences(
     first: Comparison, found: list[Comparison], results: Results, *, brief: bool = False
 ) -> Iterator[Sentence]:
     """The sentences of the headline: to the target metric first, where that is shown, and for all epochs."""
-    aimed = sooner(found, results)
+    aimed = comparison.sooner(found, results)
     if aimed is None:
         start = Phrase(f"At {first.cell.workers} workers, ")
         yield (
@@ -178,7 +180,7 @@ def _headline_sentences(
         )
         return
     # Otherwise a saving for all epochs would pass for one of time to accuracy.
-    where = "" if reached_at(first, results) else ", where no run reaches it"
+    where = "" if comparison.reached_at(first, results) else ", where no run reaches it"
     obtained = first.cell.execution != aimed.one.cell.execution
     yield (
         *clause,
@@ -222,7 +224,10 @@ def _qualifying(results: Results) -> Iterator[Sentence]:
     """Warnings of `scalebench check` about few runs and a busy machine, and what crowded engines leave."""
     evidence = Evidence(results)
     found = [
-        one for rule in _QUALIFY for one in rule(evidence) if one.severity == "warning"
+        one
+        for name in _QUALIFY
+        for one in RULES.find(name).find(evidence)
+        if one.severity == "warning"
     ]
     if found:
         yield plain(
