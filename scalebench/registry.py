@@ -1,16 +1,18 @@
 """Registry of strategies, data sets, partitions, models and figures by name, with validated options.
 
 A choice is a frozen pydantic model: its fields are its options. It registers itself
-when its module is imported; the module that has the name of a choice is imported when
-that is looked up; the other modules of `package` and the entry points of `group`
-(third-party packages) where a name is not found so.
+when its module is imported. For a choice that is looked up the module of its name is
+imported, else the one that names it; all modules of `package` and the entry points of
+`group` (third-party packages) where a name is not found so.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -85,9 +87,11 @@ class Registry(Generic[C]):
 
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
         """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
-        if name not in self._classes and name in self._modules():
-            # it alone: all those of strategies take half a second
-            importlib.import_module(f"{self._package}.{name}")
+        # One module alone: all those of strategies take half a second.
+        for module in self._modules_of(name):
+            if name in self._classes:
+                break
+            importlib.import_module(f"{self._package}.{module}")
         if name not in self._classes:
             self._load()
         if name not in self._classes:
@@ -109,6 +113,22 @@ class Registry(Generic[C]):
             raise self._error(
                 f"{self.kind} {name}: {first_fault(error, cls)}"
             ) from None
+
+    def _modules_of(self, name: str) -> Iterator[str]:
+        """Yield the modules that may hold the choice `name`: that of its name, then those whose text names it."""
+        modules = self._modules()
+        if name in modules:
+            yield name
+        for module in modules:
+            # As in `name = "torch_fsdp"`; by the text, as importing takes far longer.
+            if f'= "{name}"' in self._text(module):
+                yield module
+
+    def _text(self, module: str) -> str:
+        """Return the source of a module of the package; empty if it is a folder, or not there as a file."""
+        folders = importlib.import_module(self._package).__path__
+        files = [Path(folder) / f"{module}.py" for folder in folders]
+        return "".join(each.read_text("utf-8") for each in files if each.is_file())
 
     def _modules(self) -> list[str]:
         """Return the modules of the package; if it is a module itself, none."""

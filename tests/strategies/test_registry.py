@@ -103,6 +103,15 @@ def test_options_are_checked_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("name", ["torch_fsdp", "torch_tensor", "slowmo"])
+def test_a_strategy_in_a_file_of_another_name_is_found_without_importing_all(name):
+    code = (
+        f"import sys; from scalebench.strategies import registry; assert registry.find({name!r}).name == {name!r};"
+        "sys.exit('scalebench.strategies.daso' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_strategy_has_at_most_18_members():
     own = {name for name in vars(Strategy) if not name.startswith("_")} | set(
         Strategy.__annotations__
