@@ -43,9 +43,7 @@ from scalebench.strategies.adaptive import (
     of_least_numbers,
 )
 from scalebench.strategies.base import LayerProfile, Recompute
-from scalebench.strategies.fsdp import sharding
-from scalebench.strategies.hybrid import dividing
-from scalebench.strategies.parts import PartsOfModel, Schedule
+from scalebench.strategies.parts import PartsOfModel, Schedule, dividing, sharding
 from scalebench.study.spec import Component
 from scalebench.training.stage import most_kept
 

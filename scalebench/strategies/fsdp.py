@@ -21,7 +21,7 @@ from scalebench.strategies.base import (
 )
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
-from scalebench.study.spec import BY_LAYER, Component
+from scalebench.study.spec import BY_LAYER
 
 
 class Exchanges:
@@ -50,11 +50,6 @@ class Exchanges:
             unit.release_gradients()
         if self.shard == 3:
             unit.release()
-
-
-def sharding(shard: int) -> Component:
-    """Return the strategy that divides optimizer states (1), gradients (2) and parameters (3), as option `shard`."""
-    return Component(name="fsdp", options={"shard": shard})
 
 
 @register()

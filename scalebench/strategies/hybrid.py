@@ -12,7 +12,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
 from scalebench.strategies import registry
-from scalebench.strategies.base import Move, Recompute, Setting, Strategy
+from scalebench.strategies.base import Move, Setting, Strategy
 from scalebench.strategies.parts import (
     BALANCE,
     CHUNKS,
@@ -151,33 +151,3 @@ class Hybrid(PartsOfModel):
     @property
     def traits(self) -> Traits:
         return self.repeated()
-
-
-def dividing(
-    mesh: Mesh,
-    micro_batches: int,
-    schedule: Schedule | None,
-    chunks: int,
-    recompute: Recompute,
-) -> Component:
-    """Return the strategy of replicas as in `mesh`, whose stages, or chunks of layers on these, are cut by times.
-
-    That is `tensor` without stages, `model_parallel` without a schedule, `pipeline`
-    where each stage has one worker, else `hybrid`.
-    """
-    again: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
-    if mesh.pipeline == 1:
-        return Component(name="tensor", options={"degree": mesh.tensor, **again})
-    placed = {"balance": "times", **again}
-    if schedule is None:
-        options = {"stages": mesh.pipeline, **placed}
-        return Component(name="model_parallel", options=options)
-    moves = {"micro_batches": micro_batches, **placed}
-    if schedule != "1f1b":
-        moves["schedule"] = schedule
-    if schedule == "interleaved":
-        moves["chunks"] = chunks
-    if mesh.tensor == 1:
-        return Component(name="pipeline", options={"stages": mesh.pipeline, **moves})
-    parts = {"pipeline": mesh.pipeline, "tensor": mesh.tensor}
-    return Component(name="hybrid", options={**parts, **moves})

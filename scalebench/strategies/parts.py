@@ -1,4 +1,7 @@
-"""Base of the strategies whose replicas have several workers, each with a part of the model."""
+"""Base of the strategies whose replicas have several workers, each with a part of the model.
+
+`dividing` and `sharding` name the strategy that divides a model as a layout asks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from scalebench.strategies.base import (
     Worker,
 )
 from scalebench.strategies.traits import Traits, Varied
-from scalebench.study.spec import BY_LAYER, Study
+from scalebench.study.spec import BY_LAYER, Component, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,6 +208,41 @@ def with_measured_stages(
             each = each.with_option("balance", list(sizes))
         strategies.append(each)
     return study.model_copy(update={"strategies": strategies})
+
+
+def dividing(
+    mesh: Mesh,
+    micro_batches: int,
+    schedule: Schedule | None,
+    chunks: int,
+    recompute: Recompute,
+) -> Component:
+    """Return the strategy of replicas as in `mesh`, whose stages, or chunks of layers on these, are cut by times.
+
+    That is `tensor` without stages, `model_parallel` without a schedule, `pipeline`
+    where each stage has one worker, else `hybrid`.
+    """
+    again: dict[str, object] = {"recompute": recompute} if recompute != "none" else {}
+    if mesh.pipeline == 1:
+        return Component(name="tensor", options={"degree": mesh.tensor, **again})
+    by_times = {"balance": "times", **again}
+    if schedule is None:
+        options = {"stages": mesh.pipeline, **by_times}
+        return Component(name="model_parallel", options=options)
+    moves = {"micro_batches": micro_batches, **by_times}
+    if schedule != "1f1b":
+        moves["schedule"] = schedule
+    if schedule == "interleaved":
+        moves["chunks"] = chunks
+    if mesh.tensor == 1:
+        return Component(name="pipeline", options={"stages": mesh.pipeline, **moves})
+    parts = {"pipeline": mesh.pipeline, "tensor": mesh.tensor}
+    return Component(name="hybrid", options={**parts, **moves})
+
+
+def sharding(shard: int) -> Component:
+    """Return the strategy that divides optimizer states (1), gradients (2) and parameters (3), as option `shard`."""
+    return Component(name="fsdp", options={"shard": shard})
 
 
 class PartsOfModel(Strategy):
