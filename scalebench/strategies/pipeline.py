@@ -1,27 +1,68 @@
-"""Models whose layers are placed on several workers, through which micro-batches move; and torch's pipelines."""
+"""Models whose layers are placed on several workers: one works at a time, or micro-batches move; torch's pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
+from scalebench.strategies import parts
 from scalebench.strategies.base import Move, Worker
-from scalebench.strategies.model_parallel import ModelParallel
-from scalebench.strategies.parts import (
-    CHUNKS,
-    SCHEDULE,
-    Schedule,
-    require_schedule,
-    scheduled,
-)
 from scalebench.strategies.registry import register
-from scalebench.strategies.traits import Traits
+from scalebench.strategies.traits import Traits, Varied
+
+
+@register()
+class ModelParallel(parts.PartsOfModel):
+    """The whole batch forward through stages 0 .. m - 1, then backward through m - 1 .. 0.
+
+    One stage works at a time: m workers hold one model, and are no faster than one.
+    With K workers K / m replicas average the gradients of each stage after every batch.
+    A layer has parameters; what follows it without is a part of it. A replica of one
+    stage is a whole model, and trained as by `allreduce`.
+    """
+
+    stages: int = Field(
+        2,
+        ge=1,
+        le=65536,
+        description="workers that hold a replica, each with consecutive layers",
+    )
+    balance: parts.Balance = Field("even", description=parts.BALANCE)
+
+    name = "model_parallel"
+    summary = "layers placed on several workers, one of which works at a time"
+    source = "placement of layers, as in Dean et al., NeurIPS 2012"
+
+    divides_by: ClassVar[tuple[tuple[Varied, str], ...]] = (
+        ("pipeline", "stages"),
+        ("balance", "balance"),
+    )
+
+    @model_validator(mode="after")
+    def _one_number_a_stage(self) -> ModelParallel:
+        parts.require_balance(self.balance, self.stages, self.groups())
+        return self
+
+    def replica(self) -> Mesh:
+        return Mesh(pipeline=self.stages)
+
+    def place(self, work: Sequence[float], groups: int) -> Sequence[int]:
+        return parts.placed(work, groups, self.balance)
+
+    def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
+        # One micro-batch: stages wait for each other, and memory is what is won.
+        return parts.whole_batch()
+
+    # Stated again: a class that changes the program loses what its bases state of it.
+    @property
+    def traits(self) -> Traits:
+        return self.repeated()
 
 
 @register()
@@ -44,8 +85,8 @@ class Pipeline(ModelParallel):
         le=65536,
         description="u: pieces of a replica's batch; they have to divide it",
     )
-    schedule: Schedule = Field("1f1b", description=SCHEDULE)
-    chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
+    schedule: parts.Schedule = Field("1f1b", description=parts.SCHEDULE)
+    chunks: int = Field(2, ge=2, le=65536, description=parts.CHUNKS)
 
     name = "pipeline"
     summary = "layers placed on several workers, through which micro-batches move (option micro_batches)"
@@ -59,7 +100,7 @@ class Pipeline(ModelParallel):
     @model_validator(mode="after")
     def _enough_micro_batches(self) -> Pipeline:
         # By what is stated: the default of another schedule's option is no mistake.
-        require_schedule(
+        parts.require_schedule(
             self.schedule, self.stages, self.micro_batches, self.model_fields_set
         )
         return self
@@ -72,7 +113,7 @@ class Pipeline(ModelParallel):
         return self.stages * (self.chunks if self.schedule == "interleaved" else 1)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
-        return scheduled(
+        return parts.scheduled(
             self.schedule, stage, stages, micro_batches, self.groups() // self.stages
         )
 
@@ -97,7 +138,9 @@ class VirtualTorchPipeline(Pipeline):
     have no gradient of inputs.
     """
 
-    schedule: Schedule | Literal["zbv"] = Field("1f1b", description=SCHEDULE)  # type: ignore[assignment]
+    schedule: parts.Schedule | Literal["zbv"] = Field(
+        "1f1b", description=parts.SCHEDULE
+    )  # type: ignore[assignment]
     recompute: Literal["none"] = Field(
         "none", description="torch keeps all activations"
     )
