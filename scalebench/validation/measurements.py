@@ -53,7 +53,13 @@ QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
 # Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks
 # of 20 GB/s, V100 6 of 25, A100 12 of 25 (H100 has 18; the rows do not tell them
 # apart).
-_INTRA = {"PCIe": 15.75e9, "NVLink1": 80e9, "NVLink2": 150e9, "NVLink/NVSwitch": 300e9}
+_INTRA = {
+    "PCIe": 15.75e9,
+    "NVLink1": 80e9,
+    "NVLink2": 150e9,
+    "NVLink/NVSwitch": 300e9,
+    "4 x NVLink3": 100e9,
+}
 _PCIE = _INTRA["PCIe"]
 # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is
 # limited to 5 Gbps

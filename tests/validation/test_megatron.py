@@ -41,7 +41,7 @@ def test_published_steps_and_memory_are_predicted_and_topologies_are_not_ranked(
     assert found["mape"][f"{KORTHIKANTI}, states"] <= 0.10
     assert found["mape"][f"{KORTHIKANTI}, activations"] <= 0.001
     assert found["held"].isna().all()
-    assert rank_correlations(predictions)["BigScience"] < 0.8
+    assert 0.4 < rank_correlations(predictions)["BigScience"] < 0.8
 
 
 def test_no_prediction_depends_on_held_values():
