@@ -167,34 +167,37 @@ class Planned:
         return content
 
     def _adaptive_choice(self) -> Iterator[str]:
-        """Yield the layers that `adaptive` shares, and what its greedy choice loses."""
-        planner, best, greedy = (
+        """Yield the layers that `adaptive` shares, and what the choice of its other solver loses."""
+        planner, best, other = (
             self.planner,
             self.found.adaptive,
-            self.found.adaptive_greedy,
+            self.found.adaptive_other,
         )
         if best is None:
             return
-        # Two layouts are the same if each layer is shared by as many devices.
         degrees = planner.degrees(best.layout)
         several = sum(degree > 1 for degree in degrees)
         line = (
             f"adaptive shares {several} of {counted(len(degrees), 'layer')} among devices"
             if several
-            else "adaptive shares no layer among devices: data parallelism moves the least"
+            else "adaptive shares no layer among devices"
         )
-        if greedy is None:
-            line += "; chosen greedily, layer after layer, no layout fits"
-        elif planner.degrees(greedy.layout) == degrees:
+        if len(planner.adaptive_layouts) == 1:
             line += "; chosen greedily, layer after layer, the layout is the same"
+        elif other is None:
+            line += "; chosen greedily, layer after layer, no layout fits"
         else:
-            moved, least = (
+            moved, own = (
                 sum(each.moved for each in planner.components(step.layout))
-                for step in (greedy, best)
+                for step in (other, best)
             )
+            lost = digits(other.time.value / best.time.value)
             line += (
-                f"; chosen greedily, layer after layer, it moves {share(moved / least - 1)} more and takes "
-                f"{digits(greedy.time.value / best.time.value)} times as long"
+                f"; chosen greedily, layer after layer, it moves {share(moved / own - 1)} more and takes {lost} times "
+                "as long"
+                if other.layout == planner.adaptive_layouts.get("greedy")
+                else f", chosen greedily, layer after layer; that of the fewest bytes moves {share(1 - moved / own)} "
+                f"less and takes {lost} times as long"
             )
         yield f"{line}."
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn, cast, get_args
 
 import torch
 from torch import nn
@@ -128,13 +128,13 @@ class ComponentOf(NamedTuple):
 class Plan:
     """The best layout of each kind that fits, by time, and the one that is found by one decision after the other.
 
-    `adaptive_greedy` is the layout that `adaptive` chooses layer after layer. `alone_s`
-    are the seconds of the step on one device, `tried` and `priced` count layouts.
+    `adaptive_other` is the slower layout of `adaptive` by its two solvers. `alone_s` are
+    the seconds of the step on one device, `tried` and `priced` count layouts.
     """
 
     steps: list[Step]
     greedy: Step | None
-    adaptive_greedy: Step | None
+    adaptive_other: Step | None
     alone_s: float
     tried: int
     priced: int
@@ -218,14 +218,26 @@ class Planner:
                 and (layout := self._in_parts(mesh, pieces, order)) is not None
             ):
                 found.append(layout)
-        if (
-            1 < self.devices <= self.batch
-            and (adaptive := self._adaptive("viterbi")) is not None
-        ):
-            found.append(adaptive)
-        return found
+        return found + list(self.adaptive_layouts.values())
 
     # --- layouts of `adaptive` ----------------------------------------------------------------------------------
+
+    @cached_property
+    def adaptive_layouts(self) -> dict[Solver, Layout]:
+        """The different layouts of `adaptive` by solver.
+
+        The greedy one moves more bytes, but may do so in fewer messages.
+        """
+        found: dict[Solver, Layout] = {}
+        if not 1 < self.devices <= self.batch:
+            return found
+        for solver in get_args(Solver):
+            layout = self._adaptive(solver)
+            if layout is not None and not any(
+                self.degrees(layout) == self.degrees(each) for each in found.values()
+            ):
+                found[solver] = layout
+        return found
 
     def _adaptive(self, solver: Solver) -> Layout | None:
         """Return the layout of the least numbers that fits, else that of the least numbers.
@@ -710,14 +722,16 @@ class Planner:
         )
         steps = sorted(best.values(), key=lambda step: step.time.value)
         unfitting = [layout for layout in self.layouts if layout not in fitting]
-        adaptive = self._adaptive("greedy") if ADAPTIVE in best else None
-        greedy = (
-            self.price(adaptive)
-            if adaptive is not None and self.fits(adaptive)
-            else None
+        other = next(
+            (
+                self.price(layout)
+                for layout in fitting
+                if layout.kind == ADAPTIVE and layout != best[ADAPTIVE].layout
+            ),
+            None,
         )
         return Plan(
-            steps, self._greedy(), greedy, alone_s, len(self.layouts), priced, unfitting
+            steps, self._greedy(), other, alone_s, len(self.layouts), priced, unfitting
         )
 
     def _greedy(self) -> Step | None:

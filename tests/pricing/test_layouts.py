@@ -62,6 +62,23 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
     assert plan.greedy.time.value >= plan.best.time.value
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "cluster", "solver"),
+    [
+        ("resnet50", 32, "ethernet-10g", "greedy"),
+        ("alexnet", 1024, "juwels-booster", "viterbi"),
+    ],
+)
+def test_adaptive_is_the_faster_one_of_both_solvers(model, batch, cluster, solver):
+    """The greedy layout moves more bytes, in fewer messages or more."""
+    own = planner(devices=4, batch=batch, model=model, cluster=cluster)
+    plan, layouts = own.plan(), own.adaptive_layouts
+    assert layouts.keys() == {"viterbi", "greedy"}
+    assert plan.adaptive.layout == layouts[solver]
+    assert plan.adaptive_other.layout in layouts.values()
+    assert plan.adaptive.time.value < plan.adaptive_other.time.value
+
+
 def test_layouts_are_all_meshes_with_their_micro_batches():
     found = planner(devices=4, batch=8).layouts
     whole = {(4, 1, 1, 1, 1), (2, 1, 2, 1, 1), (1, 1, 4, 1, 1)}
