@@ -12,13 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.errors import ClusterError, writing
-from scalebench.pricing.machine import (
-    Choices,
-    OperationTimes,
-    StepTable,
-    Trained,
-    loads_up_to,
-)
+from scalebench.pricing import machine
 from scalebench.study.load import from_home, to_home
 from scalebench.study.validation import explain
 from scalebench.system.file_access import read_text, write_atomic
@@ -77,12 +71,12 @@ class Calibration(BaseModel):
     # were measured
     key: str
     measured: Measurement | None = None
-    trained: Trained | None = None
-    tables: list[StepTable]
+    trained: machine.Trained | None = None
+    tables: list[machine.StepTable]
     engines: EngineCosts
-    operations: OperationTimes = {}
+    operations: machine.OperationTimes = {}
     # Not a cost: kept here, a study with this file computes the same bits anywhere.
-    arithmetic: Choices = {}
+    arithmetic: machine.Choices = {}
     # the reference step at the machine speed of all these
     reference_s: PositiveFloat | None = None
 
@@ -109,7 +103,7 @@ class Calibration(BaseModel):
         known = [{batch.samples for batch in table.batches} for table in self.tables]
         missing = sorted({size for own in known for size in set(sizes) - own})
         loads = sorted(
-            set(loads_up_to(most_workers))
+            set(machine.loads_up_to(most_workers))
             - {table.busy_workers for table in self.tables}
         )
         parts = (
@@ -118,7 +112,7 @@ class Calibration(BaseModel):
         parts += [f"{', '.join(map(str, loads))} busy workers"] if loads else []
         return " and ".join(parts)
 
-    def with_tables(self, measured: Sequence[StepTable]) -> Calibration:
+    def with_tables(self, measured: Sequence[machine.StepTable]) -> Calibration:
         """Add the batch sizes and loads of `measured` that are new."""
         own = {table.busy_workers: table for table in self.tables}
         for table in measured:
@@ -132,7 +126,7 @@ class Calibration(BaseModel):
             )
         return self.model_copy(update={"tables": [own[busy] for busy in sorted(own)]})
 
-    def with_arithmetic(self, measured: Choices) -> Calibration:
+    def with_arithmetic(self, measured: machine.Choices) -> Calibration:
         """Add the choices of `measured` for batch sizes and worker counts that are new."""
         both = {
             size: measured.get(size, {}) | self.arithmetic.get(size, {})

@@ -18,13 +18,8 @@ from matplotlib.patches import Patch
 from scalebench.analysis import Results, ratios
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
-from scalebench.figures.drawing import series_style
+from scalebench.figures.drawing import marks, series_style
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.marks import (
-    counts_by_execution,
-    draw_bars,
-    executions_of_bars,
-)
 from scalebench.figures.drawing.panel import Panel, Segment, share_y
 from scalebench.figures.drawing.series_style import Look
 from scalebench.figures.selection import with_added
@@ -189,7 +184,7 @@ class ReductionParts(Figure):
         grids = canvas.grids(*((count, across, 1.95) for count in number.values()))
         # Lettered through, whatever the baseline.
         panels = [panel for grid in grids for panel in grid]
-        counts = counts_by_execution(shown)
+        counts = marks.counts_by_execution(shown)
         several = len(number) > 1
         for panel, (baseline, name) in zip(panels, wanted, strict=True):
             short = canvas.names[name]
@@ -215,7 +210,7 @@ class ReductionParts(Figure):
                 series_style.ENGINE_ALONE_PATTERN if canvas.style.patterns else None,
             )
         )
-        canvas.legend(executions_of_bars(shown))
+        canvas.legend(marks.executions_of_bars(shown))
         canvas.describe(
             results,
             shown,
@@ -254,7 +249,7 @@ def _draw_parts(
             Segment("frequency", 100 * cell["frequency_part"], look.color),
         ]
 
-    for at, cell in draw_bars(panel, own, counts, parts, "reduction"):
+    for at, cell in marks.draw_bars(panel, own, counts, parts, "reduction"):
         total, low, high = (
             100 * cell[key] for key in ("reduction", "reduction_low", "reduction_high")
         )

@@ -25,14 +25,7 @@ from scalebench.launch.engine_choice import check_provided
 from scalebench.models.layer_counting import count_model
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import load_layers
-from scalebench.pricing.devices import (
-    MeasuredSteps,
-    Roofline,
-    Scaled,
-    Stated,
-    TimeModel,
-    published_step,
-)
+from scalebench.pricing import devices
 from scalebench.pricing.platform import Platform, faster
 from scalebench.pricing.prediction import (
     PRECISIONS,
@@ -160,7 +153,7 @@ def _platform(
         flags = {**flags, "device": cluster.node.device}
     device = _device(workload, flags, measured)
     operations = measured.operations if measured else {}
-    if isinstance(device, Scaled):  # they stream vectors
+    if isinstance(device, devices.Scaled):  # they stream vectors
         here, there = (
             roofline.device.memory_bandwidth_bytes_per_s
             for roofline in (device.here, device.there)
@@ -171,7 +164,9 @@ def _platform(
     return Platform(
         cluster,
         device,
-        engines if isinstance(device, MeasuredSteps) else engines.after_pauses(),
+        engines
+        if isinstance(device, devices.MeasuredSteps)
+        else engines.after_pauses(),
         flags["engine"],
         operations,
         collective=flags["collective"],
@@ -220,24 +215,26 @@ def _jitter(
 
 def _device(
     workload: Workload, flags: Mapping[str, Any], measured: Calibration | None
-) -> TimeModel:
+) -> devices.TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
-    base: TimeModel | None = None
+    base: devices.TimeModel | None = None
     if measured is not None:
         of = measured.measured
-        base = MeasuredSteps(
+        base = devices.MeasuredSteps(
             tuple(measured.tables),
             of.machine if of else "",
             of is not None and of.device != "cpu",
         )
     elif flags["step_time"] is not None:
-        base = Stated(flags["step_time"], flags["step_batch"] or flags["batch"] or 64)
+        base = devices.Stated(
+            flags["step_time"], flags["step_batch"] or flags["batch"] or 64
+        )
     if flags["measured_on"] is not None:
         if base is None or flags["device"] is None:
             raise UsageError(
                 "--measured-on: scales --step-time or --calibration to --device; give both"
             )
-        return Scaled(
+        return devices.Scaled(
             base,
             _roofline(flags["measured_on"], workload),
             _roofline(flags["device"], workload),
@@ -256,7 +253,9 @@ def _device(
             return roofline
         return (
             # measured by others, on this device: closer than its peak numbers
-            published_step(workload.layers.name, roofline.device, workload.precision)
+            devices.published_step(
+                workload.layers.name, roofline.device, workload.precision
+            )
             or roofline
         )
     # scipy, for files of measured kernels alone
@@ -266,7 +265,7 @@ def _device(
     return Learned(kernels, _roofline(kernels.device, workload))
 
 
-def _roofline(device: str | Device, workload: Workload) -> Roofline:
+def _roofline(device: str | Device, workload: Workload) -> devices.Roofline:
     if workload.optimizer.name == "muon":
         raise UsageError(
             "a device's speeds give no price for the steps of optimizer muon, which multiply matrices of their own; "
@@ -274,7 +273,7 @@ def _roofline(device: str | Device, workload: Workload) -> Roofline:
         )
     found = load_device(device) if isinstance(device, str) else device
     states = optimizer_states(workload.optimizer)
-    return Roofline(
+    return devices.Roofline(
         found, workload.products or workload.dtype, states, stored=workload.dtype
     )
 

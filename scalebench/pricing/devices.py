@@ -19,15 +19,8 @@ from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError, UsageError
 from scalebench.formatting import counted, digits
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
+from scalebench.pricing import machine
 from scalebench.pricing.costs import GradientTensor
-from scalebench.pricing.machine import (
-    STEP_TASKS,
-    BatchTimes,
-    LayerShare,
-    StepTable,
-    StepTimes,
-    table_under,
-)
 from scalebench.study.validation import StrictModel
 from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE
 
@@ -224,7 +217,7 @@ class MeasuredSteps(TimeModel):
     flops.
     """
 
-    tables: tuple[StepTable, ...]
+    tables: tuple[machine.StepTable, ...]
     where: str = ""
     on_gpu: bool = False
 
@@ -261,7 +254,7 @@ class MeasuredSteps(TimeModel):
         return found
 
     def under(self, workers: int) -> MeasuredSteps:
-        table = table_under(self.tables, workers)
+        table = machine.table_under(self.tables, workers)
         # One object for a load: step times are kept by the device itself.
         return self._alone.setdefault(
             table.busy_workers, replace(self, tables=(table,))
@@ -272,8 +265,8 @@ class MeasuredSteps(TimeModel):
         return {}
 
     @cached_property
-    def _mean(self) -> StepTimes:
-        return StepTimes(self.tables[0], repetition=None)
+    def _mean(self) -> machine.StepTimes:
+        return machine.StepTimes(self.tables[0], repetition=None)
 
     def _faster(self, factor: float) -> MeasuredSteps:
         return replace(
@@ -282,7 +275,8 @@ class MeasuredSteps(TimeModel):
 
     def times(self, layers: LayerTable, batch: int) -> LayerTimes:
         data, forward, backward, update = (
-            float(self._mean.seconds(task, np.array(batch))) for task in STEP_TASKS
+            float(self._mean.seconds(task, np.array(batch)))
+            for task in machine.STEP_TASKS
         )
         shares = _measured_shares(layers, self.tables[0].layers_at(batch)) or _shares(
             layers
@@ -484,7 +478,7 @@ def _shares(layers: LayerTable) -> tuple[Seconds, Seconds]:
 
 
 def _measured_shares(
-    layers: LayerTable, measured: Sequence[LayerShare]
+    layers: LayerTable, measured: Sequence[machine.LayerShare]
 ) -> tuple[Seconds, Seconds] | None:
     """Return the share of each row of the passes by those of the `measured` layers; None if these are of other rows.
 
@@ -528,7 +522,7 @@ def _measured_shares(
 
 def step_table(
     model: TimeModel, layers: LayerTable, batches: Sequence[int], busy_workers: int = 1
-) -> StepTable:
+) -> machine.StepTable:
     """Return the step times of `layers` at `batches`, with the release of gradients at the largest of them.
 
     `release` has one share for each layer with parameters, in the order of the forward
@@ -542,7 +536,7 @@ def step_table(
         )
     times = [model.times(layers, size) for size in sizes]
     rows = [
-        BatchTimes(
+        machine.BatchTimes(
             samples=size,
             data_s=[0.0],
             forward_s=[float(each.forward.sum())],
@@ -552,7 +546,7 @@ def step_table(
         )
         for size, each in zip(sizes, times, strict=True)
     ]
-    return StepTable(
+    return machine.StepTable(
         source=model.source,
         busy_workers=busy_workers,
         batches=rows,

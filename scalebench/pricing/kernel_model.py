@@ -22,13 +22,7 @@ from scipy.spatial import ConvexHull, QhullError
 from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError, writing
 from scalebench.models.layers import LayerTable
-from scalebench.pricing.devices import (
-    LEARNED_ERROR,
-    LayerTimes,
-    Roofline,
-    StepError,
-    TimeModel,
-)
+from scalebench.pricing import devices
 from scalebench.system.file_access import read_text, write_atomic
 
 Array = NDArray[np.float64]
@@ -201,14 +195,14 @@ def load_kernel_model(path: Path) -> KernelModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Learned(TimeModel):
+class Learned(devices.TimeModel):
     """Times of layers by a kernel model; the roofline's where a kernel is outside what was measured.
 
     All are divided by `speed`.
     """
 
     kernels: KernelModel
-    roofline: Roofline
+    roofline: devices.Roofline
     speed: float = 1.0
 
     def __post_init__(self) -> None:
@@ -222,7 +216,7 @@ class Learned(TimeModel):
     def source(self) -> str:
         return f"kernel model of {self.kernels.machine} in {self.kernels.dtype}"
 
-    def times(self, layers: LayerTable, batch: int) -> LayerTimes:
+    def times(self, layers: LayerTable, batch: int) -> devices.LayerTimes:
         bound = self.roofline.times(layers, batch)
         forward, backward = bound.forward.copy(), bound.backward.copy()
         for (kind, part), rows, sizes, covered in self._asked(layers, batch):
@@ -232,7 +226,7 @@ class Learned(TimeModel):
                 forward[chosen] = seconds
             else:  # networks have learned both products, or the one pass back of other kinds
                 backward[chosen] = seconds * layers.backward_products[chosen] / 2
-        return LayerTimes(
+        return devices.LayerTimes(
             forward / self.speed, backward / self.speed, bound.update_s / self.speed
         )
 
@@ -251,8 +245,8 @@ class Learned(TimeModel):
     def name(self) -> str:
         return self.kernels.machine
 
-    def error(self, batch: float) -> StepError:
-        return LEARNED_ERROR
+    def error(self, batch: float) -> devices.StepError:
+        return devices.LEARNED_ERROR
 
     def outside(self, layers: LayerTable, batch: float, busy: int) -> list[str]:
         computing = {

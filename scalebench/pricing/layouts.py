@@ -24,16 +24,11 @@ from scalebench.measured import Measured
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.models.sharding import sharing_degrees_of
+from scalebench.pricing import uncertainty
 from scalebench.pricing.memory import WorkerMemory, memory_of, part_memory
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
 from scalebench.pricing.table_cut import HeldRows, TableCut
-from scalebench.pricing.uncertainty import (
-    cases_at_ends,
-    seconds_at_ends,
-    uncertainty_of,
-    with_interval,
-)
 from scalebench.strategies.adaptive import (
     Adaptive,
     Costs,
@@ -669,16 +664,16 @@ class Planner:
         key = str(layout.strategy)
         if key not in self._priced:
             platform, workers = self.predictor.platform, self.devices
-            known = uncertainty_of(self.predictor, layout.strategy, workers)
+            known = uncertainty.uncertainty_of(self.predictor, layout.strategy, workers)
             cases = [
                 Case(platform, self.batch),
-                *cases_at_ends(platform, known, self.batch),
+                *uncertainty.cases_at_ends(platform, known, self.batch),
             ]
             times = self.predictor.times(layout.strategy, workers, cases)
-            ends = seconds_at_ends(times, 1)
+            ends = uncertainty.seconds_at_ends(times, 1)
             self._priced[key] = Step(
                 layout,
-                with_interval(float(times.time[0]), ends, known.margin),
+                uncertainty.with_interval(float(times.time[0]), ends, known.margin),
                 ends,
                 compute_s=float(times.compute[0]),
                 comm_s=float(times.comm[0] - times.bubble[0]),

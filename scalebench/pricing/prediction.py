@@ -20,6 +20,7 @@ from scalebench.errors import DataError, StudyError
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
+from scalebench.pricing import program
 from scalebench.pricing.charges import EqualWorkers, charged_as, gradients
 from scalebench.pricing.costs import Costs, GradientTensor, Prices
 from scalebench.pricing.devices import (
@@ -32,15 +33,6 @@ from scalebench.pricing.exchanges import Queue, Serving
 from scalebench.pricing.machine import Trained
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
-from scalebench.pricing.program import (
-    EvenPlan,
-    Excerpt,
-    Identity,
-    Program,
-    excerpt_of,
-    in_batches,
-    programs_of,
-)
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
 from scalebench.pricing.table_cut import TableCut
@@ -146,8 +138,8 @@ class Times(NamedTuple):
 class Recorded:
     """The programs of the recorded workers in an excerpt, for each length of an epoch, and their schedules of one."""
 
-    excerpt: Excerpt
-    programs: list[list[Program]]
+    excerpt: program.Excerpt
+    programs: list[list[program.Program]]
     workers: int
     serving: Serving | None
     schedules: list[Schedule]
@@ -366,7 +358,7 @@ class Predictor:
         strategy = self.strategy(component)
         traits = strategy.traits
         mesh = traits.mesh(workers)
-        excerpt = excerpt_of(traits.stretches, self.workload.epochs, steps)
+        excerpt = program.excerpt_of(traits.stretches, self.workload.epochs, steps)
         # Messages between parts are as large as the batch; others are not.
         pieces = self.micro_batches(component, workers)
         batch = max(pieces, round(samples)) if mesh.parts > 1 or traits.mixed else 1
@@ -394,11 +386,11 @@ class Predictor:
             ]
             schedules.append(last)
             priced = (
-                [[in_batches(one, batch) for one in each] for each in schedules]
+                [[program.in_batches(one, batch) for one in each] for each in schedules]
                 if traits.mixed
                 else schedules
             )
-            programs = [programs_of(each) for each in priced]
+            programs = [program.programs_of(each) for each in priced]
             self._programs[key] = Recorded(
                 excerpt, programs, workers, serving, schedules[0]
             )
@@ -437,7 +429,7 @@ class Predictor:
         self,
         run: Run,
         strategy: Strategy,
-        plan: EvenPlan,
+        plan: program.EvenPlan,
         everyone: RankGroups,
         cut: TableCut | None = None,
         workers: int | None = None,
@@ -567,7 +559,7 @@ class Predictor:
                 for link in (links.intra, links.inter)
             ),
             # It has lists, and so no hash.
-            Identity(platform.engines),
+            program.Identity(platform.engines),
             platform.collective,
             platform.cycle,
             engine,
@@ -664,7 +656,7 @@ def _require_few_steps(strategy: Strategy, steps: int) -> None:
 
 
 def _walked(
-    programs: list[Program], recorded: Recorded, machines: EqualWorkers
+    programs: list[program.Program], recorded: Recorded, machines: EqualWorkers
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return cumulative columns of `Times` after each epoch and after the end, (epochs + 1, columns, M), and where a
     queue binds."""

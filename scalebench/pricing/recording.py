@@ -25,12 +25,7 @@ from scalebench.data.shard import equal_batches
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
-from scalebench.pricing.recorders import (
-    RecordingClock,
-    RecordingCommunicator,
-    RecordingServer,
-    RecordingShared,
-)
+from scalebench.pricing import recorders
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
 from scalebench.pricing.table_cut import TableCut, cut_of
 from scalebench.strategies.base import (
@@ -155,8 +150,8 @@ def record_each(
             )
             continue
         schedule = Schedule(rank)
-        clock = RecordingClock(schedule)
-        comm = RecordingCommunicator(clock, everyone, rank, parts=mesh.parts)
+        clock = recorders.RecordingClock(schedule)
+        comm = recorders.RecordingCommunicator(clock, everyone, rank, parts=mesh.parts)
         worker = RecordingWorker(
             run, plan, comm, clock, workers_per_node, model, mesh, input_shape, cut
         )
@@ -240,7 +235,7 @@ class RecordingWorker:
         # at which a model would be kept for evaluation, by epoch
         self.moments: dict[int, float] = {}
         self.has_read_loss = False
-        if isinstance(clock, RecordingClock):
+        if isinstance(clock, recorders.RecordingClock):
             clock.schedule.reads_rank = False  # here it was
 
     def _build_optimizer(self) -> Any:
@@ -258,7 +253,7 @@ class RecordingWorker:
     optimizer: Any = cached_property(_build_optimizer)
 
     def _reads(self, what: str) -> None:
-        if isinstance(self.clock, RecordingClock):
+        if isinstance(self.clock, recorders.RecordingClock):
             self.clock.reads(what)
 
     @property
@@ -349,7 +344,7 @@ class RecordingWorker:
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
         if self._open_shared is not None:
             return self._open_shared(initial, host)
-        shared = RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
+        shared = recorders.RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
         if host == self._rank:
             self._hosted.append(shared.vector)
         return shared
@@ -357,7 +352,7 @@ class RecordingWorker:
     def server(self, rule: ServerRule) -> Server:
         if self._open_server is not None:
             return self._open_server(rule)
-        return RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
+        return recorders.RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
 
     def steps_in(self, epoch: int) -> int:
         return self.plan.steps(epoch)
@@ -601,13 +596,13 @@ class RecordingWorker:
             self.moments[epoch] = elapsed
         if self.on_epoch is not None:
             self.on_epoch(epoch)
-        if isinstance(self.clock, RecordingClock):
+        if isinstance(self.clock, recorders.RecordingClock):
             self.clock.wrote(Event("epoch", epoch))
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
         """End the program; there is nothing to evaluate."""
         self.moments[epoch] = elapsed_s
-        if isinstance(self.clock, RecordingClock):
+        if isinstance(self.clock, recorders.RecordingClock):
             self.clock.watching = False
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
@@ -820,7 +815,7 @@ def _tensors(held: Any) -> Iterator[Tensor]:
         elif isinstance(held, list):  # of each worker, it may be
             pending += (
                 ()
-                if held and isinstance(held[0], int | float | RecordingShared)
+                if held and isinstance(held[0], int | float | recorders.RecordingShared)
                 else held
             )
         elif isinstance(held, tuple | set):

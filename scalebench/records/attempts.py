@@ -15,25 +15,15 @@ from itertools import islice
 from pathlib import Path
 
 from scalebench.errors import ResultsError, reading
-from scalebench.records.append_only import (
-    bad_cell,
-    check_header,
-    check_version,
-    from_line,
-)
+from scalebench.records import append_only, schema
 from scalebench.records.folder import RUNS
 from scalebench.records.limits import expected_instead
-from scalebench.records.schema import (
-    EpochRow,
-    RunRow,
-    columns,
-    kinds,
-    optional_columns,
-)
 from scalebench.system.file_access import LARGE, read_bytes
 
 _FIRST = ("schema_version", "study", "run_id", "config_hash", "attempt", "status")
-_NUMBERS = tuple(name for name, kind in kinds(RunRow).items() if kind != "text")
+_NUMBERS = tuple(
+    name for name, kind in schema.kinds(schema.RunRow).items() if kind != "text"
+)
 _EPOCH = re.compile(rb"^[^,\n]*,[^,\n]*,[^,\n]*(?=,)", re.MULTILINE)
 _DIGITS = 16  # of an attempt's number, so that a floating-point number holds it
 
@@ -66,10 +56,12 @@ class Attempts:
             ) from None
         except OSError as error:
             raise ResultsError(f"cannot read {path}: {error.strerror}") from None
-        names = columns(RunRow)
-        self._header = (from_line(lines[0]) if lines else []) or names
+        names = schema.columns(schema.RunRow)
+        self._header = (append_only.from_line(lines[0]) if lines else []) or names
         self._lines = lines[1:]
-        lacking = check_header(path, self._header, names, optional_columns(RunRow))
+        lacking = append_only.check_header(
+            path, self._header, names, schema.optional_columns(schema.RunRow)
+        )
         self._lacking = dict.fromkeys(lacking, "")  # columns that are younger
         cells = [
             # hundred thousand rows of a hundred cells: only the first cells are split
@@ -90,13 +82,13 @@ class Attempts:
         self.run_id = by_name["run_id"]
         self.config_hash = by_name["config_hash"]
         self.status = by_name["status"]
-        check_version(path, set(by_name["schema_version"]))
+        append_only.check_version(path, set(by_name["schema_version"]))
         attempts = by_name["attempt"]
         # few numbers are distinct, many rows have one
         bad = {cell for cell in set(attempts) if not _is_attempt(cell)}
         if bad:
             place = next(place for place, cell in enumerate(attempts) if cell in bad)
-            raise bad_cell(
+            raise append_only.bad_cell(
                 path, place, "attempt", self.row(place)["attempt"], "a number from 1 up"
             )
         self.attempt = list(map(int, attempts))
@@ -110,7 +102,7 @@ class Attempts:
         Raises:
             ResultsError: the row has more or fewer cells than the header, or one of the `checked` cells is damaged.
         """
-        cells = from_line(self._lines[place])
+        cells = append_only.from_line(self._lines[place])
         if len(cells) != len(self._header):
             raise ResultsError(
                 f"{self.path}, line {place + 2}: {len(cells)} cells, expected {len(self._header)}; repair or remove "
@@ -119,7 +111,7 @@ class Attempts:
         row = dict(zip(self._header, cells, strict=True)) | self._lacking
         for name in checked:
             if row[name] and (expected := expected_instead(name, row[name])):
-                raise bad_cell(self.path, place, name, row[name], expected)
+                raise append_only.bad_cell(self.path, place, name, row[name], expected)
         return row
 
     def newest(self, count: int) -> list[dict[str, str]]:
@@ -182,7 +174,7 @@ class Attempts:
         }
         header, data = _read_epochs(table)
         # most tables are as they were written, which this finds in one pass
-        if header == columns(EpochRow) and self._in_order(data, wanted):
+        if header == schema.columns(schema.EpochRow) and self._in_order(data, wanted):
             return []
         found = _count_epochs(header, data)
         return [
@@ -239,7 +231,7 @@ def require_completed_run(folder: Path) -> None:
 
 def _read_epochs(path: Path) -> tuple[list[str], bytes]:
     """Return the header and the bytes of an epochs.csv, without the header and an incomplete last line if it is new."""
-    expected = columns(EpochRow)
+    expected = schema.columns(schema.EpochRow)
     try:
         with reading(path):
             data = read_bytes(path, LARGE)
@@ -248,10 +240,12 @@ def _read_epochs(path: Path) -> tuple[list[str], bytes]:
         if path.exists():
             raise
         return expected, b""
-    header = from_line(data[: data.find(b"\n") + 1])
+    header = append_only.from_line(data[: data.find(b"\n") + 1])
     if not header:  # it was being written
         return expected, b""
-    check_header(path, header, expected, optional_columns(EpochRow))
+    append_only.check_header(
+        path, header, expected, schema.optional_columns(schema.EpochRow)
+    )
     return header, data[: data.rfind(b"\n") + 1]
 
 
@@ -264,7 +258,7 @@ def _count_epochs(header: Sequence[str], data: bytes) -> Counter[bytes]:
     places = [header.index(name) for name in ("run_id", "attempt", "epoch")]
     cells = set()  # an epoch that was written twice counts once
     for line in data.split(b"\n")[1:]:
-        row = from_line(line)
+        row = append_only.from_line(line)
         if len(row) == len(header):
             cells.add(tuple(row[place] for place in places))
     return Counter(f"{run_id},{attempt},".encode() for run_id, attempt, _ in cells)

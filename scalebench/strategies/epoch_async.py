@@ -10,12 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from scalebench.comm.base import Capability
-from scalebench.strategies.averaging import (
-    Averaging,
-    PerBlock,
-    too_few_epochs,
-    train_shard,
-)
+from scalebench.strategies import averaging
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @register()
-class EpochAsync(Averaging):
+class EpochAsync(averaging.Averaging):
     """With exclusive access to the shared model g, which starts as the initial weights, worker j merges
 
         half:       g <- (g + w_j) / 2,          then w_j <- g
@@ -42,7 +37,7 @@ class EpochAsync(Averaging):
     """
 
     every: int = Field(1, ge=1, description="epochs between two synchronisations")
-    optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
+    optimizer_state: averaging.PerBlock = "keep"  # type: ignore[assignment]
     merge: Literal["half", "inverse_k"] = Field(
         "half", description="weight of the merging worker: 1/2 or 1/K"
     )
@@ -65,7 +60,7 @@ class EpochAsync(Averaging):
         worker.state.share = self.share_of(worker.rank, self.weights_of_all(worker))
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        train_shard(worker, epoch, self.optimizer_state)
+        averaging.train_shard(worker, epoch, self.optimizer_state)
         if (epoch + 1) % self.every == 0 or self.ends_training(worker, epoch):
             self.merge_with_shared(worker)
 
@@ -133,7 +128,7 @@ class EpochAsync(Averaging):
         )
 
     def check(self, setting: Setting) -> list[str]:
-        return too_few_epochs(setting, "every", self.every)
+        return averaging.too_few_epochs(setting, "every", self.every)
 
 
 def merge_order(positions: Sequence[Iterable[int]]) -> list[int]:

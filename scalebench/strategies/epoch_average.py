@@ -7,12 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from scalebench.strategies.averaging import (
-    Averaging,
-    PerBlock,
-    too_few_epochs,
-    train_shard,
-)
+from scalebench.strategies import averaging
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_at_master_
@@ -20,7 +15,7 @@ from scalebench.strategies.traits import Stretch, Traits
 
 
 @register()
-class EpochAverage(Averaging):
+class EpochAverage(averaging.Averaging):
     """Average the weights of all replicas every `every` epochs, and after the last one.
 
     w <- (1/K) sum_j w_j, then all restart from w. Vazquez-Novoa, Lopez, Flich and
@@ -35,14 +30,14 @@ class EpochAverage(Averaging):
     aggregation: Literal["allreduce", "master"] = Field(
         "allreduce", description="how the mean is formed"
     )
-    optimizer_state: PerBlock = "keep"  # type: ignore[assignment]
+    optimizer_state: averaging.PerBlock = "keep"  # type: ignore[assignment]
 
     name = "epoch_average"
     summary = "weights averaged every n epochs"
     source = "Vazquez-Novoa et al., WACCPD 2025, Epoch-Synchronous"
 
     def train_epoch(self, worker: Worker, epoch: int) -> None:
-        train_shard(worker, epoch, self.optimizer_state)
+        averaging.train_shard(worker, epoch, self.optimizer_state)
         if self.ends_interval(worker, epoch):
             self.average_all(worker)
 
@@ -72,7 +67,7 @@ class EpochAverage(Averaging):
         return self.averaged_every(self.every, "epoch")
 
     def check(self, setting: Setting) -> list[str]:
-        return too_few_epochs(setting, "every", self.every)
+        return averaging.too_few_epochs(setting, "every", self.every)
 
     def arithmetic(self, workers: int) -> str | None:
         return (

@@ -11,20 +11,8 @@ from pydantic import Field, model_validator
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies import registry
+from scalebench.strategies import parts, registry
 from scalebench.strategies.base import Move, Setting, Strategy
-from scalebench.strategies.parts import (
-    BALANCE,
-    CHUNKS,
-    SCHEDULE,
-    Balance,
-    PartsOfModel,
-    Schedule,
-    placed,
-    require_balance,
-    require_schedule,
-    scheduled,
-)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 from scalebench.study.spec import Component
@@ -41,7 +29,7 @@ _OF_GROUPS = frozenset(
 
 
 @register()
-class Hybrid(PartsOfModel):
+class Hybrid(parts.PartsOfModel):
     """K = d p t workers: d replicas of p stages, whose layers t workers share.
 
     Within a replica micro-batches move as in `pipeline`, and products are shared as in
@@ -66,9 +54,9 @@ class Hybrid(PartsOfModel):
         le=65536,
         description="pieces of a replica's batch; they have to divide it",
     )
-    schedule: Schedule = Field("1f1b", description=SCHEDULE)
-    chunks: int = Field(2, ge=2, le=65536, description=CHUNKS)
-    balance: Balance = Field("even", description=BALANCE)
+    schedule: parts.Schedule = Field("1f1b", description=parts.SCHEDULE)
+    chunks: int = Field(2, ge=2, le=65536, description=parts.CHUNKS)
+    balance: parts.Balance = Field("even", description=parts.BALANCE)
 
     name = "hybrid"
     summary = "replicas of pipeline x tensor workers that agree by another strategy (option within)"
@@ -83,10 +71,12 @@ class Hybrid(PartsOfModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Hybrid:
-        require_balance(self.balance, self.pipeline, self.groups())
+        parts.require_balance(self.balance, self.pipeline, self.groups())
         # Without stages there are no micro-batches, of which too few would be refused.
         pieces = self.micro_batches if self.pipeline > 1 else self.pipeline
-        require_schedule(self.schedule, self.pipeline, pieces, self.model_fields_set)
+        parts.require_schedule(
+            self.schedule, self.pipeline, pieces, self.model_fields_set
+        )
         try:
             rule = self.rule
         except StudyError as error:
@@ -98,7 +88,7 @@ class Hybrid(PartsOfModel):
             # orders.
             or not rule.deterministic
             # A part is not divided again.
-            or isinstance(rule, PartsOfModel)
+            or isinstance(rule, parts.PartsOfModel)
         ):
             raise ValueError(
                 f"within: {self.within} is no strategy of replicas that agree by collectives, as allreduce, local_sgd, "
@@ -124,10 +114,10 @@ class Hybrid(PartsOfModel):
         return self.pipeline * (self.chunks if self.schedule == "interleaved" else 1)
 
     def place(self, work: Sequence[float], groups: int) -> Sequence[int]:
-        return placed(work, groups, self.balance)
+        return parts.placed(work, groups, self.balance)
 
     def order(self, stage: int, stages: int, micro_batches: int) -> Iterator[Move]:
-        return scheduled(
+        return parts.scheduled(
             self.schedule, stage, stages, micro_batches, self.groups() // self.pipeline
         )
 

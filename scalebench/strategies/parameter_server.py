@@ -20,16 +20,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from scalebench.comm.base import Capability
 from scalebench.errors import StudyError
-from scalebench.strategies import server_rules
+from scalebench.strategies import server_rules, server_weights
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.server_rules import Gate
-from scalebench.strategies.server_weights import (
-    PUSH_NUMBERS,
-    ParameterServer,
-    pack,
-    request,
-)
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER
 
@@ -65,7 +59,7 @@ class ParameterServerStrategy(Strategy):
         for epoch in range(worker.epochs):
             ends.append(ends[-1] + worker.steps_in(epoch))
         gate = self.gate(worker.size, ends[-1])
-        rule = ParameterServer(
+        rule = server_weights.ParameterServer(
             gate,
             worker.parameters,
             worker.optimizer,
@@ -77,8 +71,10 @@ class ParameterServerStrategy(Strategy):
         state.begins, state.rounds = ends, 0
         # Memory of every push, unless the server takes the gradient where it lies.
         in_process = getattr(state.server, "in_process", False)
-        numbers = [0.0] * PUSH_NUMBERS
-        state.message = None if in_process else pack(worker.gradients, numbers)
+        numbers = [0.0] * server_weights.PUSH_NUMBERS
+        state.message = (
+            None if in_process else server_weights.pack(worker.gradients, numbers)
+        )
 
     def _application(self, workers: int) -> dict[str, Any]:
         """Arguments of `ParameterServer` that say how a push is applied."""
@@ -99,7 +95,7 @@ class ParameterServerStrategy(Strategy):
                 continue
             worker.gradient(batch, batch.weight)
             numbers = [worker.learning_rate, batch.weight]
-            weights, reply = request(
+            weights, reply = server_weights.request(
                 state.server,
                 worker.gradients,
                 numbers,
@@ -125,8 +121,10 @@ class ParameterServerStrategy(Strategy):
     def _pull(self, worker: Worker) -> Any:
         # The gate counts pushes that hold something; this one is empty.
         nothing = worker.parameters[:0]
-        numbers = [0.0] * PUSH_NUMBERS
-        return request(worker.state.server, nothing, numbers, worker.parameters)[0]
+        numbers = [0.0] * server_weights.PUSH_NUMBERS
+        return server_weights.request(
+            worker.state.server, nothing, numbers, worker.parameters
+        )[0]
 
     def in_agreement(self, worker: Worker, epoch: int) -> None:
         return None  # the server says which weights end an epoch

@@ -11,14 +11,9 @@ from pydantic import Field, model_validator
 
 from scalebench.comm.base import Capability, Gathering, Request
 from scalebench.errors import StudyError
+from scalebench.strategies import block_momentum
 from scalebench.strategies.averaging import Averaging, local_intervals, too_few_steps
 from scalebench.strategies.base import Setting, Synchronisation, Worker
-from scalebench.strategies.block_momentum import (
-    OuterMomentum,
-    OuterRate,
-    nesterov_,
-    unlike_the_papers_optimizer,
-)
 from scalebench.strategies.few_bits import RowScaled
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
@@ -83,8 +78,8 @@ class StreamingDiLoCo(Averaging):
     pattern: Literal["strided", "sequential"] = Field(
         "strided", description="which layers a fragment has: every P-th, or neighbours"
     )
-    outer_lr: OuterRate = 0.7
-    outer_momentum: OuterMomentum = 0.9
+    outer_lr: block_momentum.OuterRate = 0.7
+    outer_momentum: block_momentum.OuterMomentum = 0.9
 
     name = "streaming_diloco"
     summary = "diloco in fragments that synchronise in turn, behind local steps (options fragments, delay)"
@@ -200,7 +195,9 @@ class StreamingDiLoCo(Averaging):
     def check(self, setting: Setting) -> list[str]:
         if setting.shapes is not None:
             fragments_of(setting.shapes, self.fragments, self.pattern)
-        return too_few_steps(setting, self.turn) + unlike_the_papers_optimizer(setting)
+        return too_few_steps(
+            setting, self.turn
+        ) + block_momentum.unlike_the_papers_optimizer(setting)
 
 
 class Fragment:
@@ -269,7 +266,7 @@ class Fragment:
         unpack_(self._anchor, self._own)
 
     def _step(self, move: Tensor, alpha: float) -> None:
-        nesterov_(
+        block_momentum.nesterov_(
             self._anchor,
             self._momentum,
             move,

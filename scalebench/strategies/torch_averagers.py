@@ -21,17 +21,12 @@ from scalebench.cluster.operation import Kind
 from scalebench.comm.base import Capability, LibraryCommunicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
+from scalebench.strategies import local_sgd
 from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation, Worker
-from scalebench.strategies.local_sgd import (
-    HierarchicalLocalSgd,
-    LocalSgd,
-    PostLocalSgd,
-    require_divisors,
-)
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
 
-Rule = LocalSgd | PostLocalSgd | HierarchicalLocalSgd
+Rule = local_sgd.LocalSgd | local_sgd.PostLocalSgd | local_sgd.HierarchicalLocalSgd
 _VIRTUAL = frozenset({Capability.COLLECTIVES, Capability.SPLIT})
 _NATIVE = frozenset({Capability.PROCESS_GROUP})
 
@@ -77,7 +72,7 @@ class RealAverager:
         if rule.due(worker.state.taken):
             group = (
                 rule.group_after(worker.state.taken)
-                if isinstance(rule, HierarchicalLocalSgd)
+                if isinstance(rule, local_sgd.HierarchicalLocalSgd)
                 else worker.size
             )
             comm = cast(LibraryCommunicator, worker.comm)
@@ -122,7 +117,7 @@ class VirtualTorchLocalSgd(TorchAverager):
     @property
     def rule(self) -> Rule:
         # torch counts from 0, and averages before it counts.
-        return LocalSgd(
+        return local_sgd.LocalSgd(
             steps=self.period, first=self.warmup + 1, buffers="keep", trailing="leave"
         )
 
@@ -165,8 +160,8 @@ class VirtualTorchHierarchical(TorchAverager):
     source = "torch.distributed.algorithms.model_averaging.hierarchical_model_averager"
 
     @property
-    def rule(self) -> HierarchicalLocalSgd:
-        return HierarchicalLocalSgd(
+    def rule(self) -> local_sgd.HierarchicalLocalSgd:
+        return local_sgd.HierarchicalLocalSgd(
             groups=self.groups, first=1, buffers="keep", trailing="leave"
         )
 
@@ -180,7 +175,7 @@ class VirtualTorchHierarchical(TorchAverager):
                 f"strategy {self.name}: option 'groups': the largest group, {max(self.groups)}, has to hold all "
                 f"{setting.workers} workers; add a size of {setting.workers} or more"
             )
-        require_divisors(self.name, "groups", self.groups, setting.workers)
+        local_sgd.require_divisors(self.name, "groups", self.groups, setting.workers)
         return super().check(setting)
 
 
@@ -234,14 +229,16 @@ class VirtualTorchPostLocalSgd(TorchAverager):
     @property
     def rule(self) -> Rule:
         policies = {"subgroup": self.subgroup, "buffers": "keep", "trailing": "leave"}
-        return PostLocalSgd(start=self.start, steps=self.period, first=1, **policies)
+        return local_sgd.PostLocalSgd(
+            start=self.start, steps=self.period, first=1, **policies
+        )
 
     @property
     def traits(self) -> Traits:
         return replace(self.rule.traits, options={"interval": "period"})
 
     def check(self, setting: Setting) -> list[str]:
-        require_divisors(
+        local_sgd.require_divisors(
             self.name,
             "subgroup",
             [self.subgroup or setting.workers_per_node],

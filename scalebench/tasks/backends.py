@@ -27,11 +27,7 @@ from typing import Any, Protocol
 from scalebench.errors import EngineError, in_one_line
 from scalebench.formatting import counted
 from scalebench.study.spec import TaskOptions
-from scalebench.system.parent_watch import (
-    exit_with_parent,
-    preloaded_forkserver,
-    signals_blocked,
-)
+from scalebench.system import parent_watch
 from scalebench.tasks.block import TRIM
 
 ANSWER_S = 10.0  # for a scheduler to answer
@@ -123,11 +119,11 @@ class TaskProcess:
     """A process of this node that computes tasks, one after the other, as they come; it ends with this one."""
 
     def __init__(self) -> None:
-        context = preloaded_forkserver()
+        context = parent_watch.preloaded_forkserver()
         # can be read once a task, or the process, has ended
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_compute, args=(theirs,), daemon=True)
-        with signals_blocked():
+        with parent_watch.signals_blocked():
             self._process.start()
         theirs.close()  # the process has its own: its end is then the end of the pipe
         # the first is computed, the others wait for it
@@ -187,7 +183,7 @@ class TaskProcess:
 
 def _compute(pipe: Connection) -> None:
     """Compute what comes through the pipe, in the process."""
-    exit_with_parent()
+    parent_watch.exit_with_parent()
     while True:
         try:
             content = pipe.recv_bytes()

@@ -24,14 +24,7 @@ from scalebench.comm.base import (
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.data.shard import LaidOut, Shard, equal_batches
-from scalebench.models.flat import (
-    Memory,
-    is_finite,
-    module_attributes,
-    put_back_attributes,
-    side_by_side,
-    views,
-)
+from scalebench.models import flat
 from scalebench.models.metric import loss_for, own_loss, takes_labels
 from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
 from scalebench.models.pinning import require_unchanged
@@ -48,6 +41,7 @@ from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
+from scalebench.training import optimizers
 from scalebench.training.components import (
     Passes,
     SharedLayout,
@@ -57,11 +51,6 @@ from scalebench.training.components import (
     with_trained,
 )
 from scalebench.training.initial_weights import load_weights
-from scalebench.training.optimizers import (
-    build_optimizer,
-    check_optimizer,
-    learning_rate,
-)
 from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import (
@@ -119,7 +108,7 @@ class Replica:
         shared: Callable[[Tensor, int], SharedState] | None = None,
         server: Callable[[ServerRule], Server] | None = None,
         workers_per_node: int | None = None,
-        memory: Memory | None = None,
+        memory: flat.Memory | None = None,
         mesh: Mesh | None = None,
         laid_out: LaidOut | None = None,
     ) -> None:
@@ -170,7 +159,7 @@ class Replica:
         self.meters = Meters(comm.rank, clock, comm)
         self._begin()
 
-    def _begin_model(self, memory: Memory | None) -> None:
+    def _begin_model(self, memory: flat.Memory | None) -> None:
         """Build the whole model with its initial weights."""
         self._hold(self._built(), memory)
         if self.run.init_weights is not None:
@@ -180,13 +169,13 @@ class Replica:
             self.initial.copy_(self.parameters)
         self.gives_labels = takes_labels(self.model, self.task)
 
-    def _hold(self, model: torch.nn.Module, memory: Memory | None = None) -> None:
+    def _hold(self, model: torch.nn.Module, memory: flat.Memory | None = None) -> None:
         """Set the model that is trained, with flat vectors of its parameters and gradients, and its optimizer."""
         run, self.model = self.run, model
         self.forward: Callable[..., Any] = model
-        options = check_optimizer(run.optimizer).model_dump()
+        options = optimizers.check_optimizer(run.optimizer).model_dump()
         velocities = int(run.optimizer.name == "sgd" and options["momentum"] > 0)
-        self.parameters, self.gradients, velocity = side_by_side(
+        self.parameters, self.gradients, velocity = flat.side_by_side(
             model, velocities, memory
         )
         self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
@@ -200,7 +189,7 @@ class Replica:
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
         stepped = list(self.model.parameters()) if by_layer else [self._flat_parameter]
-        self.optimizer = build_optimizer(
+        self.optimizer = optimizers.build_optimizer(
             run.optimizer, stepped, run.lr, flat=not by_layer
         )
         if isinstance(self.optimizer, FlatSgd) and velocity is not None:
@@ -337,7 +326,7 @@ class Replica:
         (chunk,) = self.stage.chunks
         replica = cast(LibraryCommunicator, self.replica)
         self.stage = TorchStyles(chunk, self.mesh.tensor, replica)
-        self.optimizer = build_optimizer(
+        self.optimizer = optimizers.build_optimizer(
             self.run.optimizer, self.stage.trained, self.run.lr
         )
 
@@ -362,7 +351,7 @@ class Replica:
         self.torch_shards = TorchShards(self.model, self._layers, comm, reshard=reshard)
         # torch has its own
         self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)
-        self.optimizer = build_optimizer(
+        self.optimizer = optimizers.build_optimizer(
             self.run.optimizer, self.torch_shards.trained, self.run.lr
         )
         self._update_share = 1 / self.size
@@ -527,7 +516,7 @@ class Replica:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self.run, self.size, self._moment, self.steps)
+        return optimizers.learning_rate(self.run, self.size, self._moment, self.steps)
 
     def settle_rate(self) -> float:
         """Give the optimizer the current learning rate, and return it."""
@@ -586,10 +575,10 @@ class Replica:
             if parameter.requires_grad
         ]
         self.optimizer = wrap(
-            build_optimizer(self.run.optimizer, trainable, self.run.lr)
+            optimizers.build_optimizer(self.run.optimizer, trainable, self.run.lr)
         )
         for parameter, gradient in zip(
-            trainable, views(trainable, self.gradients), strict=True
+            trainable, flat.views(trainable, self.gradients), strict=True
         ):
             parameter.grad = gradient  # a wrapper may have replaced it
 
@@ -616,7 +605,7 @@ class Replica:
         Weights, buffers, attributes of the model's modules, random states, optimizer
         and meters are put back.
         """
-        states, attributes = random_state(), module_attributes(self.model)
+        states, attributes = random_state(), flat.module_attributes(self.model)
         on_device = (
             torch.cuda.get_rng_state(self.device)
             if self.device.type == "cuda"
@@ -626,7 +615,7 @@ class Replica:
             yield
         finally:
             put_back(states)
-            put_back_attributes(attributes)
+            flat.put_back_attributes(attributes)
             if on_device is not None:
                 torch.cuda.set_rng_state(on_device, self.device)
             self.reset()
@@ -663,7 +652,7 @@ class Replica:
 
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
-        finite = is_finite(
+        finite = flat.is_finite(
             self.parameters if self.torch_shards is None else self.torch_shards.own()
         )
         divided = (self.assembly, self.sharded, self.torch_shards, self.layout)

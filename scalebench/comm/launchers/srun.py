@@ -10,13 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from scalebench.comm.launchers.base import (
-    HostFacts,
-    Launcher,
-    OwnJob,
-    Placement,
-    ReportedEnd,
-)
+from scalebench.comm.launchers import base
 
 # Slurm's clients wait for a controller that does not answer: each call has a limit.
 _LIMIT_S = 30.0  # of srun
@@ -43,7 +37,7 @@ _OWN = re.compile(
 )
 
 
-class SlurmJob(OwnJob):
+class SlurmJob(base.OwnJob):
     """What Slurm's variables and squeue say of the job of this process, and of others."""
 
     def slots(self) -> list[int]:
@@ -80,7 +74,7 @@ class SlurmJob(OwnJob):
         return states is not None and not states & _HAS_PROCESSES
 
 
-class Srun(Launcher):
+class Srun(base.Launcher):
     """Starts ranks inside a job of Slurm; those of an MPI where Slurm has PMIx."""
 
     name = "srun"
@@ -101,7 +95,7 @@ class Srun(Launcher):
             )
         return None
 
-    def command(self, placement: Placement) -> list[str]:
+    def command(self, placement: base.Placement) -> list[str]:
         """Return srun with the node of each rank, in their order."""
         cpus = placement.width * placement.cpus_per_core
         binding = (
@@ -158,10 +152,10 @@ class Srun(Launcher):
         found = re.search(r"(\d+)$", os.environ.get("SLURM_GPUS_PER_TASK", ""))
         return int(found[1]) if found else 0
 
-    def host_facts(self) -> HostFacts:
+    def host_facts(self) -> base.HostFacts:
         """Return the number of the task, Slurm's name of the node, and the CPUs that the step has on it."""
         number = os.environ.get("SLURM_PROCID") or "0"
-        return HostFacts(number, os.environ.get("SLURMD_NODENAME"), cpus_here())
+        return base.HostFacts(number, os.environ.get("SLURMD_NODENAME"), cpus_here())
 
     def rank(self) -> int:
         return int(os.environ["SLURM_PROCID"])
@@ -169,7 +163,7 @@ class Srun(Launcher):
     def is_on_one_node(self) -> bool:
         return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
 
-    def reported_ends(self, output: str) -> Iterator[ReportedEnd]:
+    def reported_ends(self, output: str) -> Iterator[base.ReportedEnd]:
         """Yield the first task that srun names: `srun: error: n1: task 3: Killed`."""
         task = _TASK.search(output)
         if task is None:
@@ -179,7 +173,7 @@ class Srun(Launcher):
             (each.value for each in signal.Signals if signal.strsignal(each) == ended),
             None,
         )
-        yield ReportedEnd(int(task[1]), number)
+        yield base.ReportedEnd(int(task[1]), number)
 
 
 LAUNCHER = Srun()

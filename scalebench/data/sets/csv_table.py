@@ -14,15 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, model_validator
 
-from scalebench.data.builder import (
-    DATASETS,
-    Allocate,
-    Arrays,
-    DatasetBuilder,
-    hold_out,
-    notes_on,
-    standardised,
-)
+from scalebench.data import builder
 from scalebench.data.dataset import Task
 from scalebench.data.files import only_file, require_fits
 from scalebench.errors import DataError, nearest
@@ -52,8 +44,8 @@ class _Table:
     rows: list[list[str]]
 
 
-@DATASETS.add
-class Csv(DatasetBuilder):
+@builder.DATASETS.add
+class Csv(builder.DatasetBuilder):
     """Table with one sample per row: one target column, numeric features.
 
     `target` is a column's name or its number from 0 (-1: the last). Text or whole
@@ -88,7 +80,7 @@ class Csv(DatasetBuilder):
     def files(self, data_dir: Path | None) -> list[Path]:
         return [only_file(self.name, data_dir, self.file, ".csv")]
 
-    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+    def build(self, files: list[Path], allocate: builder.Allocate) -> builder.Arrays:
         (path,) = files
         table = self._read(path)
         column = self._target_column(table)
@@ -112,20 +104,22 @@ class Csv(DatasetBuilder):
         else:
             y, outputs = self._class_numbers(table, column)
             labels = y
-        train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
+        train, test = builder.hold_out(len(x), self.test_fraction, self.seed, labels)
         # Split before it is standardised: the test part must not show in the scale.
         x_parts, y_parts = (x[train], x[test]), (y[train], y[test])
         if self.standardise:
-            x_parts = standardised(*x_parts)
-            y_parts = standardised(*y_parts) if task == "regression" else y_parts
+            x_parts = builder.standardised(*x_parts)
+            y_parts = (
+                builder.standardised(*y_parts) if task == "regression" else y_parts
+            )
         x_train, x_test = (part.astype(np.float32) for part in x_parts)
         y_train, y_test = (
             part.astype(np.float32) if task == "regression" else part
             for part in y_parts
         )
         notes = _on_unnamed(table, unnamed)
-        made = Arrays(task, outputs, x_train, y_train, x_test, y_test)
-        return replace(made, notes=(*notes, *notes_on(made)))
+        made = builder.Arrays(task, outputs, x_train, y_train, x_test, y_test)
+        return replace(made, notes=(*notes, *builder.notes_on(made)))
 
     def _read(self, path: Path) -> _Table:
         require_fits(path, path.stat().st_size * _BYTES_PER_BYTE)

@@ -11,15 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from scalebench.data.builder import (
-    DATASETS,
-    Allocate,
-    Arrays,
-    DatasetBuilder,
-    hold_out,
-    notes_on,
-    standardised,
-)
+from scalebench.data import builder
 from scalebench.data.dataset import ARRAY_NAMES, Task
 from scalebench.data.files import only_file, read_npz
 from scalebench.errors import DataError
@@ -32,8 +24,8 @@ _LARGE = 10.0
 _AS_REGRESSION = "if they are values to be predicted, give the option task: regression"
 
 
-@DATASETS.add
-class Npz(DatasetBuilder):
+@builder.DATASETS.add
+class Npz(builder.DatasetBuilder):
     """Arrays x_train, y_train, x_test, y_test; or x and y, of which a seeded part is held out.
 
     Whole numbers (N,) in y, of any dtype, are class numbers 0, 1, ..., other numbers
@@ -55,7 +47,7 @@ class Npz(DatasetBuilder):
     def files(self, data_dir: Path | None) -> list[Path]:
         return [only_file(self.name, data_dir, self.file, ".npz")]
 
-    def build(self, files: list[Path], allocate: Allocate) -> Arrays:
+    def build(self, files: list[Path], allocate: builder.Allocate) -> builder.Arrays:
         (path,) = files
         found = read_npz(path)
         if set(ARRAY_NAMES) <= set(found):
@@ -78,7 +70,9 @@ class Npz(DatasetBuilder):
                 _require_class_numbers(path, {"y": y})
             # Stratified by class, where there are classes.
             labels = y if task == "classification" and y.ndim == 1 else None
-            train, test = hold_out(len(x), self.test_fraction, self.seed, labels)
+            train, test = builder.hold_out(
+                len(x), self.test_fraction, self.seed, labels
+            )
             x_train = x[train]
             y_train = y[train]
             x_test = x[test]
@@ -92,9 +86,9 @@ class Npz(DatasetBuilder):
         outputs, y_train, y_test = _targets(path, task, y_train, y_test)
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
         if self.standardise:
-            x_train, x_test = standardised(x_train, x_test)
+            x_train, x_test = builder.standardised(x_train, x_test)
             y_train, y_test = (
-                standardised(y_train, y_test)
+                builder.standardised(y_train, y_test)
                 if task == "regression"
                 else (y_train, y_test)
             )
@@ -106,8 +100,8 @@ class Npz(DatasetBuilder):
                 f"{path.name}: targets reach {largest:.3g} and are taken as they are, with which training may diverge; "
                 "give the option standardise: true"
             )
-        made = Arrays(task, outputs, x_train, y_train, x_test, y_test)
-        return replace(made, notes=(*notes, *notes_on(made)))
+        made = builder.Arrays(task, outputs, x_train, y_train, x_test, y_test)
+        return replace(made, notes=(*notes, *builder.notes_on(made)))
 
     def _task_of(self, path: Path, parts: list[NDArray[Any]]) -> Task:
         """Return the stated task, or the one that the targets mean.
