@@ -48,7 +48,7 @@ class TorchShards:
         ]
         group: Any = comm.process_group or torch.distributed.group.WORLD
         device = layers[0].parameters[0].device
-        mesh = DeviceMesh.from_group(group, device.type)
+        mesh = _mesh(group, device, "shards")
         # A module made of calls of the forward is not called itself: the whole model
         # gathers its parameters.
         called = set(model.modules())
@@ -135,7 +135,7 @@ class TorchStyles:
         self._number = compute.like.element_size()
         # A replica of all workers has no group of its own: it is the world.
         group: Any = replica.process_group or torch.distributed.group.WORLD
-        mesh = DeviceMesh.from_group(group, compute.like.device.type)
+        mesh = _mesh(group, compute.like.device, "shares")
         self._segments = [
             segment._replace(module=_divided(segment.module, degree, mesh))
             if segment.divided
@@ -172,6 +172,14 @@ class TorchStyles:
                     self._replica.overlapped(
                         self._replica.operation(Kind.ALLREDUCE, nbytes), calls=1
                     )
+
+
+def _mesh(group: Any, device: torch.device, name: str) -> DeviceMesh:
+    """Return the mesh of the ranks of a process group, whose only dimension is called `name`."""
+    # Meshes of the same ranks are equal for torch's caches of layouts, whatever their
+    # groups are: those of another strategy would name a group of an earlier run, which
+    # has ended. Groups of one strategy have the same names in each run.
+    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(name,))
 
 
 def _divided(module: nn.Module, degree: int, mesh: DeviceMesh) -> nn.Module:
