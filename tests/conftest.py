@@ -58,8 +58,9 @@ RANKS = {
     "test_doctor.py", "test_elastic.py", "test_end_to_end.py", "test_energy.py", "test_engine_measurement.py",
     "test_engines.py", "test_heartbeat.py", "test_launchers.py", "test_mpirun.py", "test_native.py",
     "test_native_equality.py",
-    "test_nodes.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_on_ranks.py", "test_rank.py",
-    "test_real_ranks.py", "test_real_runs.py", "test_slow_workers.py", "test_spread.py", "test_trace.py",
+    "test_nodes.py", "test_own_strategy.py", "test_paced_ranks.py", "test_parts_on_gpus.py",
+    "test_parts_on_ranks.py", "test_rank.py", "test_real_ranks.py", "test_real_runs.py", "test_slow_workers.py",
+    "test_spread.py", "test_trace.py",
     "test_waits_of_runs.py",
 }  # fmt: skip
 
