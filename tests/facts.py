@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 
+_WITHIN_A_SENTENCE = 50  # characters between two facts
+
 
 def in_order(text: str, *facts: str) -> bool:
     """Return True if `text` holds the facts (numbers with units, names, signs) as whole words, one after another."""
     return re.search(".*?".join(map(_whole, facts)), text, re.DOTALL) is not None
+
+
+def together(text: str, *facts: str) -> bool:
+    """Return True if the facts stand one after another in one sentence of a long `text`."""
+    between = f".{{0,{_WITHIN_A_SENTENCE}}}?"
+    return re.search(between.join(map(_whole, facts)), text, re.DOTALL) is not None
 
 
 def _whole(fact: str) -> str:

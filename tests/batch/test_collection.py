@@ -15,6 +15,7 @@ from scalebench.batch.submission import read_submission
 from scalebench.errors import ResultsError
 from tests.batch.conftest import make, scalebench, submitted
 from tests.conftest import needs_mpi
+from tests.facts import together
 
 pytestmark = needs_mpi
 RESULTS = Path("results/mine")
@@ -43,7 +44,7 @@ def test_rows_of_all_shards_are_merged_once_with_their_text(study, capsys):
         for row in table("runs.csv", folder_of(RESULTS, number))
     ]
     assert scalebench("collect", "results/mine") == 0
-    assert "8 of 8 runs in results/mine/, 8 rows added" in capsys.readouterr().out
+    assert together(capsys.readouterr().out, "8 of 8 runs", "results/mine/", "8 rows")
     assert table("runs.csv") == before
     assert len(table("epochs.csv")) == 8
     assert sorted(row["run_id"] for row in table("runs.csv")) == planned(study)

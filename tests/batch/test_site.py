@@ -10,6 +10,7 @@ from scalebench.batch import site as rooms
 from scalebench.batch.site import Site, SiteError, site_for, site_template
 from scalebench.cli.main import main
 from scalebench.study.validation import parse_duration
+from tests.facts import together
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_init_writes_what_is_found_here(clients, tmp_path, monkeypatch):
     done = CliRunner().invoke(
         main, ["init", str(tmp_path), "--site"], standalone_mode=False
     )
-    assert "site.yaml written; next: scalebench submit" in done.output
+    assert together(done.output, "site.yaml", "scalebench submit")
     site, _ = site_for(tmp_path)
     assert (site.scheduler, site.partition, site.nodes, site.cores_per_node) == (
         "slurm",

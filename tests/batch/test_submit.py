@@ -12,6 +12,7 @@ import pytest
 from scalebench.batch.submission import read_submission
 from tests.batch.conftest import facts_of, make, scalebench, submitted
 from tests.conftest import needs_mpi
+from tests.facts import together
 
 pytestmark = needs_mpi
 RESULTS = Path("results/mine")
@@ -25,7 +26,7 @@ def test_a_study_is_submitted_largest_first_with_a_collection_that_depends_on_al
     assert [job.shards for job in made.jobs] == [[1], [2], []]
     assert [shard.nodes for shard in made.shards] == [2, 1]
     said = capsys.readouterr().out
-    assert "job 11: shard 1 (4 workers, native, 2 nodes)" in said
+    assert together(said, "job 11", "shard 1", "4 workers", "native", "2 nodes")
     assert clients.calls("sbatch")[-1].split()[2:] == [
         "--dependency=afterany:11:12",
         "results/mine/jobs/collect.sh",
@@ -157,11 +158,11 @@ def test_what_failed_and_what_never_began_is_submitted_again(
     make(1, status="failed", count=1)
     assert scalebench("status", "results/mine") == 0
     printed = capsys.readouterr().out
-    assert "failed: rank 1 was ended by signal 9" in printed
+    assert together(printed, "failed", "rank 1", "signal 9")
     assert "scalebench submit results/mine" in printed
     assert scalebench(*words) == 0
     said = capsys.readouterr().out
-    assert "again: 1 run that failed, 7 without a result\n" in said
+    assert together(said, "again", "1 run", "failed", "7 without")
     assert [job.shards for job in read_submission(RESULTS).jobs[-3:]] == [[1], [2], []]
     make(2)
     clients.answer("14|PENDING|N/A|Resources")
@@ -170,7 +171,7 @@ def test_what_failed_and_what_never_began_is_submitted_again(
     clients.answer()
     make(1, count=1)
     assert scalebench(*words) == 0
-    assert "again: 0 runs that failed, 1 without a result\n" in capsys.readouterr().out
+    assert together(capsys.readouterr().out, "again", "0 runs", "failed", "1 without")
     assert [job.shards for job in read_submission(RESULTS).jobs[-2:]] == [[1], []], (
         "of shard 2 nothing is left"
     )
@@ -237,9 +238,8 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(
     )
     assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert (
-        "sbatch refused results/mine/jobs/shard-2.sh: sbatch: error: QOSMaxSubmitJobPerUserLimit"
-        in line
+    assert together(
+        line, "sbatch", "results/mine/jobs/shard-2.sh", "QOSMaxSubmitJobPerUserLimit"
     )
     assert line.endswith("edit site.yaml, and submit the study again")
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]

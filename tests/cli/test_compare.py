@@ -15,7 +15,7 @@ from scalebench.cli.run_common import _summarise
 from scalebench.launch.work import Tally
 from scalebench.records.store import Store
 from tests.doctored import make_sound
-from tests.facts import in_order
+from tests.facts import in_order, together
 from tests.records_factory import in_proportion, study_rows
 
 
@@ -66,8 +66,8 @@ def test_table_names_the_regressions(call):
     )
     assert "1.30 [1.2" in line
     assert "regression" in line
-    assert "what changed: commit 0000000000 → 1111111111" in out
-    assert "p: Wilcoxon rank-sum test, adjusted by Holm" in out
+    assert together(out, "changed", "commit 0000000000", "1111111111")
+    assert together(out, "p", "Wilcoxon rank-sum", "Holm")
     assert out.splitlines()[-1] == (
         "time: 3 regressed, 11 unchanged (threshold 5 %); metric: 14 equal (margin 0.01)"
     )
@@ -299,7 +299,7 @@ def test_run_check_and_compare_agree(tmp_path, capsys):
     (counts,) = re.findall(r"(\d+ errors?), (\d+ warnings?)", said["check"])
     expected = " and ".join(count for count in counts if not count.startswith("0 "))
     for name in ("run", "run --full"):
-        assert f"{expected} on these numbers: scalebench check" in said[name]
+        assert together(said[name], expected, "scalebench check")
     factors = {
         found
         for text in said.values()

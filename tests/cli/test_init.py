@@ -13,6 +13,7 @@ from scalebench.cli.main import main
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
+from tests.facts import together
 
 
 def test_study_that_is_written_can_be_planned(tmp_path, monkeypatch):
@@ -40,10 +41,7 @@ def test_existing_study_is_left_alone(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["init", str(tmp_path)])
     assert ended.value.code == 2
-    assert (
-        "study.yaml is there already and was left alone; name another folder"
-        in capsys.readouterr().err
-    )
+    assert together(capsys.readouterr().err, "study.yaml", "already", "another folder")
     assert (tmp_path / "study.yaml").read_text() == "workers: 1\n"
 
 

@@ -20,6 +20,7 @@ from scalebench.cli import main as module
 from scalebench.cli.main import ALIASES, COMMANDS, GROUPS, command_of, main
 from scalebench.cli.options import verbosity, verbosity_options
 from scalebench.errors import RunError, StudyError
+from tests.facts import together
 
 
 def invoke(*arguments: str) -> Result:
@@ -186,7 +187,7 @@ def test_deleted_working_folder_is_one_line(
     result = invoke("probe")
     monkeypatch.chdir(tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "the working folder was deleted; change to another one" in result.stderr
+    assert together(result.stderr, "working folder", "deleted", "change")
 
 
 def test_closed_standard_output_is_no_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.cli.main import main
+from tests.facts import together
 
 
 def test_output_must_end_in_html(tmp_path, monkeypatch, capsys):
@@ -14,5 +15,5 @@ def test_output_must_end_in_html(tmp_path, monkeypatch, capsys):
             ["report", "results/mine", "--output", "page.txt"], prog_name="scalebench"
         )
     assert end.value.code == 2
-    assert "page.txt: expected a name that ends in .html" in capsys.readouterr().err
+    assert together(capsys.readouterr().err, "page.txt", "expected", ".html")
     assert not (tmp_path / "page.txt").exists()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scalebench.cli.main import main
 from scalebench.errors import UsageError
 from scalebench.figures.drawing.canvas import Canvas
-from tests.facts import in_order
+from tests.facts import in_order, together
 
 BASE = [
     "predict",
@@ -209,14 +209,17 @@ def test_axis_without_effect_says_why():
             .output
         )
 
-    assert "network-bandwidth: all 4 workers are on one node" in said(
-        "juwels-booster", 4, "network-bandwidth=1,200"
+    assert together(
+        said("juwels-booster", 4, "network-bandwidth=1,200"),
+        "network-bandwidth",
+        "4 workers",
+        "one node",
     )
-    assert "node-bandwidth: a node holds one worker" in said(
-        "ethernet-10g", 4, "node-bandwidth=1,200"
+    assert together(
+        said("ethernet-10g", 4, "node-bandwidth=1,200"), "node-bandwidth", "one worker"
     )
-    assert "latency: a single worker neither sends nor waits" in said(
-        "ethernet-10g", 1, "latency=0.1,10"
+    assert together(
+        said("ethernet-10g", 1, "latency=0.1,10"), "latency", "single worker", "neither"
     )
     hidden = said("juwels-booster", 8, "latency=0.9,1.1")
     assert re.search(

@@ -10,6 +10,7 @@ from scalebench.errors import UsageError
 from scalebench.figures import PlotRequest, plot_folder
 from scalebench.figures.selection import EVERYTHING, Selection, parse_added
 from scalebench.records.store import Store
+from tests.facts import together
 from tests.records_factory import study_rows
 
 COUNTS = {"workers": (1, 2, 4), "native_workers": (), "repetitions": 2}
@@ -56,9 +57,13 @@ def test_two_studies_in_one_figure(studies, tmp_path):
         (times["series"] == "epoch_average in seed 7") & (times["workers"] == 4)
     ]["y"].item()
     assert other.min() < point < other.max()
-    assert (
-        "In seed 7: mlp(hidden=[128]) on digits_shifted. Virtual on this-machine"
-        in caption
+    assert together(
+        caption,
+        "seed 7",
+        "mlp(hidden=[128])",
+        "digits_shifted",
+        "Virtual",
+        "this-machine",
     )
 
 

@@ -9,7 +9,7 @@ from scalebench.figures import plot
 from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
-from tests.facts import in_order
+from tests.facts import in_order, together
 from tests.figures.test_time_to_target import drawn
 
 ROWS = [
@@ -37,7 +37,7 @@ def test_shares_are_in_per_cent_with_intervals_of_measured_ones(study):  # noqa:
     assert data.loc[("transfer", "virtual", 4), "y"] == pytest.approx(100 * 0.365 / 4)
     native = data.loc[("exposed", "native", 4)]
     assert native["low"] < native["y"] < native["high"]
-    assert "Error bars: 95 % confidence interval of measured shares" in canvas.caption()
+    assert together(canvas.caption(), "Error bars", "95 % confidence", "shares")
     assert "Error bars" not in drawn(study(rows=ROWS[4:]), "communication").caption()
 
 

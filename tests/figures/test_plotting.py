@@ -35,7 +35,7 @@ from scalebench.figures.style import choose_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
 from tests.conftest import some
-from tests.facts import in_order
+from tests.facts import in_order, together
 from tests.records_factory import epoch_row, run_row, study_rows
 
 
@@ -311,9 +311,7 @@ def test_epochs_that_some_repetitions_did_not_evaluate_are_averaged_over_the_oth
 
 
 def test_legend_names_serial_only_if_drawn(tmp_path, results):
-    assert "Serial (one worker) is drawn in every panel." in caption(
-        results, "convergence"
-    )
+    assert together(caption(results, "convergence"), "Serial", "every panel")
     assert "Serial" not in caption(keep(tmp_path, seeds_alone(3)), "convergence")
 
 
@@ -336,8 +334,8 @@ def test_caption_names_data_cluster_and_interval(results):
         "each execution against its own serial run",
     ):
         assert part in text
-    assert "allreduce is the per-batch one on the same engine" in caption(
-        results, "time-reduction"
+    assert together(
+        caption(results, "time-reduction"), "allreduce", "per-batch", "same engine"
     )
 
 

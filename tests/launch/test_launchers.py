@@ -25,6 +25,7 @@ from scalebench.launch.processes import environment, launch_command
 from scalebench.notebook import run
 from scalebench.study.load import load_study
 from scalebench.study.spec import Study
+from tests.facts import together
 from tests.launch.test_real_runs import Recorder, faulty, make_run
 
 PROGRAM = Path(__file__).parent / "programs" / "told.py"
@@ -150,10 +151,7 @@ def test_runs_are_made_and_a_killed_rank_is_named(launcher, engine, tmp_path):
 def test_launchers_without_an_mpi_refuse_the_engines_that_need_one(name, monkeypatch):
     monkeypatch.setenv(launchers.VARIABLE, name)
     if mpirun.find() is not None:
-        assert (
-            f"{name} starts no ranks of an MPI; use --launcher mpirun"
-            in engines.available("mpi")
-        )
+        assert together(engines.available("mpi"), name, "MPI", "--launcher mpirun")
         with pytest.raises(EngineError, match="starts no ranks of an MPI"):
             launch_command(2)
     monkeypatch.setattr(mpirun, "find", lambda: None)

@@ -17,7 +17,7 @@ from scalebench.launch.planning import StudyPlan, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
 from tests.conftest import needs_mpi
-from tests.facts import in_order
+from tests.facts import in_order, together
 
 
 def study_of(model, strategies, workers="2"):
@@ -123,9 +123,13 @@ def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(
     assert note.startswith(
         f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory"
     )
-    assert (
-        f"has {replicas + models - 1} GiB: {replicas} GiB for 16 replicas, {models} GiB for their models at"
-        in note
+    assert together(
+        note,
+        f"{replicas + models - 1} GiB",
+        f"{replicas} GiB",
+        "16 replicas",
+        f"{models} GiB",
+        "models",
     )
 
 

@@ -31,6 +31,7 @@ from scalebench.pricing.uncertainty import LEAST_SHARE, uncertainty_of
 from scalebench.study.spec import Component
 from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published
+from tests.facts import together
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "scaling.csv"
 DDP, AVERAGE = Component(name="ddp"), Component(name="epoch_average")
@@ -133,9 +134,7 @@ def test_choice_keeps_gradient_averaging_where_little_is_saved():
     short = predict(predictor(device=Stated(1e-3, 32)), [DDP, AVERAGE], [16])
     choice = choose(short.points, {})
     assert (choice.point.strategy, choice.changes) == (AVERAGE, {})
-    assert "over the interval), to be weighed against its accuracy" in answer(
-        short.points, choice, {}, "workers"
-    )
+    assert together(answer(short.points, choice, {}, "workers"), "interval", "accuracy")
     between = predict(predictor(device=Stated(1.0, 32)), [DDP, AVERAGE], [16])
     choice = choose(between.points, {})
     assert choice.point.strategy == DDP

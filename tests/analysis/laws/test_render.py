@@ -20,7 +20,7 @@ from scalebench.analysis.laws.render import (
 )
 from scalebench.cli.laws import laws_tables
 from scalebench.measured import Measured
-from tests.facts import in_order
+from tests.facts import in_order, together
 from tests.law_factory import following
 
 
@@ -129,5 +129,5 @@ def test_interval_name_of_draws_is_calibration():
     )
     assert as_values(scaling_of(drawn))["interval"] == "calibration interval"
     text = printed(scaling_of(drawn))
-    assert "In brackets: calibration interval, of parameters" in text
-    assert "At least: the lower end of an interval" in text
+    assert together(text, "brackets", "calibration interval", "parameters")
+    assert together(text, "At least", "lower end")
