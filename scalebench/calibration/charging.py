@@ -2,8 +2,9 @@
 
 Operations of strategies besides plain steps are measured in short virtual runs of each
 strategy. A run has the study's smallest number of communicating workers and a few
-batches, so that every operation gets vectors as in the study. Times are taken in
-reference steps. No time of a native run is used.
+batches, so that every operation gets vectors as in the study. Where a library has a
+program of its own, its steps and ours are taken in turn. Times are taken in reference
+steps. No time of a native run is used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -57,7 +58,8 @@ from scalebench.pricing.machine import (
     stated_table,
 )
 from scalebench.records.folder import CALIBRATION
-from scalebench.strategies.base import library_overhead
+from scalebench.strategies import registry
+from scalebench.strategies.base import Batch, library_overhead
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run
 from scalebench.system.disturbance import BackgroundLoad, disturbed
@@ -65,10 +67,14 @@ from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge
+from scalebench.training.replica import Replica
 from scalebench.virtual.arithmetic import choice_for, is_chosen, workers_tried
 from scalebench.virtual.engine import Simulation
 from scalebench.virtual.lock_step import strategy_of
 from scalebench.virtual.virtual_clock import VirtualClock
+
+if TYPE_CHECKING:
+    from scalebench.comm.torch_dist import TorchCommunicator
 
 _ENGINES_SHARE = 0.4  # of the time for a calibration
 # on which it depends whether gradients can be batched
@@ -80,6 +86,9 @@ _BUDGET_S = 2.0  # of the processor, for each run
 _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 # Seconds of a strategy, at most, and their share of the time for a calibration.
 _RUNS_S, _RUNS_SHARE = 1.0, 0.1
+# Of the steps by a library's program and by ours, whose arithmetic is not measured;
+# batch normalisation needs two samples, and torch plans its gathers in the first steps.
+_FEW_SAMPLES, _WARM_UP_STEPS, _MOST_STEPS = 2, 3, 16
 # by operation: (multiple of the messages, seconds)
 _Found = dict[str, list[tuple[int, float]]]
 
@@ -548,10 +557,56 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
 
 
 def _of_library(run: Run, dataset: Dataset) -> _Found:
-    from scalebench.calibration.library_steps import overheads  # a second of imports
-
-    seconds = overheads(run, dataset, _BUDGET_S)
+    seconds = library_overheads(run, dataset, _BUDGET_S)
     return {name_of(library_overhead): [(1, each) for each in seconds]}
+
+
+def library_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float]:
+    """Return processor seconds by which steps of the library's program took longer than ours.
+
+    fully_shard and DTensor call hooks, copy, and dispatch each operation in Python:
+    some milliseconds a block of a small transformer, whatever the batch. Both programs
+    take steps in one process, among ranks that are not there: communication, which is
+    charged for itself, takes no time.
+    """
+    from scalebench.comm.torch_dist import silent_group  # a second of imports
+
+    with silent_group(run.workers) as comm:
+        ours, librarys = (
+            _library_step(run, dataset, comm, engine) for engine in ("virtual", "gloo")
+        )
+        found: list[float] = []
+        deadline = time.thread_time() + budget_s
+        while not found or (len(found) < _MOST_STEPS and time.thread_time() < deadline):
+            # In turn: the speed of a shared machine changes.
+            found.append(_step_seconds(librarys) - _step_seconds(ours))
+    return found
+
+
+def _library_step(
+    run: Run, dataset: Dataset, comm: TorchCommunicator, engine: str
+) -> Callable[[], None]:
+    """Return a step of worker 0 by the program for `engine`, which has made some."""
+    strategy = registry.create(run.strategy.name, run.strategy.options, engine)
+    mesh = strategy.traits.mesh(run.workers)
+    plan = BatchPlan.of(run, run.workers, run.seed, dataset, mesh.parts)
+    replica = Replica(run, dataset, plan, comm, comm.clock, mesh=mesh)
+    strategy.setup(replica)
+    x, y = replica.shard.epoch(0)
+    batch = Batch(x[:_FEW_SAMPLES], y[:_FEW_SAMPLES], 1.0, 0, first_of_block=True)
+
+    def step() -> None:
+        strategy.warm_up(replica, batch)
+
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    return step
+
+
+def _step_seconds(step: Callable[[], None]) -> float:
+    began = time.thread_time()
+    step()
+    return time.thread_time() - began
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:

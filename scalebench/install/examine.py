@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from scalebench.comm.engines import available
-from scalebench.comm.launchers import chosen, mpirun, srun
+from scalebench.comm.launchers import chosen, mpirun, named
 from scalebench.comm.launchers.horovodrun import ADD_HOROVOD
 from scalebench.errors import EngineError
 from scalebench.formatting import counted
@@ -197,11 +197,13 @@ def _mpi4py() -> MachinePart:
         and (reason := mpirun.mismatch(path))
     ):
         return MachinePart("mpi4py", False, f"{number}: {reason}", mpirun.REBUILD)
-    named = mpirun.library().partition(",")[0]
+    library = mpirun.library().partition(",")[0]
     return MachinePart(
         "mpi4py",
         True,
-        f"{number} with {named}" if named else f"{number}, which finds no MPI library",
+        f"{number} with {library}"
+        if library
+        else f"{number}, which finds no MPI library",
     )
 
 
@@ -260,7 +262,8 @@ def _slurm() -> MachinePart:
     output = machine_facts.output_of("sinfo", "--version")
     if output:
         job = os.environ.get("SLURM_JOB_ID")
-        pmix = "with PMIx" if srun.has_pmix() else "without PMIx"
+        lacking = named("srun").lacks(by_mpi=True, here=False)
+        pmix = "without PMIx" if lacking else "with PMIx"
         return MachinePart(
             "Slurm", True, f"{output}, srun {pmix}" + (f", in job {job}" if job else "")
         )

@@ -439,7 +439,7 @@ class Strategy(Choice):
 def library_overhead() -> None:
     """Stand for what a library computes in a step beside our program of it, which virtual runs follow.
 
-    Hooks, copies and dispatch of a step, measured by `calibration.library_steps`.
+    Hooks, copies and dispatch of a step, measured by `calibration.charging`.
     """
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.calibration import charging, library_steps
+from scalebench.calibration import charging
 from scalebench.calibration.charging import measure_operations
 from scalebench.pricing.machine import OperationTime, name_of
 
@@ -94,7 +94,7 @@ def test_overhead_of_a_library_is_that_of_its_steps_beyond_ours(
         step()
         return next(times)
 
-    monkeypatch.setattr(library_steps, "_seconds", seconds)
+    monkeypatch.setattr(charging, "_step_seconds", seconds)
     run = make_run(strategy, workers)
     found = measure_operations([run], {workers: blobs}, machine)
     (time,) = found[str(run.strategy)].items()
@@ -105,7 +105,7 @@ def test_overhead_of_a_library_is_that_of_its_steps_beyond_ours(
 def test_library_takes_longer_than_our_steps(make_run, blobs):
     """DTensor dispatches each operation in Python: more than a hundredfold of the tolerance for noise."""
     run = make_run({"torch_tensor": {"degree": 2}}, 2)
-    assert np.median(library_steps.overheads(run, blobs, 0.5)) > 1e-5
+    assert np.median(charging.library_overheads(run, blobs, 0.5)) > 1e-5
 
 
 def test_cost_of_further_messages_is_measured_with_twice_as_many(
