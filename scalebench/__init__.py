@@ -26,13 +26,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from scalebench import analysis as analysis
-    from scalebench import figures as figures
-    from scalebench.notebook import load as load
-    from scalebench.notebook import plan as plan
-    from scalebench.notebook import plot as plot
-    from scalebench.notebook import predict as predict
-    from scalebench.notebook import run as run
+    from scalebench import analysis, figures
+    from scalebench.notebook import load, plan, plot, predict, run
 
 
 def __getattr__(name: str) -> object:

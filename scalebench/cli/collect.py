@@ -6,14 +6,13 @@ from pathlib import Path
 
 import rich_click as click
 
-from scalebench.cli.options import PATH, results_argument, study_folder
-from scalebench.cli.run_common import RUNS_LEFT
+from scalebench.cli import options, run_common
 from scalebench.formatting import counted
 
 
 @click.command()
-@results_argument
-@click.argument("copies", nargs=-1, type=PATH)
+@options.results_argument
+@click.argument("copies", nargs=-1, type=options.PATH)
 @click.option(
     "--again",
     is_flag=True,
@@ -29,7 +28,7 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     from scalebench.batch.collection import collect as merge
     from scalebench.batch.standing import collect_again
 
-    folder = study_folder(results)
+    folder = options.study_folder(results)
     collected = merge(folder, copies)
     click.echo(
         f"{collected.runs} of {counted(collected.planned, 'run')} in {folder}/, {counted(collected.rows, 'row')} added"
@@ -42,5 +41,5 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     if collected.missing:
         click.echo(f"to submit what is left: scalebench submit {folder}")
         # not a failure: the study is as far as its jobs
-        return RUNS_LEFT
+        return run_common.RUNS_LEFT
     return 0

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
-from scalebench.cli import options
-from scalebench.cli.formats import format_option, show_tables
+from scalebench.cli import formats, options
 from scalebench.formatting import digits_as_known, tell_marks
 from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import Execution
@@ -87,7 +86,7 @@ _METRIC_COLORS = {"worse": "red", "better": "green"}
     metavar="KEY",
     help="Compare although this key differs; repeatable.",
 )
-@format_option
+@formats.format_option
 @options.json_option
 def compare(
     a: Path,
@@ -136,7 +135,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(_facts(found), indent=2, allow_nan=False))
     else:
-        show_tables(form, _comparison(found))
+        formats.show_tables(form, _comparison(found))
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("worse") > 0,
@@ -270,7 +269,7 @@ def _notes(found: Verdicts) -> list[str]:
         if cells:
             notes.append(f"{what}: {in_words(cells)}")
     notes += _on_metrics(found)
-    notes.append(_counts_of_verdicts(found))
+    notes.append(_counts_in_words(found))
     return notes
 
 
@@ -288,18 +287,25 @@ def _on_metrics(found: Verdicts) -> list[str]:
     return notes
 
 
-def _counts_of_verdicts(found: Verdicts) -> str:
+def _counts(found: Verdicts) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the numbers of verdicts on times, and of those on metrics."""
     from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS
 
+    return (
+        {verdict: found.count(verdict) for verdict in VERDICTS},
+        {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
+    )
+
+
+def _counts_in_words(found: Verdicts) -> str:
+    of_times, of_metrics = _counts(found)
     counts = [
-        f"{found.count(verdict)} {_PARTICIPLES[verdict]}"
-        for verdict in VERDICTS
-        if found.count(verdict)
+        f"{number} {_PARTICIPLES[verdict]}"
+        for verdict, number in of_times.items()
+        if number
     ]
     metrics = [
-        f"{found.metrics(verdict)} {verdict}"
-        for verdict in METRIC_VERDICTS
-        if found.metrics(verdict)
+        f"{number} {verdict}" for verdict, number in of_metrics.items() if number
     ]
     return (
         f"time: {', '.join(counts)} (threshold {100 * found.threshold:g} %); "
@@ -336,8 +342,7 @@ def _place(rows: pd.DataFrame) -> str:
 
 
 def _facts(found: Verdicts) -> dict[str, Any]:
-    from scalebench.analysis.verdicts import METRIC_VERDICTS, VERDICTS
-
+    of_times, of_metrics = _counts(found)
     cells = {"failed": found.failed, "missing": found.missing, "added": found.added}
     errors = dict(zip("ab", found.virtual_errors, strict=True))
     rows = found.table.to_dict("records")
@@ -348,8 +353,8 @@ def _facts(found: Verdicts) -> dict[str, Any]:
         "threshold": found.threshold,
         "metric_margin": found.metric_margin,
         "regressed": found.regressed,
-        "time": {verdict: found.count(verdict) for verdict in VERDICTS},
-        "metric": {verdict: found.metrics(verdict) for verdict in METRIC_VERDICTS},
+        "time": of_times,
+        "metric": of_metrics,
         **{name: [cell._asdict() for cell in own] for name, own in cells.items()},
         "changed": found.changed,
         "virtual_error": {

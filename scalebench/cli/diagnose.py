@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import completed_study, results_argument
+from scalebench.cli import formats, options
 from scalebench.formatting import counted, listed
 from scalebench.tables import Column, Table
 
@@ -21,8 +20,8 @@ _SHOWN_RUNS = 3  # on a screen; other forms have all
 
 
 @click.command()
-@results_argument
-@format_option
+@options.results_argument
+@formats.format_option
 def diagnose(results: Path | None, form: str) -> int:
     """Diagnose the machine by the rows of the study in RESULTS (of several the newest; default: results/).
 
@@ -33,19 +32,19 @@ def diagnose(results: Path | None, form: str) -> int:
     from scalebench.analysis import load
     from scalebench.analysis.diagnosis import diagnose as symptoms_in
 
-    study = load(completed_study(results))
+    study = load(options.completed_study(results))
     found = symptoms_in(study)
     runs = counted(len(study.completed), "run")
     # programs get an empty table, where a person gets a sentence
     if form != "terminal":
-        show_tables(
+        formats.show_tables(
             form,
             symptom_table(
                 f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found
             ),
         )
     elif found:
-        show_tables(
+        formats.show_tables(
             form,
             symptoms_on_screen(
                 f"{study.folder}: {counted(len(found), 'symptom')} in {runs}", found

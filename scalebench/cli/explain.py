@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from scalebench.cli.formats import show
 from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
@@ -164,10 +165,8 @@ def _show_traffic(plan: StudyPlan) -> None:
 def _print_table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    from scalebench.tables.screen import print_results
-
     columns = [
         Column[Sequence[str]](name, itemgetter(place), left=True)
         for place, name in enumerate(head)
     ]
-    print_results(Table.of(title, columns, rows, [""] if rows else ["none", ""]))
+    show(Table.of(title, columns, rows, [""] if rows else ["none", ""]))

@@ -1,4 +1,4 @@
-"""The option `--format` of commands that end with a table, how they print it, and how they write all columns."""
+"""How commands print tables and sentences, their option `--format`, and how they write all columns."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ format_option = click.option(
 )
 
 
+def show(*parts: Table | str) -> None:
+    """Print tables and sentences to a terminal."""
+    # rich is there once something is printed
+    from scalebench.tables.screen import print_results
+
+    print_results(*parts)
+
+
 def show_tables(form: str, *parts: Table | str) -> None:
     """Print tables and sentences to a terminal, or the tables alone in another form."""
     # sentences are for people: a program gets tables alone
     if form == "terminal":
-        from scalebench.tables.screen import print_results
-
-        print_results(*parts)
+        show(*parts)
     else:
         tables = [render(part, form) for part in parts if isinstance(part, Table)]
         # two JSON documents behind one another are none

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli import options
-from scalebench.cli.formats import format_option, show_tables
+from scalebench.cli import formats, options
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Least speedup per worker at which a worker count is worth running.",
 )
-@format_option
+@formats.format_option
 @options.json_option
 @click.option(
     "--extrap",
@@ -69,7 +68,7 @@ def laws(
             )
         )
     else:
-        show_tables(form, *laws_tables(found))
+        formats.show_tables(form, *laws_tables(found))
         for note in study.notes:
             click.echo(note, err=True)
     if extrap is not None:

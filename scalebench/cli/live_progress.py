@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scalebench.cli.options import verbosity
-from scalebench.formatting import counted, roughly
+from scalebench.formatting import Detail, counted, roughly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,8 +48,6 @@ class Watcher:
         # each study of a paper makes the same remarks
         if self._level < 0 or text in self._noted:
             return
-        from scalebench.formatting import Detail
-
         self._noted.add(text)
         if self._level <= 0 and isinstance(text, Detail):
             return

@@ -8,9 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import NEW_FILE, all_of, verbosity_options
-from scalebench.cli.platform_options import layout_options
+from scalebench.cli import formats, options, platform_options
 from scalebench.errors import writing
 
 _PANELS = {  # of `--help`
@@ -34,13 +32,13 @@ _PANELS = {  # of `--help`
 
 
 @click.command()
-@all_of(
+@options.all_of(
     *(
         click.option_panel(heading, options=list(flags))
         for heading, flags in _PANELS.items()
     )
 )
-@layout_options
+@platform_options.layout_options
 @click.option(
     "--devices",
     type=click.IntRange(1, 65536),
@@ -58,12 +56,12 @@ _PANELS = {  # of `--help`
 @click.option(
     "--write",
     "study",
-    type=NEW_FILE,
+    type=options.NEW_FILE,
     metavar="FILE.yaml",
     help="Write a study that compares the layouts.",
 )
-@format_option
-@verbosity_options
+@formats.format_option
+@options.verbosity_options
 def plan(
     model: str | None,
     devices: int,
@@ -90,7 +88,7 @@ def plan(
     from scalebench.predictions.planned import planned
 
     found = planned(model, devices, batch, flags)
-    show_tables(form, *found.answer(), *found.tables())
+    formats.show_tables(form, *found.answer(), *found.tables())
     # after the answer, which a file that cannot be written would hide
     if study is not None:
         _write(study, found.study(model, flags))

@@ -14,8 +14,7 @@ import rich_click as click
 from click import get_current_context
 from click.core import ParameterSource
 
-from scalebench.cli import options, platform_options
-from scalebench.cli.formats import format_option, show_tables, write_rows
+from scalebench.cli import formats, options, platform_options
 
 if TYPE_CHECKING:
     from scalebench.predictions.points import Predicted
@@ -107,7 +106,7 @@ vary_option = click.option(
     help="E0 (1 + B / B_CRIT) at a global batch B; or fitted to the runs of a study, by strategy, or to a file of "
     "batch_global,epochs.",
 )
-@format_option
+@formats.format_option
 @click.option(
     "--csv", "table", type=options.NEW_FILE, metavar="FILE", help="Write all columns."
 )
@@ -160,10 +159,10 @@ def predict(
         return 0
     found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
-        write_rows(table, found.rows(price))
+        formats.write_rows(table, found.rows(price))
     if figure is not None and found.grid.points:
         _draw(figure, found)
-    show_tables(
+    formats.show_tables(
         form,
         *found.answer(budget, price),
         found.table(),
@@ -227,9 +226,9 @@ def _show_variation(
         # fifty rows belong into the file and the picture
         [*found.answer(price), found.table()] if found.is_priced_in_few_cells else []
     )
-    show_tables(form, *parts, *found.remarks())
+    formats.show_tables(form, *parts, *found.remarks())
     if table is not None:
-        write_rows(table, found.rows())
+        formats.write_rows(table, found.rows())
     if figure is not None:
         _draw_variation(figure, found)
 

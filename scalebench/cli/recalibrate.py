@@ -54,8 +54,7 @@ def recalibrate(
     calibration the rows are further attempts: the latest attempt counts.
     """
     start_forkserver()  # imports torch while this process does
-    from scalebench.cli.live_progress import watching
-    from scalebench.cli.run_common import enter_first_folder
+    from scalebench.cli import live_progress, run_common
     from scalebench.launch import recalibration
     from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
@@ -65,7 +64,7 @@ def recalibrate(
     calibration = calibration.resolve() if calibration is not None else None
     if cluster is not None and Path(cluster).is_file():
         cluster = str(Path(cluster).resolve())
-    folder = enter_first_folder(options.study_folder(results))
+    folder = run_common.enter_first_folder(options.study_folder(results))
     here = Path.cwd()
     if calibration is not None and calibration.is_relative_to(here):
         calibration = calibration.relative_to(here)  # as `run --calibration` names it
@@ -80,7 +79,7 @@ def recalibrate(
     if calibration is not None and before.calibration is not None:
         asked = asked.model_copy(update={"calibration": calibration})
     plan = recalibration.plan_charged_by(asked, calibration)
-    with watching() as watcher:
+    with live_progress.watching() as watcher:
         found = recalibration.recalibrate(
             plan,
             folder,

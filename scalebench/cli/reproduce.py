@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from scalebench.cli import options
-from scalebench.cli.run_common import RUNS_LEFT, runs_left
+from scalebench.cli import options, run_common
 from scalebench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,11 +104,11 @@ def reproduce(
         codes = set()
         for paper in papers:
             code = _reproduce(paper, figure, scale, data_dir, results, output, jobs)
-            if code > RUNS_LEFT:  # interrupted
+            if code > run_common.RUNS_LEFT:  # interrupted
                 return code
             codes.add(code)
         # the gravest of all papers
-        return next((code for code in (1, RUNS_LEFT) if code in codes), 0)
+        return next((code for code in (1, run_common.RUNS_LEFT) if code in codes), 0)
     return 0
 
 
@@ -137,7 +136,7 @@ def _reproduce(
                 planning.plan_study(study), results, watcher, jobs=jobs
             )
             if tally.remaining:
-                click.echo(f"{study.name}: {runs_left(tally)}")
+                click.echo(f"{study.name}: {run_common.runs_left(tally)}")
             # no page: half of a paper's studies would look as its result
             if tally.interrupted is not None:
                 return 128 + tally.interrupted
@@ -147,7 +146,7 @@ def _reproduce(
     _write(paper, studies, scale, results, output)
     if failed:
         return 1
-    return RUNS_LEFT if left else 0
+    return run_common.RUNS_LEFT if left else 0
 
 
 def _write(

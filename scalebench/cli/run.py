@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from scalebench.cli import options, run_common
 from scalebench.errors import ResultsError, UsageError
-from scalebench.records.folder import PLANNED, STUDY
+from scalebench.records.folder import PLANNED, STUDY, is_submitted
 from scalebench.system.parent_watch import start_forkserver
 
 if TYPE_CHECKING:
@@ -336,21 +336,19 @@ def retry(
     never tried are left to `run`. Relative paths in the study are seen from where it
     was begun, wherever RESULTS is named from.
     """
-    from scalebench.launch.planning import plan_study
     from scalebench.study.load import load_study
 
     folder = options.study_folder(results)
     if folder.name in ("", ".."):  # as `.` and `..` are
         folder = folder.resolve()
     if submits:
-        from scalebench.batch.schedulers import scheduler_for
-        from scalebench.batch.site import site_for
-        from scalebench.batch.standing import submit_again
-        from scalebench.batch.submission import read_submission
+        from scalebench.cli.submit import submit
 
-        site, _ = site_for(Path())
-        named = site.scheduler or read_submission(folder).scheduler
-        submit_again(folder, scheduler_for(named), site, click.echo)
+        if not is_submitted(folder):
+            raise ResultsError(
+                f"{folder} holds no submitted study; submit one with scalebench submit STUDY"
+            )
+        get_current_context().invoke(submit, study=folder)
         return 0
     if not (folder / STUDY).is_file():
         raise ResultsError(
@@ -366,7 +364,7 @@ def retry(
             f"{folder} holds the study {study.name}; name the folder {study.name} again to go on in it"
         )
     return run_common.run_plan(
-        plan_study(study),
+        _plan(study, runs=True),
         folder.parent,
         jobs=jobs,
         fail_fast=fail_fast,

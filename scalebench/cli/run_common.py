@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from scalebench.cli.formats import show
 from scalebench.cli.live_progress import watching
 from scalebench.cli.options import verbosity
 from scalebench.errors import ScalebenchError
@@ -136,7 +137,6 @@ def enter_first_folder(folder: Path) -> Path:
 
 def _summarise(tally: work.Tally, against: Sequence[str], full: bool) -> None:
     from scalebench.analysis.summary import answer_table, summary
-    from scalebench.tables.screen import print_results
 
     # without rows, now or from before, there is nothing to answer with
     if verbosity() >= 0 and (tally.completed or tally.done_before or tally.failed):
@@ -144,7 +144,7 @@ def _summarise(tally: work.Tally, against: Sequence[str], full: bool) -> None:
         from scalebench.report.answer import spoken
 
         results = load(tally.folder)
-        print_results(
+        show(
             *spoken(results),
             summary(results) if full else answer_table(results, against),
         )
@@ -152,9 +152,9 @@ def _summarise(tally: work.Tally, against: Sequence[str], full: bool) -> None:
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
     made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}"
-    print_results(f"{made}; results in {tally.folder}/")
+    show(f"{made}; results in {tally.folder}/")
     if tally.remaining:
-        print_results(runs_left(tally))
+        show(runs_left(tally))
 
 
 def runs_left(tally: work.Tally) -> str:
@@ -186,7 +186,6 @@ def run_elastic(
     """Make the elastic runs of `plan`, print their table, and return the exit code, as of `run_plan`."""
     from scalebench.launch import elastic
     from scalebench.report.tables import elastic_table
-    from scalebench.tables.screen import print_results
 
     if dry_run:
         for run in elastic.elastic_runs(plan):
@@ -197,15 +196,15 @@ def run_elastic(
             plan, output, watcher, restarts=restarts, fail_fast=fail_fast
         )
     if verbosity() >= 0 and (table := elastic_table(tally.folder)).rows:
-        print_results(table)
+        show(table)
     done = f", {tally.done_before} were there before" if tally.done_before else ""
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
-    print_results(
+    show(
         f"{counted(tally.completed, 'elastic run')} completed{done}{failed}; in {tally.folder}/elastic.csv"
     )
     if tally.remaining:
         left = f"{counted(tally.remaining, 'elastic run')} {'is' if tally.remaining == 1 else 'are'} left"
-        print_results(f"{left}: the same command goes on with them")
+        show(f"{left}: the same command goes on with them")
     return exit_code(tally)
 
 
@@ -225,7 +224,6 @@ def show_plan(plan: planning.StudyPlan, output: Path, jobs: int | None) -> int:
 
 def _show_standing(standing: study_run.Standing, jobs: int | None) -> None:
     from scalebench.records.progress import lost_epochs
-    from scalebench.tables.screen import print_results
 
     plan = standing.plan
     study = plan.study
@@ -252,7 +250,7 @@ def _show_standing(standing: study_run.Standing, jobs: int | None) -> None:
     notes = list(plan.notes)
     if standing.without_epochs:
         notes.insert(0, f"{lost_epochs(standing.without_epochs)}: they are run again")
-    print_results(_matrix(standing), *lines, *(f"note: {note}" for note in notes))
+    show(_matrix(standing), *lines, *(f"note: {note}" for note in notes))
 
 
 def _expected_compute(standing: study_run.Standing, jobs: int | None) -> str:

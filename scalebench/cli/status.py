@@ -20,10 +20,13 @@ from scalebench.cli.options import json_option, results_argument, study_folder
 from scalebench.errors import UsageError
 from scalebench.formatting import counted, roughly
 
+# neither pandas nor torch in this command, which may be called in a loop
+from scalebench.records.folder import is_submitted
+from scalebench.records.lock import Owner, owner_of
+from scalebench.records.progress import Progress, lost_epochs, progress_of
+
 if TYPE_CHECKING:
     from scalebench.batch.standing import ShardStanding
-    from scalebench.records.lock import Owner
-    from scalebench.records.progress import Progress
 
 _SHOWN = 5  # failed runs
 
@@ -54,11 +57,6 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
     the exit code is 0 if all runs are done, 1 if some failed, and 3 if some are left
     without a job.
     """
-    # neither pandas nor torch in this command, which may be called in a loop
-    from scalebench.records.folder import is_submitted
-    from scalebench.records.lock import owner_of
-    from scalebench.records.progress import progress_of
-
     folder = study_folder(results)
     if is_submitted(folder):
         return _watch_jobs(folder, as_json=as_json, watch=watch, poll_s=poll)
@@ -99,8 +97,6 @@ def _facts(progress: Progress, owner: Owner | None) -> dict[str, object]:
 
 def _lines(progress: Progress, owner: Owner | None, folder: Path) -> Iterator[str]:
     """Yield what is done, what is wrong with it, who goes on with it, and the next step."""
-    from scalebench.records.progress import lost_epochs
-
     left = progress.remaining.total()
     yield (
         f"{progress.study}: {progress.done} of {counted(progress.planned, 'run')} done, "

@@ -11,6 +11,7 @@ import rich_click as click
 
 from scalebench.cli import options
 from scalebench.errors import UsageError
+from scalebench.formatting import Detail
 from scalebench.study.choices import SchedulerName
 
 if TYPE_CHECKING:
@@ -281,8 +282,6 @@ def _planned(
 
 def _print_notes(notes: Iterable[str]) -> None:
     """Print notes, details among them only under -v."""
-    from scalebench.formatting import Detail
-
     for note in notes:
         if not isinstance(note, Detail) or options.verbosity() > 0:
             click.echo(f"note: {note}", err=True)

@@ -11,9 +11,9 @@ import rich_click as click
 from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.figures import FORMATS
+from scalebench.study.spec import Study, slug
 
 if TYPE_CHECKING:
-    from scalebench.study.spec import Study
     from scalebench.training.outcome import Timeline
 
 # defaults without a study file
@@ -91,7 +91,6 @@ def trace(
     """
     from scalebench.export import write_chrome
     from scalebench.figures import style, traced_run
-    from scalebench.study.spec import slug
     from scalebench.training.outcome import Lane, Timeline, read_horovod
 
     # tasks are recorded on meta tensors: nothing is run, and no window is shown
@@ -127,13 +126,12 @@ def _traced(
     study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
 ) -> tuple[Timeline, str]:
     """Trace the run; return its timeline and the name of the study."""
-    from scalebench.launch.planning import plan_study
-    from scalebench.launch.tracing import trace
+    from scalebench.launch import planning, tracing
 
     wanted, own = _wanted(study, flags, sets)
     # a traced run is no measurement, and no study keeps its row
     with tempfile.TemporaryDirectory(prefix="scalebench-trace-") as folder:
-        return trace(plan_study(wanted), Path(folder)), own
+        return tracing.trace(planning.plan_study(wanted), Path(folder)), own
 
 
 def _draw_graph(
@@ -146,7 +144,6 @@ def _draw_graph(
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
     from scalebench.figures import style, traced_run
     from scalebench.launch import planning, traffic
-    from scalebench.study.spec import slug
 
     wanted, own = _wanted(study, flags, sets)
     plan = planning.plan_study(wanted, timed=False)
@@ -166,7 +163,6 @@ def _wanted(
     """Return the study of one run, and the name of its folder."""
     from scalebench.strategies import registry
     from scalebench.study.load import load_study
-    from scalebench.study.spec import slug
 
     named = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
     defaults = _SHORT if study is None else {"execution": "virtual"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.formats import format_option, show_tables
-from scalebench.cli.options import FILE, FOLDER, PATH
+from scalebench.cli import formats, options
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, digits, share
 from scalebench.measured import Measured
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("results", nargs=-1, type=PATH)
+@click.argument("results", nargs=-1, type=options.PATH)
 @click.option(
     "--published",
-    type=FILE,
+    type=options.FILE,
     metavar="FILE.csv",
     help="Measurements with a column `split`: calibrated on base, predicted at hold.",
 )
 @click.option(
     "--calibration",
-    type=PATH,
+    type=options.PATH,
     metavar="FILE",
     help="Predict the runs by this file.  [default: the study's own]",
 )
 @click.option(
     "--output",
-    type=FOLDER,
+    type=options.FOLDER,
     metavar="DIR",
     help="Write each prediction (prediction-error.csv) and the figure there.",
 )
-@format_option
+@formats.format_option
 def validate(
     results: tuple[Path, ...],
     published: Path | None,
@@ -79,7 +79,7 @@ def validate(
     if published is not None and (plans := _plans(published)) is not None:
         if output is not None:
             raise UsageError("--output: plans have no errors to draw; leave it out")
-        show_tables(form, plans)
+        formats.show_tables(form, plans)
         return 0
     # before the folder changes to those of the studies
     output = output.resolve() if output is not None else None
@@ -87,7 +87,7 @@ def validate(
         _published(published) if published is not None else _runs(results, calibration)
     )
     errors = with_errors(predictions)
-    show_tables(form, *_tables(errors), _order(errors), *notes)
+    formats.show_tables(form, *_tables(errors), _order(errors), *notes)
     if output is not None:
         from scalebench.figures.predicted import write_prediction_error
 
@@ -182,17 +182,14 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
 def _runs(
     results: tuple[Path, ...], calibration: Path | None
 ) -> tuple[pd.DataFrame, list[str]]:
-    import os
-
     import pandas as pd
 
-    from scalebench.cli.options import completed_study
     from scalebench.cli.run_common import enter_first_folder
     from scalebench.validation.runs import predict_runs
 
     calibration = calibration.resolve() if calibration is not None else None
-    folders = [completed_study(path).resolve() for path in results] or [
-        completed_study(None).resolve()
+    folders = [options.completed_study(path).resolve() for path in results] or [
+        options.completed_study(None).resolve()
     ]
     notes: list[str] = []
     tables, here = [], Path.cwd()
