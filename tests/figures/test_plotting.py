@@ -531,6 +531,23 @@ def test_log_axis_within_a_decade_has_more_than_two_labels():
 
 
 @pytest.mark.parametrize(
+    ("low", "high"), [(378, 399), (383.1, 383.9), (1100, 1130), (0.0123, 0.0129)]
+)
+def test_labels_of_a_nearly_linear_axis_are_where_they_say(low, high):
+    """Of memory between 377.5 and 400 MiB: ticks at 377.5 and 382.5 were rounded to whole numbers."""
+    with house_style():
+        panel, *_ = Canvas("test").rows((2, 2.0))
+        panel.ax.plot([low, high], [0, 1])
+        panel.seconds_axis("x")
+    places = panel.ax.get_xticks().tolist()
+    shown = [
+        float(label.get_text().replace(",", "")) for label in panel.ax.get_xticklabels()
+    ]
+    assert len(set(shown)) >= 2
+    assert shown == pytest.approx(places, rel=1e-9)
+
+
+@pytest.mark.parametrize(
     ("low", "high"),
     [(0.00028, 0.00095), (0.00021, 0.0009), (0.11, 0.19), (3e-5, 7e-5), (0.002, 8)],
 )

@@ -480,15 +480,21 @@ class Panel:
                 * self.width_in
                 / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
             )
-            axis.set_major_locator(
-                MaxNLocator(max(1, int(room)) if which == "x" else _MOST_LABELS // 2)
+            locator = MaxNLocator(
+                max(1, int(room)) if which == "x" else _MOST_LABELS // 2,
+                steps=[1, 2, 5, 10],
+            )
+            axis.set_major_locator(locator)
+            decimals = _decimals(locator.tick_values(low, high))
+            axis.set_major_formatter(
+                FuncFormatter(lambda value, _: f"{value:,.{decimals}f}")
             )
         else:
             axis.set_major_locator(
                 LogLocator(subs=(fitting or usual[-1:])[0], numticks=20)
             )
-        # 1000 in place of 10^3: readers compare times, not exponents.
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+            # 1000 in place of 10^3: readers compare times, not exponents.
+            axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
         # Minor ticks of a log axis would have labels of their own on short ones.
         axis.set_minor_locator(NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
@@ -619,6 +625,13 @@ def _ticks(subs: Sequence[float], low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [sub * 10.0**power for power in powers for sub in subs]
     return [tick for tick in ticks if low <= tick <= high]
+
+
+def _decimals(ticks: Sequence[float]) -> int:
+    """Return the decimals that tell equally distant ticks apart, at distances of 1, 2 or 5 times a power of ten."""
+    # 0.1 is the difference of two numbers, and a little less
+    power = math.floor(math.log10(ticks[1] - ticks[0]) + 1e-6)
+    return max(0, -power)
 
 
 def _plain(value: float) -> str:
