@@ -25,6 +25,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from scalebench import __version__
 from scalebench.calibration.calibration_file import (
     Calibration,
@@ -98,8 +100,6 @@ class Request:
     @cached_property
     def measurement(self) -> Measurement:
         """What is measured here and now."""
-        import torch
-
         return Measurement(
             model=str(self.study.model),
             dtype=self.study.dtype,

@@ -11,10 +11,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,9 +30,6 @@ from scalebench.system.clock import Ledger, Task
 from scalebench.system.disturbance import Stopwatch, typical
 from scalebench.training.reference_step import Gauge
 from scalebench.training.stage import run_backward
-
-if TYPE_CHECKING:
-    import torch
 
 _T = TypeVar("_T")
 FEWEST_ROUNDS = 8
@@ -288,10 +287,6 @@ def _is_precise(rounds: Sequence[Round[list[_Window]]]) -> bool:
 
 
 def single_replica(run: Run, dataset: Any, size: int, device: torch.device) -> Any:
-    from dataclasses import replace
-
-    import torch
-
     from scalebench.data.batch_plan import BatchPlan
     from scalebench.training.replica import Replica
 
@@ -426,7 +421,6 @@ def _moments(
     """
     if device.type == "cpu":
         return clock, lambda begin, end: end - begin
-    import torch
 
     def mark() -> Any:
         event = torch.cuda.Event(enable_timing=True)

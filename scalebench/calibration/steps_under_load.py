@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scalebench.calibration import step_windows
@@ -193,8 +194,6 @@ def measure_reference(threads: int) -> float | None:
 
 def _measure_reference(threads: int, results: Any) -> None:
     exit_with_parent()
-    import torch
-
     torch.set_num_threads(threads)
     background = BackgroundLoad()
     seconds = reference_step_of_now()
@@ -214,8 +213,6 @@ def _measure(
     results: Any,
 ) -> None:
     exit_with_parent()
-    import torch
-
     from scalebench.data.dataset import open_dataset
 
     torch.set_num_threads(run.threads_per_worker)

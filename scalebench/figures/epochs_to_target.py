@@ -14,14 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from scalebench.analysis import Results
 from scalebench.analysis.target import SeriesLaw, critical_batches, times_to_target
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
+from scalebench.figures.drawing import marks
 from scalebench.figures.drawing.canvas import Canvas, Entry
-from scalebench.figures.drawing.marks import (
-    legend_of_unreached,
-    mark_unreached,
-    never,
-    target_in_words,
-    torn,
-)
 from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look
 from scalebench.formatting import digits
@@ -74,7 +68,7 @@ class EpochsToTarget(Figure):
                 panel.ax.set_ylabel(f"epochs (of {epochs})")
 
         canvas.legends(
-            look, table, *legend_of_unreached(canvas.shown, epochs), line=False
+            look, table, *marks.legend_of_unreached(canvas.shown, epochs), line=False
         )
         canvas.legend(_legend_of_laws([law for _, law in found]))
         laws = sorted(
@@ -84,15 +78,15 @@ class EpochsToTarget(Figure):
         canvas.describe(
             results,
             table,
-            f"Median epochs until the first evaluation at or above {target_in_words(table)}.",
+            f"Median epochs until the first evaluation at or above {marks.target_in_words(table)}.",
             f"Critical batch, in samples: {fitted}."
             if fitted
             else "No law is fitted: a series needs 3 global batches at which every run reached the target.",
             "Triangles at the top, which have no number: at most half of the runs reached it."
-            if never(table).any()
+            if marks.never(table).any()
             else "",
             "Stars: more than half of the runs reached it, but not all."
-            if torn(table).any()
+            if marks.torn(table).any()
             else "",
             method=(
                 "The law is E0 (1 + B / B_crit), fitted to the runs at batches of which every run reached the target, "
@@ -115,14 +109,14 @@ def _laws_by_series(
 
 def _legend_of_laws(laws: list[SeriesLaw]) -> list[Entry]:
     critical = any(law.least <= law.law.critical_batch <= law.most for law in laws)
-    marks: list[Entry] = []
+    entries: list[Entry] = []
     if laws:
         line = Line2D([], [], color=NEUTRAL)
-        marks.append((line, "fitted law, with 95 % interval"))
+        entries.append((line, "fitted law, with 95 % interval"))
     if critical:
         line = Line2D([], [], **_CRITICAL)
-        marks.append((line, "critical batch: twice the epochs of batch 0"))
-    return marks
+        entries.append((line, "critical batch: twice the epochs of batch 0"))
+    return entries
 
 
 def _draw(
@@ -140,7 +134,7 @@ def _draw(
         )
     )
     panel.curve(shown, _EPOCHS, look)
-    mark_unreached(
+    marks.mark_unreached(
         panel,
         shown,
         _EPOCHS,

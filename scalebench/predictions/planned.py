@@ -15,15 +15,14 @@ from scalebench.formatting import EMPTY, counted, digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.models.registry import build_model, build_own, is_own
 from scalebench.predictions.asked import predictor_of
+from scalebench.pricing import layouts
 from scalebench.pricing.advice import SPAN
-from scalebench.pricing.layouts import ADAPTIVE, Planner
 from scalebench.pricing.uncertainty import ENDS
 from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from scalebench.pricing.layouts import ComponentOf, Plan, StageOf, Step
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
@@ -52,7 +51,7 @@ def planned(
         model,
         {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
     )
-    planner = Planner(predictor, devices, _module(model or "", predictor))
+    planner = layouts.Planner(predictor, devices, _module(model or "", predictor))
     return Planned(planner, planner.plan())
 
 
@@ -76,8 +75,8 @@ def _module(model: str, predictor: Predictor) -> nn.Module | None:
 class Planned:
     """The layouts that a plan has found, and the planner that prices them."""
 
-    planner: Planner
-    found: Plan
+    planner: layouts.Planner
+    found: layouts.Plan
 
     def answer(self) -> Iterator[str]:
         """Yield the best layout, whether it is that at the ends of the intervals, and what the greedy choice loses."""
@@ -204,20 +203,20 @@ class Planned:
     def _layouts(self) -> Table:
         planner, found = self.planner, self.found
 
-        def recomputed(step: Step) -> str:
+        def recomputed(step: layouts.Step) -> str:
             recompute = step.layout.recompute
             return EMPTY if recompute == "none" else recompute
 
         # Degrees of the adaptive layout differ from layer to layer.
-        def if_uniform(step: Step, value: int) -> Measured:
-            return Measured(math.nan if step.layout.kind == ADAPTIVE else value)
+        def if_uniform(step: layouts.Step, value: int) -> Measured:
+            return Measured(math.nan if step.layout.kind == layouts.ADAPTIVE else value)
 
         # Only stages divide a batch, and wait for one another.
-        def if_staged(step: Step, value: float) -> Measured:
+        def if_staged(step: layouts.Step, value: float) -> Measured:
             return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
 
         again = any(step.layout.recompute != "none" for step in found.steps)
-        columns: list[Column[Step]] = [
+        columns: list[Column[layouts.Step]] = [
             Column("layout", _layout, left=True),
             Column("data", lambda step: if_uniform(step, step.layout.mesh.data), COUNT),
             Column(
@@ -290,12 +289,12 @@ class Planned:
         if step is None:
             return
 
-        def size(name: str) -> Column[tuple[int, StageOf]]:
+        def size(name: str) -> Column[tuple[int, layouts.StageOf]]:
             return Column(
                 name, lambda each: Measured(getattr(each[1].memory, name)), MEMORY
             )
 
-        columns: list[Column[tuple[int, StageOf]]] = [
+        columns: list[Column[tuple[int, layouts.StageOf]]] = [
             Column("stage", lambda each: str(each[0])),
             Column("from", lambda each: each[1].first, left=True),
             Column("to", lambda each: each[1].last, left=True),
@@ -322,12 +321,12 @@ class Planned:
         if adaptive is None or max(planner.degrees(adaptive.layout)) == 1:
             return
 
-        def size(name: str) -> Column[ComponentOf]:
+        def size(name: str) -> Column[layouts.ComponentOf]:
             return Column(
                 name, lambda each: Measured(getattr(each.memory, name)), MEMORY
             )
 
-        columns: list[Column[ComponentOf]] = [
+        columns: list[Column[layouts.ComponentOf]] = [
             Column("from", lambda each: each.shared.first, left=True),
             Column("to", lambda each: each.shared.last, left=True),
             Column("number", lambda each: Measured(each.shared.layers), COUNT),
@@ -356,7 +355,7 @@ class Planned:
         )
 
 
-def _at_ends(found: Plan) -> str:
+def _at_ends(found: layouts.Plan) -> str:
     others: dict[str, list[str]] = {}
     for end, words in enumerate(ENDS):
         fastest = min(found.steps, key=lambda step: step.ends_s[end])
@@ -371,7 +370,7 @@ def _at_ends(found: Plan) -> str:
     return f"Not at both ends of the intervals: {said}."
 
 
-def _layout(step: Step) -> str:
+def _layout(step: layouts.Step) -> str:
     layout = step.layout
     shard = f" shard {layout.sharded}" if layout.sharded else ""
     order = "" if layout.order in (None, "1f1b") else f" {layout.order}"

@@ -16,7 +16,7 @@ from scalebench.formatting import digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
 from scalebench.pricing import advice
-from scalebench.pricing.grid import predict
+from scalebench.pricing.grid import Grid, Point, predict
 from scalebench.pricing.uncertainty import outside
 from scalebench.records.attempts import require_completed_run
 from scalebench.records.folder import study_in
@@ -32,7 +32,6 @@ from scalebench.tables.table import (
 
 if TYPE_CHECKING:
     from scalebench.analysis.target import SeriesLaw
-    from scalebench.pricing.grid import Grid, Point
     from scalebench.pricing.prediction import Predictor
     from scalebench.study.spec import Component
 
@@ -52,7 +51,7 @@ class Target(NamedTuple):
 
 
 # a point, and the epochs to a target where these are given
-_Row = tuple["Point", Target | None]
+_Row = tuple[Point, Target | None]
 
 
 @dataclass(frozen=True)

@@ -213,21 +213,20 @@ class Ddp(VirtualDdp):
         return None if self.bucket_cap_mb == _TORCHS_CAP else self.bucket_cap_mb
 
     def _compress(self, worker: Worker, group: Any) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import (
-            default_hooks,
-            powerSGD_hook,
-        )
+        from torch.distributed.algorithms import ddp_comm_hooks as hooks
 
         # By its own name DDP refuses the bf16 hook on gloo, which can do it by now.
-        shorten: Any = getattr(default_hooks, f"{self.compression}_compress_hook", None)
+        shorten: Any = getattr(
+            hooks.default_hooks, f"{self.compression}_compress_hook", None
+        )
         hook: Any = lambda group, bucket: shorten(group, bucket)  # noqa: E731
         if self.compression == "powersgd":
-            group = worker.state.factors = powerSGD_hook.PowerSGDState(
+            group = worker.state.factors = hooks.powerSGD_hook.PowerSGDState(
                 group,
                 matrix_approximation_rank=self.rank,
                 start_powerSGD_iter=self.start,
             )
-            hook = powerSGD_hook.powerSGD_hook
+            hook = hooks.powerSGD_hook.powerSGD_hook
         _wrapped(worker).register_comm_hook(group, hook)
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:

@@ -133,13 +133,13 @@ class TorchLocalSgd(RealAverager, VirtualTorchLocalSgd):
     requires = _NATIVE
 
     def setup(self, worker: Worker) -> None:
-        from torch.distributed.algorithms.model_averaging.averagers import (
-            PeriodicModelAverager,
-        )
+        from torch.distributed.algorithms.model_averaging import averagers
 
         _begin(self, worker)
         group = cast(LibraryCommunicator, worker.comm).process_group
-        worker.state.averager = PeriodicModelAverager(self.period, self.warmup, group)
+        worker.state.averager = averagers.PeriodicModelAverager(
+            self.period, self.warmup, group
+        )
 
 
 @register("virtual")
@@ -259,13 +259,8 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
 
     def setup(self, worker: Worker) -> None:
         import torch.distributed as dist
-        from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
-            PostLocalSGDState,
-            post_localSGD_hook,
-        )
-        from torch.distributed.algorithms.model_averaging.averagers import (
-            PeriodicModelAverager,
-        )
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging import averagers
         from torch.nn.parallel import DistributedDataParallel
 
         with warnings.catch_warnings():
@@ -277,7 +272,9 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         group = cast(LibraryCommunicator, worker.comm).process_group
         members = min(self.subgroup or worker.workers_per_node, worker.size)
         subgroup = dist.new_subgroups(members)[0] if members > 1 else None
-        worker.state.averager = PeriodicModelAverager(self.period, self.start, group)
+        worker.state.averager = averagers.PeriodicModelAverager(
+            self.period, self.start, group
+        )
         worker.use_optimizer(
             lambda optimizer: PostLocalSGDOptimizer(optimizer, worker.state.averager)
         )
@@ -285,8 +282,12 @@ class TorchPostLocalSgd(RealAverager, VirtualTorchPostLocalSgd):
         model = DistributedDataParallel(
             worker.model, process_group=group, forward_sync_buffers=False
         )
-        worker.state.hook = PostLocalSGDState(group, subgroup, self.start, members > 1)
-        model.register_comm_hook(worker.state.hook, post_localSGD_hook)
+        worker.state.hook = post_localSGD_hook.PostLocalSGDState(
+            group, subgroup, self.start, members > 1
+        )
+        model.register_comm_hook(
+            worker.state.hook, post_localSGD_hook.post_localSGD_hook
+        )
         worker.forward = model
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:

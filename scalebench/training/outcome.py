@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from scalebench.errors import DivergedError, ResultsError
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
-from scalebench.system.clock import Ledger
+from scalebench.system.clock import Clock, Ledger
 from scalebench.system.file_access import LARGE, read_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from scalebench.data.batch_plan import BatchPlan
     from scalebench.data.dataset import Dataset
     from scalebench.study.spec import Run
-    from scalebench.system.clock import Clock
 
 _GROUPS = {
     "forward": "compute",
