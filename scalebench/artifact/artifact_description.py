@@ -185,9 +185,7 @@ def describe(
     """
     runs = results.runs
     name = results.folder.name
-    order = {figure: place for place, figure in enumerate(_ORDER)}
-    with_files = [figure for figure in drawn if figure.files]
-    figures = sorted(with_files, key=lambda one: order.get(one.name, len(order)))
+    figures = _in_order(drawn)
     numbered = _numbered_claims(paper, [figure.name for figure in figures])
     provenance = anonymising.recorded_machines(results.folder)
     pins = provenance[-1].get("packages", {}) if provenance else {}
@@ -233,6 +231,13 @@ def describe(
         first_run=started[0] if started else "",
         last_run=started[-1] if started else "",
     )
+
+
+def _in_order(drawn: Sequence[Drawn]) -> list[Drawn]:
+    """Return the figures that have files, those that answer the question first."""
+    order = {name: place for place, name in enumerate(_ORDER)}
+    with_files = [figure for figure in drawn if figure.files]
+    return sorted(with_files, key=lambda one: order.get(one.name, len(order)))
 
 
 def _pins(packages: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

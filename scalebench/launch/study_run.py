@@ -119,17 +119,7 @@ def run_study(
             # the gravest first
             for note in [*_notes_of_a_kill(store), *background, *plan.notes]:
                 reporter.note(note)
-            # a retry plans the failed runs alone, and would leave the others out of the
-            # study's plan
-            if not only_failed:
-                study_run.keep_plan()
-            if study_run.left():
-                study_run.execute(jobs or _jobs(busy))
-            for note in study_run.too_wide():
-                reporter.note(note)
-            study_run.tally.interrupted = interruption.signum
-            study_run.tally.remaining = len(study_run.left())
-            return study_run.tally
+            return study_run.make(jobs or _jobs(busy))
 
 
 def _notes_of_a_kill(store: Store) -> list[str]:
@@ -256,6 +246,20 @@ class StudyRun:
     def too_wide(self) -> list[str]:
         """Note the points whose interval is wider than asked although no run is left."""
         return work.rule_of(self._plan, self._ended).too_wide()
+
+    def make(self, jobs: int) -> Tally:
+        """Keep the plan, `execute` what is left, and return the tally."""
+        # a retry plans the failed runs alone, and would leave the others out of the
+        # study's plan
+        if not self._only_failed:
+            self.keep_plan()
+        if self.left():
+            self.execute(jobs)
+        for note in self.too_wide():
+            self._reporter.note(note)
+        self.tally.interrupted = self._interruption.signum
+        self.tally.remaining = len(self.left())
+        return self.tally
 
     def execute(self, jobs: int) -> None:
         """Make the runs that are left, `jobs` virtual ones at a time, until all have ended or a signal asks to stop."""

@@ -122,16 +122,9 @@ class Replica:
         together = min(workers_per_node or comm.size, comm.size)
         self.workers_per_node = max(1, together // self.mesh.parts)
         self.task = dataset.task
+        self._input_shape, self._outputs = dataset.input_shape, dataset.outputs
         self.device = device or torch.device("cpu")
         self.dtype: torch.dtype = getattr(torch, run.dtype)
-        self._model_of = (
-            run.model,
-            dataset.input_shape,
-            dataset.outputs,
-            dataset.task,
-            self.dtype,
-            run.seed,
-        )
         self.state = SimpleNamespace()
         self._begin_model(memory)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device, laid_out)
@@ -361,7 +354,7 @@ class Replica:
         return profiles_of(
             self._layers,
             self._layer_facts,
-            self._model_of[1],
+            self._input_shape,
             self.size,
             str(self.run.model),
         )
@@ -392,7 +385,7 @@ class Replica:
         self.__dict__.pop("_layers", None)  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
         components = layout.components(
-            self.gradients, facts, self._model_of[1], self.loss
+            self.gradients, facts, self._input_shape, self.loss
         )
         self.layout, self._passes = layout, Passes(components, self.rank)
         self._update_share = self.parameters.numel() / numbers
@@ -421,10 +414,18 @@ class Replica:
         return mean.detach(), leaf.grad
 
     def _built(self) -> torch.nn.Module:
-        return build_model(*self._model_of).to(self.device)
+        model = build_model(
+            self.run.model,
+            self._input_shape,
+            self._outputs,
+            self.task,
+            self.dtype,
+            self.seed,
+        )
+        return model.to(self.device)
 
     def _sample(self) -> Tensor:
-        return torch.zeros(2, *self._model_of[1], dtype=self.dtype, device=self.device)
+        return torch.zeros(2, *self._input_shape, dtype=self.dtype, device=self.device)
 
     def assembled(self, vector: Tensor | None) -> tuple[Tensor, torch.nn.Module] | None:
         """Return the vector of a whole model and a model for it, from the `vector` of each part: on part 0, else None.
