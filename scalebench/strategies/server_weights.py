@@ -78,7 +78,8 @@ class ParameterServer:
         self.gate = gate
         self.updates = 0
         self.shards = shards
-        # torch computes shapes in Python, slower than a small model's numbers
+        # torch computes shapes in Python, slower than a small model's numbers, and
+        # imports its compiler for a division
         self._computes = not weights.is_meta
         self._weights = (
             weights.detach().cpu() if self._computes else weights.detach()
@@ -154,7 +155,9 @@ class ParameterServer:
                 self._sum.add_(gradient)
             self._sum_weight += weight
             if self.gate.rounds > rounds:
-                self._step(self._sum.div_(self._sum_weight / self._of_round), lr)
+                if self._computes:
+                    self._sum.div_(self._sum_weight / self._of_round)
+                self._step(self._sum, lr)
                 self._sum, self._sum_weight = None, 0.0
         return released
 

@@ -86,7 +86,7 @@ class VirtualServer:
         # Requests are served in the order in which they arrive, not in that of asking.
         arrival = asked + state.seconds(Kind.TRAVEL, nbytes, comm)
         comm.scheduler.turn(comm.world_rank, arrival)
-        state.handle(comm, payload, arrival)
+        state.handle(comm, payload, nbytes, arrival)
         # The rule may keep the reply until others have asked.
         if comm.world_rank not in state.replies:
             comm.scheduler.block(comm.world_rank, "the server's reply")
@@ -142,9 +142,10 @@ class ServerState:
             self._seconds[message] = comm.costs.time(operation)
         return self._seconds[message]
 
-    def handle(self, comm: VirtualCommunicator, payload: Any, arrival: float) -> None:
+    def handle(
+        self, comm: VirtualCommunicator, payload: Any, nbytes: int, arrival: float
+    ) -> None:
         """Serve one request that arrives at `arrival`, and send every reply that the rule releases."""
-        nbytes = payload.nbytes
         begin = max(arrival, self.free_at)
         updates = getattr(self.rule, "updates", 0)
         replies = comm.clock.execute(self.rule, comm.world_rank, payload, begin)
@@ -155,12 +156,11 @@ class ServerState:
             steps * comm.clock.seconds_of(Task.UPDATE), comm.clock.price(self.rule)
         )
         self.free_at += taken / self.shards
-        for worker, tensor in replies:
-            self.free_at += self.seconds(Kind.SERVE, tensor.nbytes, comm, worker)
-            self.replies[worker] = (
-                self.free_at + self.seconds(Kind.TRAVEL, tensor.nbytes, comm, worker),
-                tensor,
-            )
+        for worker, reply in replies:
+            size = reply.nbytes
+            self.free_at += self.seconds(Kind.SERVE, size, comm, worker)
+            until = self.free_at + self.seconds(Kind.TRAVEL, size, comm, worker)
+            self.replies[worker] = until, reply
             self.released[worker] = begin
             # what it does next takes no effect before the reply has come
             if worker != comm.world_rank:
