@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,10 @@ from torch import Tensor
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Communicator, Server, ServerRule, SharedState
 from scalebench.data.batch_plan import BatchPlan
-from scalebench.data.dataset import Dataset
 from scalebench.data.shard import equal_batches
-from scalebench.models.parts import Layer, LayerFacts, facts_of, layers_of
-from scalebench.models.registry import build_model
-from scalebench.models.sharding import held_by
+from scalebench.models.parts import LayerFacts
 from scalebench.pricing import recorders
+from scalebench.pricing.meta_model import MetaModel, trainable_numbers
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
 from scalebench.pricing.table_cut import TableCut, cut_of
 from scalebench.strategies.base import (
@@ -36,7 +34,7 @@ from scalebench.strategies.base import (
     Strategy,
     UnitRule,
 )
-from scalebench.study.spec import Component, Run, Training
+from scalebench.study.spec import Component, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import (
     drawn_since,
@@ -47,54 +45,21 @@ from scalebench.system.random_state import (
 from scalebench.training.components import Component as SharedLayers
 from scalebench.training.components import (
     Passes,
-    facts_of_component,
-    profiles_of,
     sharers,
     slices,
 )
 from scalebench.training.loop import train
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.outcome import Meters
-from scalebench.training.sharded import shard_length
 from scalebench.training.stage import (
     Chunk,
     Order,
-    SegmentFacts,
     Stage,
-    StageFacts,
     StageShapes,
     by_mesh,
-    segment_facts,
-    sizes_of,
 )
 
-_META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
 _STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a step
-
-
-def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
-    """Return the model of `training` without memory; equal models are built once, as drawing weights takes long."""
-    parts = (
-        training.model,
-        training.model_sha256,
-        training.dtype,
-        dataset.input_shape,
-        dataset.outputs,
-        dataset.task,
-    )
-    if (key := repr(parts)) not in _META_MODELS:
-        dtype = getattr(torch, training.dtype)
-        model = build_model(
-            training.model,
-            dataset.input_shape,
-            dataset.outputs,
-            dataset.task,
-            dtype,
-            seed=0,
-        )
-        _META_MODELS.clear()
-        _META_MODELS[key] = model.to("meta")
-    return _META_MODELS[key]
 
 
 def record(
@@ -200,11 +165,9 @@ class RecordingWorker:
         """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
         self._open_shared, self._open_server = shared, server
-        # of a layer table, which then stands for the layers of the model
-        self._cut = cut
         # by each chunk for the backward pass, if a table says so
         self._kept: tuple[Kept, ...] | None = None
-        self.mesh, self._input_shape = mesh or Mesh(comm.size), input_shape
+        self.mesh = mesh or Mesh(comm.size)
         self.world = comm
         world_rank = comm.rank
         self.replica, self.comm = by_mesh(comm, self.mesh)
@@ -215,13 +178,15 @@ class RecordingWorker:
             1, min(workers_per_node, comm.size) // self.mesh.parts
         )
         self.stage: Stage | None = None
-        self.sharded: RecordedUnits | None = None
+        self.sharded: recorders.RecordedUnits | None = None
         self._passes: Passes | None = None
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self.model: Any = model
         numbers = trainable_numbers(model)
         self.dtype: torch.dtype = getattr(torch, run.dtype)
+        # a layer table stands for the layers of the model
+        self._layers = cut or MetaModel(model, str(run.model), input_shape, self.dtype)
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         # other ways to make meta tensors import sympy, in half a second
         self.gradients = self.parameters.clone()
@@ -386,9 +351,7 @@ class RecordingWorker:
 
     @property
     def layer_work(self) -> Sequence[float]:
-        return (
-            [each.work for each in self._facts] if self._cut is None else self._cut.work
-        )
+        return self._layers.work
 
     def take(
         self,
@@ -399,17 +362,8 @@ class RecordingWorker:
     ) -> None:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
-        if self._cut is not None:
-            groups = mesh.groups_of(replica.rank, len(sizes))
-            rows = self._cut.held(sizes, groups, tensor, recompute)
-            facts = [(each.stage, each.segments) for each in rows]
-            numbers = sum(each.parameters for each in rows)
-            self._kept = tuple(each.kept for each in rows)
-        else:
-            of = (self.model, str(self.run.model), self._input_shape, self.dtype)
-            facts, numbers = _part_of(
-                *of, tuple(sizes), mesh, replica.rank, by_layer=recompute == "layer"
-            )
+        held = self._layers.part(sizes, mesh, replica.rank, recompute)
+        numbers, self._kept = held.parameters, held.kept
         self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
@@ -417,7 +371,7 @@ class RecordingWorker:
             Chunk(
                 stage, StageShapes(stage, segments, sharing, self.parameters, recompute)
             )
-            for stage, segments in facts
+            for stage, segments in held.chunks
         ]
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
         # An update takes time in proportion to the numbers that it steps.
@@ -425,39 +379,18 @@ class RecordingWorker:
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
-        if self._cut is not None:
-            return self._cut.profiles(self.size)
-        return _profiles_of(
-            self.model, str(self.run.model), self._input_shape, self.dtype, self.size
-        )
+        return self._layers.profiles(self.size)
 
     def use_layout(
         self, sizes: Sequence[int], degrees: Sequence[int]
     ) -> Sequence[SharedComponent]:
-        whole, name, rank = (
-            sum(each.parameters for each in self.layer_profiles),
-            str(self.run.model),
-            self.comm.rank,
-        )
+        whole = sum(each.parameters for each in self.layer_profiles)
+        rank = self.comm.rank
         numbers, found = [], []
         for place, degree in enumerate(degrees):
-            if self._cut is not None:
-                (rows,) = self._cut.held(sizes, [place], degree)
-                stage, segments, count = rows.stage, rows.segments, rows.parameters
-                stage = replace(stage, stages=len(sizes) + 1)
-            else:
-                stage, segments, count = _component_of(
-                    self.model,
-                    name,
-                    self._input_shape,
-                    self.dtype,
-                    tuple(sizes),
-                    place,
-                    degree,
-                    rank % degree,
-                )
-            numbers.append(count)
-            found.append((stage, segments))
+            held = self._layers.component(sizes, place, degree, rank % degree)
+            numbers.append(held.parameters)
+            found += held.chunks
         self.parameters = torch.empty(sum(numbers), dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         components = []
@@ -482,16 +415,14 @@ class RecordingWorker:
 
     def divide(self, rule: UnitRule) -> None:
         whole = self.parameters.numel()
-        facts = self._facts if rule.by_layer else [LayerFacts("", whole, (), 1.0, 1.0)]
-        self.sharded = RecordedUnits(facts, rule, self.size, self.parameters)
+        facts = (
+            self._layers.facts
+            if rule.by_layer
+            else [LayerFacts("", whole, (), 1.0, 1.0)]
+        )
+        self.sharded = recorders.RecordedUnits(facts, rule, self.size, self.parameters)
         self.parameters, self.gradients = self.sharded.shards()
         self._update_share = self.parameters.numel() / whole
-
-    @cached_property
-    def _facts(self) -> list[LayerFacts]:
-        if self._cut is not None:
-            return self._cut.facts
-        return _facts_of(self.model, str(self.run.model), self._input_shape, self.dtype)
 
     def is_finite(self) -> bool:
         return True
@@ -610,96 +541,6 @@ class RecordingWorker:
         self.moments[epoch] = self.clock.elapsed()
 
 
-class RecordedUnit:
-    """Implements `strategies.base.Unit` without values."""
-
-    def __init__(
-        self, numbers: int, workers: int, like: Tensor, *, is_last: bool
-    ) -> None:
-        length = shard_length(numbers, workers)
-        self.is_last = is_last
-        self.own = like.new_empty(length)
-        self.own_gradients = self.own.clone()
-        self.whole = like.new_empty(length * workers)
-        self.gradients = self.whole.clone()
-        self.holds, self.holds_gradients = True, True  # after a step
-
-    def fill(self, shards: Sequence[Tensor]) -> None:
-        self.holds = True
-
-    def release(self) -> None:
-        self.holds = False
-
-    def release_gradients(self) -> None:
-        self.holds_gradients = False
-
-
-class RecordedUnits:
-    """The units of a model, of which a worker keeps shards, and the exchanges of a step."""
-
-    def __init__(
-        self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor
-    ) -> None:
-        self._rule, last = rule, len(facts) - 1
-        self._units = [
-            RecordedUnit(each.parameters, workers, like, is_last=place == last)
-            for place, each in enumerate(facts)
-        ]
-        forward, backward = (
-            sum(each.forward for each in facts),
-            sum(each.backward for each in facts),
-        )
-        self._works = [
-            (each.forward / forward, each.backward / backward) for each in facts
-        ]
-
-    def shards(self) -> tuple[Tensor, Tensor]:
-        """Return vectors as long as the shards of the parameters, and of their gradients."""
-        own = self._units[0].own.new_empty(
-            sum(unit.own.numel() for unit in self._units)
-        )
-        return own, own.clone()
-
-    def step(self, samples: int, clock: Clock) -> None:
-        rule = self._rule
-        for unit, (work, _) in zip(self._units, self._works, strict=True):
-            rule.before_forward(unit)
-            clock.did(Task.FORWARD, samples, work)
-            rule.after_forward(unit)
-        for unit, (_, work) in zip(
-            reversed(self._units), reversed(self._works), strict=True
-        ):
-            rule.before_backward(unit)
-            clock.did(Task.BACKWARD, samples, work)
-            rule.after_backward(unit)
-
-    def gathered(self) -> list[Tensor]:
-        """Return what a worker holds whole at the same time, beside its shards."""
-        return [*self._parameters(), *self._gradients()]
-
-    def numbers(self) -> tuple[int, int]:
-        """Return how many parameters, and gradients, these are."""
-        return sum(map(Tensor.numel, self._parameters())), sum(
-            map(Tensor.numel, self._gradients())
-        )
-
-    def _parameters(self) -> list[Tensor]:
-        return _held_at_once([(unit.whole, unit.holds) for unit in self._units])
-
-    def _gradients(self) -> list[Tensor]:
-        return _held_at_once(
-            [(unit.gradients, unit.holds_gradients) for unit in self._units]
-        )
-
-
-def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
-    """Return the vectors that stay, and the largest of those that are given up between their uses."""
-    passing = [vector for vector, stays in vectors if not stays]
-    return [vector for vector, stays in vectors if stays] + sorted(
-        passing, key=Tensor.numel
-    )[-1:]
-
-
 def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Tensor]:
     """Return the tensors that an optimizer has after a step on a parameter of one number; equal ones step once."""
     if (key := (str(optimizer), is_matrix)) not in _STATES:
@@ -715,87 +556,6 @@ def _state_after_step(optimizer: Component, *, is_matrix: bool) -> dict[str, Ten
             if isinstance(value, Tensor)
         }
     return _STATES[key]
-
-
-@lru_cache(maxsize=2)
-def _layers_of(model: torch.nn.Module, name: str) -> list[Layer]:
-    return layers_of(model, name)
-
-
-@lru_cache(maxsize=2)
-def _facts_of(
-    model: torch.nn.Module, name: str, input_shape: tuple[int, ...], dtype: torch.dtype
-) -> list[LayerFacts]:
-    return facts_of(_layers_of(model, name), _sample(input_shape, dtype))
-
-
-@lru_cache(maxsize=2)
-def _profiles_of(
-    model: torch.nn.Module,
-    name: str,
-    input_shape: tuple[int, ...],
-    dtype: torch.dtype,
-    workers: int,
-) -> list[LayerProfile]:
-    facts = _facts_of(model, name, input_shape, dtype)
-    return profiles_of(_layers_of(model, name), facts, input_shape, workers, name)
-
-
-@lru_cache(maxsize=64)  # parts of a replica, of which a run may have many
-def _part_of(
-    model: torch.nn.Module,
-    name: str,
-    input_shape: tuple[int, ...],
-    dtype: torch.dtype,
-    sizes: tuple[int, ...],
-    mesh: Mesh,
-    part: int,
-    *,
-    by_layer: bool,
-) -> tuple[list[tuple[StageFacts, list[SegmentFacts]]], int]:
-    """Return the sizes of each chunk that a part of a replica holds, and the numbers in it that are trained."""
-    held = held_by(_layers_of(model, name), sizes, mesh, part, name, by_layer=by_layer)
-    facts = _facts_of(model, name, input_shape, dtype)
-    return sizes_of(
-        facts, held, sizes, mesh, part, _sample(input_shape, dtype)
-    ), trainable_numbers(held.model)
-
-
-@lru_cache(maxsize=64)  # shares of components, of which a run may have many
-def _component_of(
-    model: torch.nn.Module,
-    name: str,
-    input_shape: tuple[int, ...],
-    dtype: torch.dtype,
-    sizes: tuple[int, ...],
-    place: int,
-    degree: int,
-    index: int,
-) -> tuple[StageFacts, list[SegmentFacts], int]:
-    """Return the sizes of a component and of worker `index`'s share of it, and the numbers in it that are trained."""
-    mesh = Mesh(1, len(sizes), degree)
-    part = place * degree + index
-    held = held_by(_layers_of(model, name), sizes, mesh, part, name)
-    facts = _facts_of(model, name, input_shape, dtype)
-    stage = facts_of_component(
-        [each.shape for each in facts], input_shape, sizes, place
-    )
-    segments = segment_facts(
-        held.chunks[0], _sample(stage.takes, dtype), facts, first=place == 0
-    )
-    return stage, segments, trainable_numbers(held.model)
-
-
-def _sample(input_shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(2, *input_shape, dtype=dtype, device="meta")
-
-
-@lru_cache(maxsize=2)
-def trainable_numbers(model: torch.nn.Module) -> int:
-    """Return the number of trainable parameters."""
-    return sum(
-        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-    )
 
 
 @cache

@@ -8,6 +8,7 @@ modules: consecutive products of one input by columns, the next product that rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.layers import LayerTable
 from scalebench.models.parts import LayerFacts, bounds_of
@@ -55,6 +57,17 @@ class HeldRows(NamedTuple):
     segments: list[SegmentFacts]
     parameters: int
     kept: Kept
+
+
+class HeldPart(NamedTuple):
+    """What a worker holds of a replica: stage and segments of each chunk, and its parameters.
+
+    `kept` is what each chunk keeps for the backward pass, if a table says so.
+    """
+
+    chunks: list[tuple[StageFacts, list[SegmentFacts]]]
+    parameters: int
+    kept: tuple[Kept, ...] | None = None
 
 
 class TableCut:
@@ -173,6 +186,24 @@ class TableCut:
                 f"layers of {self.table.name}: none of {names[0]} to {names[1]} can be shared"
             )
         return found
+
+    def part(
+        self, sizes: Sequence[int], mesh: Mesh, part: int, recompute: Recompute
+    ) -> HeldPart:
+        """Return what a part of a replica holds of stages of `sizes` layers."""
+        groups = mesh.groups_of(part, len(sizes))
+        rows = self.held(sizes, groups, mesh.tensor, recompute)
+        chunks = [(each.stage, each.segments) for each in rows]
+        kept = tuple(each.kept for each in rows)
+        return HeldPart(chunks, sum(each.parameters for each in rows), kept)
+
+    def component(
+        self, sizes: Sequence[int], place: int, degree: int, index: int
+    ) -> HeldPart:
+        """Return the share of a worker in a component, the one at `place` of those of `sizes` layers; all are equal."""
+        (rows,) = self.held(sizes, [place], degree)
+        stage = replace(rows.stage, stages=len(sizes) + 1)
+        return HeldPart([(stage, rows.segments)], rows.parameters)
 
     def _held(
         self, sizes: Sequence[int], group: int, degree: int, recompute: Recompute

@@ -19,13 +19,9 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.pricing.charges import Charges, carrier, gradients
 from scalebench.pricing.machine import Machine
+from scalebench.pricing.meta_model import meta_model, trainable_numbers
 from scalebench.pricing.price import NotLockStepError, Priced, TimeArrays, price
-from scalebench.pricing.recording import (
-    batches_of,
-    meta_model,
-    record_each,
-    trainable_numbers,
-)
+from scalebench.pricing.recording import batches_of, record_each
 from scalebench.pricing.schedule import Schedule
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy

@@ -19,8 +19,8 @@ from typing import Any
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import RunError, in_one_line
 from scalebench.pricing.machine import Machine
+from scalebench.pricing.meta_model import meta_model
 from scalebench.pricing.price import NotLockStepError
-from scalebench.pricing.recording import meta_model
 from scalebench.study.spec import Run
 from scalebench.system import parent_watch
 from scalebench.training.initial_weights import save_weights
