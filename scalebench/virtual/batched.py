@@ -12,6 +12,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -114,15 +115,12 @@ class Batched:
         )
         self.initial = first.parameters.clone()
         self.fills = fills
-        self._model = copy.deepcopy(first.model)
+        model = copy.deepcopy(first.model)
         self.shapes = parameter_shapes(first)
-        self._task = first.task
         self._trained = [
-            parameter
-            for parameter in self._model.parameters()
-            if parameter.requires_grad
+            parameter for parameter in model.parameters() if parameter.requires_grad
         ]
-        self._places = _places(self._model, self._trained)
+        self._losses = _Losses(model, _places(model, self._trained), first.task)
         # By the shapes of batches, and by the number of rows.
         self._recorded: dict[tuple[Any, ...], dict[int, Gradients]] = {}
         self._in_vain: Counter[tuple[Any, ...]] = Counter()
@@ -297,7 +295,20 @@ class Batched:
         worth = self._in_vain[shapes, wanted] > _ROWS_OF_RECORDING
         return wanted if worth else enough
 
-    def _losses(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of samples by a `model` whose parameters, bound at `places`, are given with them.
+
+    It is kept with gradients that are recorded. It holds no rows, so that all memory of
+    a run is free when the run ends, and not at the next search for cycles.
+    """
+
+    model: nn.Module
+    places: list[list[tuple[nn.Module, str]]]
+    task: str
+
+    def __call__(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
         # an operation that is batched by a loop is no matter of the model's author:
         with warnings.catch_warnings():
@@ -307,15 +318,15 @@ class Batched:
                 tuple(leaves), x
             )
         # outside vmap, where it is one operation
-        return losses_of_samples(self._task, made.flatten(0, 1), y.flatten(0, 1)).view(
+        return losses_of_samples(self.task, made.flatten(0, 1), y.flatten(0, 1)).view(
             len(x), -1
         )
 
     def _forward_with(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        for value, places in zip(parameters, self._places, strict=True):
+        for value, places in zip(parameters, self.places, strict=True):
             for module, name in places:
                 module._parameters[name] = value  # type: ignore[assignment]  # bound without a search by name
-        made: Tensor = self._model(x)
+        made: Tensor = self.model(x)
         return made
 
 

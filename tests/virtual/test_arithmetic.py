@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +91,25 @@ def test_batched_gradients_give_the_weights_and_times_of_single_ones(
     assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), (
         "sleeping takes no turn of another worker"
     )
+
+
+def test_rows_of_a_run_are_free_when_it_ends(make_run, blobs, machine, monkeypatch):
+    """At once, not at the next search for objects that refer to one another."""
+    made = []
+
+    def watched(*arguments, **options):
+        rows = batched.Batched(*arguments, **options)
+        made.append(weakref.ref(rows))
+        return rows
+
+    monkeypatch.setattr(engine, "Batched", watched)
+    gc.disable()
+    try:
+        run = make_run("epoch_average", WORKERS)
+        weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
+        assert [rows() for rows in made] == [None]
+    finally:
+        gc.enable()
 
 
 def by_epoch(outcome):
