@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,6 @@ def plan(
     scalebench plan vit_b16 --cluster juwels-booster --device a100-40gb --devices 8 --batch 512
     scalebench plan my_model.py:build --input 3x32x32 --cluster this-machine --step-time 0.02 --devices 4 --batch 64
     """
-    # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    gc.disable()
     from scalebench.predictions.planned import planned
 
     found = planned(model, devices, batch, flags)

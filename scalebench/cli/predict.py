@@ -6,7 +6,6 @@ this had in version 0.1.
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +134,6 @@ def predict(
     With --vary another number takes the place of the cluster's or the device's; each of
     up to 24 cells has a row with its interval and what binds it.
     """
-    # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    gc.disable()
     from scalebench.predictions.points import predicted
     from scalebench.predictions.variation import varied_training
 
@@ -204,8 +201,6 @@ def what_if(
     **flags: Any,
 ) -> int:
     """Say how long a training of MODEL would take with other numbers, as `predict --vary`."""
-    # for a command of seconds: what torch alone makes are 400,000 objects that stay
-    gc.disable()
     from scalebench.predictions.variation import varied_training
 
     counts = None if workers is None else [workers]

@@ -25,10 +25,6 @@ def report(results: Path | None, output: Path | None, show: bool) -> None:
     The answer in one sentence with its interval, figures, tables, findings on the
     method, where the numbers come from and how to make them again.
     """
-    import gc
-
-    # Searching for unused objects takes a fifth of the imports; references free the rest.
-    gc.disable()
     import webbrowser
 
     from scalebench.figures.plotting import drawing_jobs, place_for

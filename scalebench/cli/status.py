@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -64,13 +63,8 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
         raise UsageError(
             f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress"
         )
-    # a hundred thousand rows make no cycles, but would be searched for them
-    gc.disable()
-    try:
-        progress = progress_of(folder)
-        owner = owner_of(folder)
-    finally:
-        gc.enable()
+    progress = progress_of(folder)
+    owner = owner_of(folder)
     if as_json:
         click.echo(json.dumps(_facts(progress, owner), indent=2))
     else:

@@ -13,11 +13,11 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
-_PRELOADED = [
-    "scalebench.system.forkserver_preload",
+# what the children need, imported once in the process that they are forked from
+PRELOADED = (
     "scalebench.virtual.engine",
     "scalebench.calibration.steps_under_load",
-]
+)
 _PR_SET_PDEATHSIG = 1
 # loaded at import, as no library may be loaded between fork and exec
 _LIBC = ctypes.CDLL(None)
@@ -46,7 +46,7 @@ def preloaded_forkserver() -> ForkServerContext:
     safe if it has threads.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(["scalebench.system.forkserver_preload"])
     # Python's tracker of resources unblocks SIGINT behind its start, and with it in a
     # forkserver that is started next.
     resource_tracker.ensure_running()

@@ -6,7 +6,6 @@ of them is timed. Others are pieces by themselves.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -307,7 +306,6 @@ _stop: Any = None  # likewise: the event that is set when no further run should 
 def _begin(simulator: Simulator, stop: Any) -> None:
     global _simulator, _stop
     parent_watch.exit_with_parent()
-    gc.freeze()  # what torch alone has made are 400,000 objects that stay
     _simulator, _stop = simulator, stop
 
 

@@ -190,6 +190,20 @@ def test_deleted_working_folder_is_one_line(
     assert together(result.stderr, "working folder", "deleted", "change")
 
 
+def test_a_command_does_not_search_for_unused_objects_at_its_end() -> None:
+    """What torch and pandas make stays: looking through it took half a second."""
+    program = (
+        "import atexit, gc\n"
+        "from scalebench.cli.main import main\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # called last
+        "main(['list', 'datasets'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_closed_standard_output_is_no_error() -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "-", sys.executable, "-m", "scalebench", "list"],
