@@ -23,16 +23,8 @@ from scalebench.analysis.environment import provenance_in
 from scalebench.cluster.cluster_file import load_cluster, own_file, preset
 from scalebench.errors import ClusterError, reading
 from scalebench.models import pinning, registry
+from scalebench.records import folder as files
 from scalebench.records.append_only import from_line, to_lines, to_text
-from scalebench.records.folder import (
-    CALIBRATION,
-    DURATIONS,
-    EPOCHS,
-    PLANNED,
-    PROVENANCE,
-    RUNS,
-    STUDY,
-)
 from scalebench.records.progress import begun_in
 from scalebench.records.provenance import redact
 from scalebench.study.load import dump_study, load_study
@@ -89,32 +81,32 @@ def ship_records(folder: Path, target: Path, name: str) -> Shipment:
     inputs = _Inputs(target, shipment)
     records = target / "results" / name
     records.mkdir(parents=True)
-    calibration = folder / CALIBRATION
-    if (folder / STUDY).is_file():
-        study = load_study(folder / STUDY, {}, [])
+    calibration = folder / files.CALIBRATION
+    if (folder / files.STUDY).is_file():
+        study = load_study(folder / files.STUDY, {}, [])
         # Without a copy beside the records the file that the study names is shipped.
         if study.calibration is not None and not calibration.is_file():
             calibration = shipment.begun_in / study.calibration.expanduser()
         shipment.study = inputs.ship(study)
-        (records / STUDY).write_text(
+        (records / files.STUDY).write_text(
             redact(dump_study(shipment.study), names=False), encoding="utf-8"
         )
-    for table in (RUNS, EPOCHS, PLANNED, DURATIONS):
+    for table in (files.RUNS, files.EPOCHS, files.PLANNED, files.DURATIONS):
         if (folder / table).is_file():
             # Redacted first: names of inputs are looked for as they are written then.
             text = inputs.rename(redact(_read(folder / table), names=False))
-            if table == RUNS:
+            if table == files.RUNS:
                 text = _without_names(text)
-            if table == PLANNED:  # in the artifact, paths refer to its top
+            if table == files.PLANNED:  # in the artifact, paths refer to its top
                 text = re.sub(r'"begun_in": "[^"]*"', '"begun_in": "../.."', text)
             (records / table).write_text(text, encoding="utf-8")
     copies = {
-        file: records / PROVENANCE / file.name
-        for file in sorted((folder / PROVENANCE).glob("*.json"))
+        file: records / files.PROVENANCE / file.name
+        for file in sorted((folder / files.PROVENANCE).glob("*.json"))
     }
     shipment.has_calibration = calibration.is_file()
     if shipment.has_calibration:
-        copies[calibration] = records / CALIBRATION
+        copies[calibration] = records / files.CALIBRATION
     for source, copy in copies.items():
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(redact(_read(source), names=False), encoding="utf-8")
@@ -216,7 +208,7 @@ class _Inputs:
 
 def recorded_machines(folder: Path) -> list[dict[str, Any]]:
     """Return the launch environments in provenance/, that of the last run last."""
-    rows = list(csv.DictReader(_read(folder / RUNS).splitlines()))
+    rows = list(csv.DictReader(_read(folder / files.RUNS).splitlines()))
     last = rows[-1].get("provenance") if rows else None
     return sorted(
         provenance_in(folder), key=lambda facts: bool(facts["provenance"] == last)

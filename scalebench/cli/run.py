@@ -342,13 +342,13 @@ def retry(
     if folder.name in ("", ".."):  # as `.` and `..` are
         folder = folder.resolve()
     if submits:
-        from scalebench.cli.submit import submit
+        from scalebench.cli.main import command_of
 
         if not is_submitted(folder):
             raise ResultsError(
                 f"{folder} holds no submitted study; submit one with scalebench submit STUDY"
             )
-        get_current_context().invoke(submit, study=folder)
+        get_current_context().invoke(command_of("submit"), study=folder)
         return 0
     if not (folder / STUDY).is_file():
         raise ResultsError(

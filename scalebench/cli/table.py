@@ -133,33 +133,26 @@ def table_of(
     Raises:
         UsageError: an unknown column, or one against a baseline that was not run.
     """
-    from scalebench.analysis.quantities import (
-        STRATEGY,
-        WORKERS,
-        WORKERS_MARKED,
-        quantities,
-        quantities_without,
-        with_ratios,
-    )
+    from scalebench.analysis import quantities as quantity
     from scalebench.tables.table import text
 
-    known = quantities(shown["metric_name"].dropna().unique())
+    known = quantity.quantities(shown["metric_name"].dropna().unique())
     _require_columns(names, known, set(study.completed["strategy"].unique()))
-    wanted = names or quantities_without(_LEFT_OUT)
-    rows = with_ratios(study, shown, wanted)
+    wanted = names or quantity.quantities_without(_LEFT_OUT)
+    rows = quantity.with_ratios(study, shown, wanted)
     # a column that is the same in every row is said by the caption
     several = {
         "execution": rows["execution"].nunique() > 1,
         "engine": rows.duplicated(columns_without("engine", *BATCH)).any(),
     }
     keys: list[Column[Any]] = [
-        replace(STRATEGY, shared=True),
+        replace(quantity.STRATEGY, shared=True),
         *(
             Column(name, text(name), left=True)
             for name, shows in several.items()
             if shows
         ),
-        WORKERS if flags else WORKERS_MARKED,
+        quantity.WORKERS if flags else quantity.WORKERS_MARKED,
     ]
     if flags:
         marked = (Column(name, partial(_flag, name)) for name in _FLAGS)

@@ -30,15 +30,8 @@ from scalebench.launch import planning, processes, sweep
 from scalebench.launch.work import Ended, Reporter, Tally, next_work
 from scalebench.native import heartbeat, postmortem
 from scalebench.native.job_files import CHECKPOINTS, Death, Job, JsonLines, settings_of
-from scalebench.records import lock, store, study_file
+from scalebench.records import lock, provenance, rows, store, study_file
 from scalebench.records.folder import require_writable
-from scalebench.records.provenance import collect, host_hash, in_job, keep
-from scalebench.records.rows import (
-    ElasticOutcome,
-    RankDeath,
-    elastic_row,
-    without_owners,
-)
 from scalebench.strategies import registry
 from scalebench.study.spec import Run
 from scalebench.system.interruption import AbandonedError, Interruption
@@ -137,7 +130,7 @@ def run_elastic(
     require_writable(folder)
     with (
         lock.folder_lock(folder),
-        Interruption(in_job=in_job(os.environ)) as interruption,
+        Interruption(in_job=provenance.in_job(os.environ)) as interruption,
     ):
         study_file.keep_study(folder, plan.study)
         with store.ElasticTable(folder) as table:
@@ -177,10 +170,10 @@ class _ElasticStudy:
             tally,
         )
         self._restarts = restarts
-        facts = collect()
+        facts = provenance.collect()
         self._provenance: dict[str, Any] = {
             "host_hash": facts["host_hash"],
-            "provenance": keep(tally.folder, facts),
+            "provenance": provenance.keep(tally.folder, facts),
         }
 
     def make(
@@ -201,7 +194,7 @@ class _ElasticStudy:
             self._tally.count(run, ended.outcome)
             self._reporter.ended(run, ended.outcome)
 
-    def _launch(self, run: Run) -> ElasticOutcome:
+    def _launch(self, run: Run) -> rows.ElasticOutcome:
         """Make one run; its logs stay if it failed."""
         logs, failed = processes.new_logs(self._tally.folder), False
         weights = self._tally.folder / "weights" / "elastic"
@@ -222,8 +215,8 @@ class _ElasticStudy:
             else:
                 processes.remove_logs(logs)
 
-    def _record(self, run: Run, ended: ElasticOutcome, started_utc: str) -> None:
-        row = elastic_row(
+    def _record(self, run: Run, ended: rows.ElasticOutcome, started_utc: str) -> None:
+        row = rows.elastic_row(
             run,
             ended,
             attempt=self._table.next_attempt(run.run_id),
@@ -233,7 +226,7 @@ class _ElasticStudy:
             started_utc=started_utc,
             **self._provenance,
         )
-        self._table.append(without_owners(row))
+        self._table.append(rows.without_owners(row))
         if ended.deaths:
             self._reporter.note(
                 f"{run.run_id} went on after {counted(len(ended.deaths), 'interruption')}, with {ended.workers_at_end} "
@@ -269,16 +262,16 @@ class ElasticLaunch:
             ranks=run.workers,
             launcher=chosen().name,
             rendezvous=True,
-            host=host_hash(),
+            host=provenance.host_hash(),
         )
         self._lives = _Lives(self._job.heartbeats)
         self._began: list[dict[str, Any]] = []  # events of trainings that began
-        self._deaths: list[RankDeath] = []
+        self._deaths: list[rows.RankDeath] = []
         self._last_kept_s = self._last_epoch_s = 0.0  # of time.monotonic
         self._outcome: Outcome | None = None
         self._told_s = math.inf  # when the outcome was told
 
-    def execute(self) -> ElasticOutcome:
+    def execute(self) -> rows.ElasticOutcome:
         """Start the ranks and stay with them until the run has ended."""
         run, job = self._run, self._job
         self._folder.mkdir(parents=True)
@@ -384,15 +377,20 @@ class ElasticLaunch:
         lost_s = max(0.0, died_s - self._last_kept_s)
         utc = moment.isoformat(timespec="milliseconds")
         self._deaths.append(
-            RankDeath(
-                utc, self._lives.rank, host_hash(), epoch, lost_s, began_s - died_s
+            rows.RankDeath(
+                utc,
+                self._lives.rank,
+                provenance.host_hash(),
+                epoch,
+                lost_s,
+                began_s - died_s,
             )
         )
         # of ranks that lost their peer: no cause of a later end
         for path in self._folder.glob("rank-*.error"):
             path.unlink()
 
-    def _ended(self, death: Death | None, returncode: int) -> ElasticOutcome:
+    def _ended(self, death: Death | None, returncode: int) -> rows.ElasticOutcome:
         deaths = self._deaths_named()
         if self._outcome is not None:
             total_s = (
@@ -400,7 +398,7 @@ class ElasticLaunch:
                 if self._outcome.status == "completed"
                 else None
             )
-            return ElasticOutcome(
+            return rows.ElasticOutcome(
                 self._outcome, deaths, self._began[-1]["workers"], total_s
             )
         if death is None:
@@ -414,11 +412,11 @@ class ElasticLaunch:
                     error=f"{death.error}; after {times} of at most {self._restarts} (--max-restarts)",
                 )
         at_end = self._began[-1]["workers"] if self._began else None
-        return ElasticOutcome(
+        return rows.ElasticOutcome(
             Outcome(self._run.run_id, death.status, death.error), deaths, at_end
         )
 
-    def _deaths_named(self) -> list[RankDeath]:
+    def _deaths_named(self) -> list[rows.RankDeath]:
         """The deaths, of the ranks that the launcher named in this order."""
         output = "\n".join(
             (self._folder / name).read_text(encoding="utf-8", errors="replace")

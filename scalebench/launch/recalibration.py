@@ -32,15 +32,8 @@ from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.study_run import StudyRun
 from scalebench.launch.work import Ended, Reporter, Timed, next_work
 from scalebench.pricing.machine import Machine
+from scalebench.records import folder as files
 from scalebench.records import lock, study_file
-from scalebench.records.folder import (
-    CALIBRATION,
-    EPOCHS,
-    PLANNED,
-    PROVENANCE,
-    RUNS,
-    STUDY,
-)
 from scalebench.records.store import Store, drop_simulated
 from scalebench.study.cell import Cell
 from scalebench.study.spec import Run, Study
@@ -157,11 +150,11 @@ def _charged_by(
 
 def _replace_calibration(folder: Path, scratch: Path, *, lapses: bool) -> None:
     """Move a new calibration in `scratch` to `folder`, whose own is also removed if it `lapses`."""
-    measured = scratch / CALIBRATION
+    measured = scratch / files.CALIBRATION
     if lapses or measured.exists():
-        (folder / CALIBRATION).unlink(missing_ok=True)
+        (folder / files.CALIBRATION).unlink(missing_ok=True)
     if measured.exists():
-        shutil.move(measured, folder / CALIBRATION)
+        shutil.move(measured, folder / files.CALIBRATION)
 
 
 def _outcomes(
@@ -247,7 +240,7 @@ def _machine(
     keeps: bool,
 ) -> Machine:
     """Measure, or read, what charges `runs`; its calibration is in `scratch`. If it `keeps`, the folder's is used."""
-    study, kept = plan.study, results.folder / CALIBRATION
+    study, kept = plan.study, results.folder / files.CALIBRATION
     keeps = keeps and study.calibration is None and kept.exists()
     # step times of other clusters are stated in their file
     if keeps and plan.cluster.compute == "this-machine":
@@ -257,7 +250,7 @@ def _machine(
             calibration = calibration.model_copy(
                 update={"tables": [], "operations": {}}
             )
-        calibration.save(scratch / CALIBRATION)
+        calibration.save(scratch / files.CALIBRATION)
     return charging.machine_for(
         calibrating.request_of(plan, runs),
         scratch,
@@ -304,10 +297,18 @@ def _keep_earlier(folder: Path) -> Path:
     )
     with writing(place, "nothing was changed"):
         place.mkdir(parents=True)
-        for name in (RUNS, EPOCHS, STUDY, CALIBRATION, PLANNED):
+        for name in (
+            files.RUNS,
+            files.EPOCHS,
+            files.STUDY,
+            files.CALIBRATION,
+            files.PLANNED,
+        ):
             if (folder / name).exists():
                 shutil.copy(folder / name, place / name)
-        shutil.copytree(folder / PROVENANCE, place / PROVENANCE, dirs_exist_ok=True)
+        shutil.copytree(
+            folder / files.PROVENANCE, place / files.PROVENANCE, dirs_exist_ok=True
+        )
     return place
 
 

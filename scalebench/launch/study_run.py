@@ -37,23 +37,15 @@ from scalebench.launch import (
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.work import Ended, Reporter, Tally, Timed, Trial, Work
 from scalebench.pricing.charges import carrier
+from scalebench.records import folder as files
 from scalebench.records import lock, progress, provenance, rows, study_file
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import (
-    CALIBRATION,
-    EPOCHS,
-    PLANNED,
-    RUNS,
-    STUDY,
-    require_writable,
-)
 from scalebench.records.store import Store
 from scalebench.study.choices import RESULTS_OF_A_TRIAL
 from scalebench.study.spec import Run
-from scalebench.system import disturbance, hardware
+from scalebench.system import disturbance, hardware, parent_watch
 from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.interruption import AbandonedError, Interruption
-from scalebench.system.parent_watch import start_forkserver
 from scalebench.training.outcome import Outcome
 from scalebench.virtual.pool import Simulator, run_virtual
 
@@ -92,7 +84,7 @@ def run_study(
     busy = _cores_taken_by_others()
     # it imports torch in the background, while the model is looked at
     if plan.sweep.simulated:
-        start_forkserver()
+        parent_watch.start_forkserver()
     # before the folder is touched: a model that cannot be built leaves nothing there
     plan = replace(plan, remarks=tuple(model_check.look_at_model(plan)))
     cost_sources.check_given_calibration(
@@ -157,21 +149,21 @@ def standing(plan: StudyPlan, folder: Path) -> Standing:
     cost_sources.check_given_calibration(
         calibrating.request_of(plan, plan.sweep.simulated)
     )
-    require_writable(folder)
+    files.require_writable(folder)
     if owner := lock.owner_of(folder):
         raise lock.LockedError(folder / lock.FILE, owner)
     study_file.require_same(folder, plan.study)
     completed: dict[tuple[str, str], float | None] = {}
     tried: dict[tuple[str, str], float | None] = {}
     without_epochs = []
-    if (folder / RUNS).exists():
-        attempts = Attempts(folder / RUNS)
+    if (folder / files.RUNS).exists():
+        attempts = Attempts(folder / files.RUNS)
         completed, tried = (
             attempts.seconds({"completed"}),
             attempts.seconds(RESULTS_OF_A_TRIAL),
         )
         # left, as `Store` leaves them to be made again
-        for place in attempts.without_epochs(folder / EPOCHS):
+        for place in attempts.without_epochs(folder / files.EPOCHS):
             key = attempts.run_id[place], attempts.config_hash[place]
             del completed[key], tried[key]
             without_epochs.append(attempts.run_id[place])
@@ -267,9 +259,9 @@ class StudyRun:
         # what was under way leaves no row; what has ended is on the disk
         with suppress(AbandonedError):
             simulators = self._simulators()
-            if (self.folder / CALIBRATION).is_file():
+            if (self.folder / files.CALIBRATION).is_file():
                 # kept, to be written again if the file is deleted meanwhile
-                self._calibration = read_text(self.folder / CALIBRATION)
+                self._calibration = read_text(self.folder / files.CALIBRATION)
             with self._interruption.runs_under_way():
                 before: Work | None = None
                 while (due := self._next_work()) and not self._is_over():
@@ -474,12 +466,12 @@ class StudyRun:
         """Write what was deleted in the folder during the study again, as far as it is known here."""
         if not (deleted := self._store.write_deleted()):
             return
-        if self._calibration and not (self.folder / CALIBRATION).exists():
-            with writing(self.folder / CALIBRATION, ""):
-                write_atomic(self.folder / CALIBRATION, self._calibration)
-        if not (self.folder / STUDY).exists():
+        if self._calibration and not (self.folder / files.CALIBRATION).exists():
+            with writing(self.folder / files.CALIBRATION, ""):
+                write_atomic(self.folder / files.CALIBRATION, self._calibration)
+        if not (self.folder / files.STUDY).exists():
             study_file.replace_study(self.folder, self.plan.study)
-        if not self._only_failed and not (self.folder / PLANNED).exists():
+        if not self._only_failed and not (self.folder / files.PLANNED).exists():
             self.keep_plan()
         if self._provenance:
             facts = {

@@ -35,9 +35,8 @@ from scalebench.pricing.devices import Stated
 from scalebench.pricing.memory import WorkerMemory, memory_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Predictor, Workload
-from scalebench.strategies.adaptive import Costs, Shared, chosen, components_of
+from scalebench.strategies import adaptive, registry
 from scalebench.strategies.base import LayerProfile
-from scalebench.strategies.registry import create
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import Component, slug
 from scalebench.study.validation import StrictModel, read_as
@@ -389,14 +388,16 @@ class Plan(StrictModel):
         for strategy in self.strategies:
             workers = (
                 # A strategy that requires nothing of an engine runs at one worker.
-                self.devices if create(strategy.name, strategy.options).requires else 1
+                self.devices
+                if registry.create(strategy.name, strategy.options).requires
+                else 1
             )
             found[str(strategy)] = memory_of(self._predictor, strategy, workers)
         return found
 
-    def components(self) -> list[Shared]:
+    def components(self) -> list[adaptive.Shared]:
         """Return the components of the layout that moves the least numbers in a step."""
-        return components_of(self._layers, self._degrees)
+        return adaptive.components_of(self._layers, self._degrees)
 
     def numbers_saved(self) -> float:
         """Return the share of the numbers of data parallelism that this layout does not move."""
@@ -450,12 +451,12 @@ class Plan(StrictModel):
         return self._predictor.cut(self.batch / self.devices).profiles(self.devices)
 
     @property
-    def _costs(self) -> Costs:
-        return Costs(self.devices, self.batch / self.devices)
+    def _costs(self) -> adaptive.Costs:
+        return adaptive.Costs(self.devices, self.batch / self.devices)
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:
-        found = chosen(self._layers, self._costs, math.inf, "viterbi")
+        found = adaptive.chosen(self._layers, self._costs, math.inf, "viterbi")
         assert found is not None, "without a cap every layout fits"
         return found
 

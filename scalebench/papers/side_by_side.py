@@ -13,12 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 from pydantic import Field, model_validator
 
+from scalebench import errors, formatting, measured
 from scalebench.analysis import Results
-from scalebench.errors import StudyError
 from scalebench.figures import plotting, style
 from scalebench.figures.drawing.series_style import EXECUTION_WORDS, FILLS
-from scalebench.formatting import EMPTY, is_interval
-from scalebench.measured import Measured
 from scalebench.papers.obtained import Obtained, obtain, without_run
 from scalebench.papers.paper_folder import CLAIMS, NEVER, Paper, Published
 from scalebench.study.validation import StrictModel, read_as
@@ -91,7 +89,7 @@ def pair_up(
 def number(value: float) -> str:
     """Return a value in three digits; `never` for an accuracy that was not reached."""
     if not math.isfinite(value):
-        return NEVER if value == math.inf else EMPTY
+        return NEVER if value == math.inf else formatting.EMPTY
     return (
         f"{value:.3f}"
         if abs(value) < 10 and value != int(value)
@@ -101,11 +99,11 @@ def number(value: float) -> str:
     )
 
 
-def with_interval(one: Measured) -> str:
+def with_interval(one: measured.Measured) -> str:
     """Return our value with its interval, if there is one."""
     bounds = (
         f" [{number(one.low)}, {number(one.high)}]"
-        if is_interval(one.low, one.high)
+        if formatting.is_interval(one.low, one.high)
         else ""
     )
     return number(one.value) + bounds
@@ -226,7 +224,7 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
             value, low, high = pair.obtained.measured[:3]
             axis.plot(value, y, "o", color="black", fillstyle=FILLS.get(kind, "none"),
                       label=f"ours: {EXECUTION_WORDS.get(kind, kind)}")  # fmt: skip
-            if is_interval(low, high):
+            if formatting.is_interval(low, high):
                 axis.hlines(y, low, high, color="black", linewidth=1)
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(-0.6, len(lines) - 0.4)
@@ -280,7 +278,7 @@ def _panel(
                       fillstyle=FILLS.get(kind, "none"),
                       label=_label(strategy, variants, f"ours: {EXECUTION_WORDS.get(kind, kind)}"))  # fmt: skip
             for at, one in some:
-                if is_interval(one.low, one.high):
+                if formatting.is_interval(one.low, one.high):
                     axis.vlines(at, one.low, one.high, color=colour, linewidth=1)
             _never(
                 axis,
@@ -321,7 +319,7 @@ class Check(StrictModel):
     def holds(self, one: Obtained) -> bool | None:
         """Return True if `one` keeps to the bounds, False if not, None if its interval contains one of them."""
         value, low, high = one.measured[:3]
-        if not is_interval(low, high):
+        if not formatting.is_interval(low, high):
             # A lone value holds or not; it leaves nothing open.
             low = high = value
         least = -math.inf if self.at_least is None else self.at_least
@@ -375,7 +373,7 @@ def read_claims(path: Path) -> list[Claim]:
     """
     if not path.is_file():
         return []
-    return read_as(path, _Claims, StudyError, "file of claims").claims
+    return read_as(path, _Claims, errors.StudyError, "file of claims").claims
 
 
 def judge(

@@ -24,10 +24,8 @@ from scalebench.analysis.methodology import Evidence, check
 from scalebench.errors import writing
 from scalebench.figures import base, plotting
 from scalebench.records.provenance import redactor
+from scalebench.report import comparison, origin, pictures
 from scalebench.report.answer import answer
-from scalebench.report.comparison import as_text, comparisons
-from scalebench.report.origin import machines, rerun_of, study_facts
-from scalebench.report.pictures import Drawing, StyleSheet, inlined
 from scalebench.report.tables import tables
 from scalebench.study.spec import slug
 from scalebench.system.file_access import atomic_file
@@ -70,24 +68,24 @@ def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Pat
     with writing(output, _ELSEWHERE):  # fails before the figures are drawn
         output.parent.mkdir(parents=True, exist_ok=True)
     # One for all pictures, so that equal styles are one class of the page.
-    sheet = StyleSheet()
+    sheet = pictures.StyleSheet()
     with drawing_all(results, jobs) as drawings:
-        compared = comparisons(results)
+        compared = comparison.comparisons(results)
         reply = answer(results, compared)
         facts = {
             "version": __version__,
             "study": study,
             "description": str(results.study.get("description") or ""),
             "answer": reply,
-            "summary": as_text(reply.sentence),
-            "facts": study_facts(results),
+            "summary": comparison.as_text(reply.sentence),
+            "facts": origin.study_facts(results),
             "tables": tables(results, compared),
             "method": check(evidence),
-            "machines": machines(evidence.rows, evidence.provenance),
-            "rerun": rerun_of(results, evidence.provenance),
+            "machines": origin.machines(evidence.rows, evidence.provenance),
+            "rerun": origin.rerun_of(results, evidence.provenance),
         }
         # Not in the processes that draw: classes are numbered in the order of the page.
-        drawn = [inlined(drawing, sheet) for drawing in drawings]
+        drawn = [pictures.inlined(drawing, sheet) for drawing in drawings]
     # Each process that draws finds notes of its own, some of them the same.
     notes = dict.fromkeys(
         [*results.notes, *(note for drawing in drawn for note in drawing.notes)]
@@ -99,7 +97,9 @@ def write_report(folder: Path, output: Path | None = None, jobs: int = 1) -> Pat
 
 
 @contextmanager
-def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
+def drawing_all(
+    results: Results, jobs: int = 1
+) -> Iterator[Iterator[pictures.Drawing]]:
     """Give the default figures, in the order of `ORDER`, drawn by `jobs` processes.
 
     All but this one begin at once. This one draws with them when the first figure is
@@ -124,7 +124,7 @@ def drawing_all(results: Results, jobs: int = 1) -> Iterator[Iterator[Drawing]]:
     with others as pool:
         shares = [pool.submit(_draw_share) for _ in range(jobs - 1)]
 
-        def in_order() -> Iterator[Drawing]:
+        def in_order() -> Iterator[pictures.Drawing]:
             own = [_draw(results, name) for name in queue.backwards()]
             drawn = own + [one for share in shares for one in share.result()]
             yield from sorted(drawn, key=lambda one: names.index(one.name))
@@ -166,19 +166,19 @@ def _begin(results: Results, queue: Queue) -> None:
     _shared.append((results, queue))
 
 
-def _draw_share() -> list[Drawing]:
+def _draw_share() -> list[pictures.Drawing]:
     results, queue = _shared[-1]
     return [_draw(results, name) for name in queue.forwards()]
 
 
-def _draw(results: Results, name: str) -> Drawing:
+def _draw(results: Results, name: str) -> pictures.Drawing:
     # Imports matplotlib, which the process of the words needs at their end only.
     from scalebench.report.drawings import draw
 
     return draw(results, name)
 
 
-def render(facts: Mapping[str, Any], sheet: StyleSheet) -> str:
+def render(facts: Mapping[str, Any], sheet: pictures.StyleSheet) -> str:
     """Render the page; its content security policy allows its own style and script only, by their hashes."""
     # Equal cells are many, and looked up faster than redacted.
     printable = partial(_printable, cache(redactor(names=False)))

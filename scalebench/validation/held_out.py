@@ -39,9 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scalebench.cluster.link_fit import LinkFit, Transfer, fit_links
-from scalebench.cluster.network import Network
-from scalebench.cluster.operation import Kind, Operation
+from scalebench.cluster import link_fit, network, operation
 from scalebench.comm.base import Overlap
 from scalebench.pricing import devices, overlap
 from scalebench.system.clock import BACKWARD_SHARE
@@ -313,23 +311,23 @@ _COLLECTIVE = "rabenseifner"
 _LEAST_SHARE = 0.4
 
 
-def fit_collectives(base: pd.DataFrame) -> LinkFit:
+def fit_collectives(base: pd.DataFrame) -> link_fit.LinkFit:
     """Fit latency and bandwidth to measured collectives of one system."""
     rows = []
     for row in measurements.records(base):
         seconds = measurements.step_seconds(row, float(row.value))
         rows.append(
-            Transfer(
+            link_fit.Transfer(
                 int(row.workers),
                 int(row.nodes),
                 measurements.message_bytes(row),
                 seconds,
             )
         )
-    return fit_links(rows, _COLLECTIVE)
+    return link_fit.fit_links(rows, _COLLECTIVE)
 
 
-def least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
+def least_share(collective: pd.DataFrame, fits: dict[str, link_fit.LinkFit]) -> float:
     """Return the least share of a stated bandwidth that base rows of collectives reached."""
     shares = [_LEAST_SHARE] if not fits else []
     for key, group in by_system(collective[collective["split"] == "base"]):
@@ -343,7 +341,7 @@ def least_share(collective: pd.DataFrame, fits: dict[str, LinkFit]) -> float:
 
 
 def predict_collectives(
-    group: pd.DataFrame, fit: LinkFit, least: float
+    group: pd.DataFrame, fit: link_fit.LinkFit, least: float
 ) -> list[dict[str, Any]]:
     """Predict by the fitted links; between nodes by the stated ones, if the base rows are of one node."""
     one_node = bool((group.loc[group["split"] == "base", "nodes"] == 1).all())
@@ -358,8 +356,8 @@ def predict_collectives(
             int(row.workers), 1 if one_node else int(row.nodes), nbytes
         )
         if one_node and row.nodes > 1:
-            mean = Operation(
-                Kind.ALLREDUCE,
+            mean = operation.Operation(
+                operation.Kind.ALLREDUCE,
                 int(nbytes),
                 range(int(row.workers)),
                 algorithm=_COLLECTIVE,
@@ -368,7 +366,9 @@ def predict_collectives(
             # At the stated speed of the links, and at the least share of it that was
             # measured.
             times = [
-                Network(measurements.stated_cluster(row, share), on_a_node).time(mean)
+                network.Network(
+                    measurements.stated_cluster(row, share), on_a_node
+                ).time(mean)
                 for share in (1.0, least)
             ]
             low = max(low, times[0])

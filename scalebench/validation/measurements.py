@@ -12,16 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.cluster.cluster_file import (
-    Cluster,
-    Link,
-    Links,
-    Node,
-    Reduction,
-    SharedLink,
-)
+from scalebench.cluster import cluster_file, operation
 from scalebench.cluster.network import Network
-from scalebench.cluster.operation import Kind, Operation
 from scalebench.errors import ResultsError
 from scalebench.models.layers import LayerTable
 from scalebench.models.zoo.layers import layer_table_names, load_layers
@@ -240,7 +232,7 @@ def family(strategy: str) -> str:
 
 def stated_cluster(
     row: Any, share: float = 1.0, *, one_flow: bool = True, flow_share: float = 1.0
-) -> Cluster:
+) -> cluster_file.Cluster:
     """Return the links that a published row states, at `share` of their bandwidth.
 
     A network between nodes that is not stated is taken to be as fast as the links
@@ -274,7 +266,7 @@ def stated_cluster(
     )
 
 
-def linked(links: str, devices: int) -> Cluster:
+def linked(links: str, devices: int) -> cluster_file.Cluster:
     """Return a node of devices that are joined by `links`, as a row names them."""
     rate = next(
         (rate for name, rate in _INTRA.items() if links.startswith(name)), _PCIE
@@ -285,20 +277,22 @@ def linked(links: str, devices: int) -> Cluster:
 @cache
 def _cluster(
     per_node: int, intra: float, shared_by: int, inter: float, latency_s: float
-) -> Cluster:
+) -> cluster_file.Cluster:
     source = "data sheet or published; latency assumed"
-    links = Links(
-        intra=SharedLink(
+    links = cluster_file.Links(
+        intra=cluster_file.SharedLink(
             latency_s=5e-6,
             bandwidth_bytes_per_s=intra,
             shared_by=shared_by,
             source=source,
         ),
-        inter=Link(latency_s=latency_s, bandwidth_bytes_per_s=inter, source=source),
+        inter=cluster_file.Link(
+            latency_s=latency_s, bandwidth_bytes_per_s=inter, source=source
+        ),
     )
-    node = Node(cores=1, workers_per_node=per_node, source="published")
-    reduction = Reduction(seconds_per_byte=1e-12, source="assumed")
-    return Cluster(
+    node = cluster_file.Node(cores=1, workers_per_node=per_node, source="published")
+    reduction = cluster_file.Reduction(seconds_per_byte=1e-12, source="assumed")
+    return cluster_file.Cluster(
         name="published", nodes=1_000_000, node=node, links=links, reduction=reduction
     )
 
@@ -345,8 +339,10 @@ def communication_s(
     return network.time(_mean(nbytes, workers, NCCL))
 
 
-def _mean(nbytes: float, ranks: int, algorithm: str) -> Operation:
-    return Operation(Kind.ALLREDUCE, int(nbytes), range(ranks), algorithm=algorithm)
+def _mean(nbytes: float, ranks: int, algorithm: str) -> operation.Operation:
+    return operation.Operation(
+        operation.Kind.ALLREDUCE, int(nbytes), range(ranks), algorithm=algorithm
+    )
 
 
 def _layers(row: Any) -> int:
