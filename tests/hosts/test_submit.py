@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import together
 from tests.hosts.machines import until
 from tests.hosts.studies import SCALEBENCH, study
 
@@ -203,8 +204,12 @@ def test_jobs_that_were_cancelled_in_the_queue_are_submitted_by_a_retry(
         "failed"
     ], output_of(results)
     (tmp_path / "broken").unlink()
-    assert "again: 1 run that failed, 2 without a result" in site(
-        SCALEBENCH, "retry", str(results), "--submit"
+    assert together(
+        site(SCALEBENCH, "retry", str(results), "--submit"),
+        "again",
+        "1 run",
+        "failed",
+        "2 without",
     )
     assert cluster.wait(int(jobs_of(results)[-1]["job"])) == "COMPLETED", output_of(
         results

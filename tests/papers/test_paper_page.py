@@ -23,7 +23,7 @@ from scalebench.papers.paper_folder import (
 from scalebench.papers.paper_page import read_plans, write_page
 from scalebench.papers.side_by_side import Check, Claim, Pair, draw, judge
 from scalebench.records.store import Store
-from tests.facts import in_order
+from tests.facts import in_order, together
 from tests.records_factory import study_rows
 
 PUBLISHED = """\
@@ -191,8 +191,8 @@ def test_reproduce_leaves_with_3_where_runs_are_left(
     assert end.value.code == code
     out, err = capsys.readouterr()
     assert ("mine-fig1: 2 runs are left" in out) is (code > 0)
-    assert "mine-fig1 (1 of 2): virtual workers: 3 runs" in err
-    assert "mine-table2 (2 of 2): virtual workers: 3 runs" in err
+    assert together(err, "mine-fig1", "1 of 2", "virtual", "3 runs")
+    assert together(err, "mine-table2", "2 of 2", "virtual", "3 runs")
     *_, verdict, page = out.splitlines()
     assert in_order(verdict, "mine: Of 5 published numbers", "0 have ours", "0 lie")
     assert page == f"{tmp_path}/p/mine/index.html"
@@ -360,7 +360,7 @@ def test_a_number_at_one_place_is_drawn_and_several_along_their_arguments(tmp_pa
         return (tmp_path / "drawn.svg").read_text()
 
     alone = words(pair("time_reduction@serial", "epoch_async", 64, 0.95))
-    assert "time reduction against serial, 64 workers" in alone
+    assert together(alone, "time reduction", "serial", "64 workers")
     assert "epoch_async" in alone
     against = words(
         *(
@@ -452,7 +452,7 @@ def test_the_page_has_each_plane_of_what_if_yaml(paper, tmp_path):
     page = write_page(paper, {}, "laptop", tmp_path / "plots").path
     text = page.with_suffix(".md").read_text()
     assert "## What if: links\n\nBy the speed of links.\n\n- 2 cells, modelled:" in text
-    assert "- bound by network bandwidth: 50 % of the cells" in text
+    assert together(text, "network bandwidth", "50 %")
     assert (page.parent / "what-if-links.svg").is_file()
 
 
