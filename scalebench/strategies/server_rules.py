@@ -21,6 +21,27 @@ Bound = Literal["strict", "paper"]
 _TIE_S = 1e-9
 
 
+class Counts:
+    """A growing count of each worker, and the `least` of them.
+
+    Kept up to date, as every push asks for the slowest worker: a look at all of a
+    thousand takes as long as the push itself.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.of = [0] * workers
+        self.least = 0
+        self._workers_at = Counter({0: workers})
+
+    def raise_to(self, worker: int, count: int) -> None:
+        self._workers_at[count] += 1
+        self._workers_at[self.of[worker]] -= 1
+        self.of[worker] = count
+        while not self._workers_at[self.least]:
+            del self._workers_at[self.least]
+            self.least += 1
+
+
 class Gate:
     """ASP, which never waits, and the base of all rules: counts, leads, waiting workers.
 
@@ -32,12 +53,10 @@ class Gate:
 
     def __init__(self, workers: int, total: int) -> None:
         self.workers, self.total = workers, total
-        self.pushes = [0] * workers
+        self._counts = Counts(workers)
+        self.pushes = self._counts.of
         self.waiting: list[int] = []  # in the order of their pushes
-        # Kept up to date, as every push asks for the slowest worker and for the rounds:
-        # a look at all of a thousand workers takes as long as the push itself.
-        self._pushed = self._least = 0
-        self._workers_at = Counter({0: workers})  # by their pushes
+        self._pushed = 0
 
     def on_push(self, worker: int, now: float) -> list[int]:
         """Count a push of `worker` at `now` (seconds); return the released workers, in order."""
@@ -45,14 +64,8 @@ class Gate:
         return [worker]
 
     def _count(self, worker: int) -> None:
-        before = self.pushes[worker]
-        self.pushes[worker] += 1
         self._pushed += 1
-        self._workers_at[before + 1] += 1
-        self._workers_at[before] -= 1
-        if before == self._least and not self._workers_at[before]:
-            del self._workers_at[before]
-            self._least += 1
+        self._counts.raise_to(worker, self.pushes[worker] + 1)
 
     def accepts(self, worker: int) -> bool:
         """Return True if a push of `worker` that comes now is applied."""
@@ -68,7 +81,7 @@ class Gate:
         return self._pushed // self.workers
 
     def _slowest(self) -> int:
-        return self._least  # a worker that is done has the most
+        return self._counts.least  # a worker that is done has the most
 
     def _racing(self) -> list[int]:
         return [
@@ -96,21 +109,21 @@ class Lockstep(Gate):
         super().__init__(workers, total)
         self._needed = workers - backup
         self._round = 0
-        self._done = [0] * workers  # rounds each worker has a share in, or has missed
+        self._done = Counts(workers)  # rounds each has a share in, or has missed
 
     @property
     def rounds(self) -> int:
         return self._round
 
     def accepts(self, worker: int) -> bool:
-        return self._done[worker] == self._round
+        return self._done.of[worker] == self._round
 
     def on_push(self, worker: int, now: float) -> list[int]:
         self._count(worker)
         if not self.accepts(worker):
-            self._done[worker] = self._round
+            self._done.raise_to(worker, self._round)
             return [worker]
-        self._done[worker] += 1
+        self._done.raise_to(worker, self._round + 1)
         self.waiting.append(worker)
         if len(self.waiting) < self._needed:
             return []
@@ -118,7 +131,7 @@ class Lockstep(Gate):
         return self._release(self.waiting)
 
     def lead(self, worker: int) -> int:
-        return self._done[worker] - min(self._done)
+        return self._done.of[worker] - self._done.least
 
 
 class Bounded(Gate):
