@@ -85,10 +85,13 @@ def plan(
     from scalebench.predictions.planned import planned
 
     found = planned(model, devices, batch, flags)
-    formats.show_tables(form, *found.answer(), *found.tables())
-    # after the answer, which a file that cannot be written would hide
-    if study is not None:
-        _write(study, found.study(model, flags))
+    try:
+        formats.show_tables(form, *found.answer(), *found.tables())
+    finally:
+        # after the answer, which a file that cannot be written would hide; also where
+        # `head` takes the first lines of it
+        if study is not None:
+            _write(study, found.study(model, flags))
     return 0
 
 

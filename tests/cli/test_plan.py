@@ -111,6 +111,19 @@ def test_a_memory_cap_computes_again_or_is_refused(invoke):
     assert together(" ".join(said.split()), "expected GiB", "40GiB", "got '4GB'")
 
 
+def test_a_study_is_written_where_a_pipe_takes_the_first_line(tmp_path):
+    study = tmp_path / "study.yaml"
+    plan = subprocess.Popen(
+        [sys.executable, "-m", "scalebench", *VIT, "--devices", "4", "--batch", "256",
+         "--write", str(study)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    plan.stdout.close()
+    plan.wait()
+    assert study.exists()
+
+
 @pytest.mark.parametrize("table", [True, False])
 def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
