@@ -195,8 +195,8 @@ class Planned:
                 f"; chosen greedily, layer after layer, it moves {share(moved / own - 1)} more and takes {lost} times "
                 "as long"
                 if other.layout == planner.adaptive_layouts.get("greedy")
-                else f", chosen greedily, layer after layer; that of the fewest bytes moves {share(1 - moved / own)} "
-                f"less and takes {lost} times as long"
+                else f", chosen greedily, layer after layer; the layout of the fewest bytes moves "
+                f"{share(1 - moved / own)} less and takes {lost} times as long"
             )
         yield f"{line}."
 
@@ -263,6 +263,11 @@ class Planned:
         notes = [
             "the best of each kind; speedup: over one device at the same batch; memory: of the fullest worker"
         ]
+        if platform.jitter and planner.devices > 1:
+            notes.append(
+                f"communication: with the wait for the slowest worker, by a jitter of {share(platform.jitter)} "
+                f"({platform.jitter_source})"
+            )
         if not planner.uncut:
             notes.append(
                 f"times of layers: {platform.device.of_layers(planner.predictor.workload.layers)}"
