@@ -14,8 +14,12 @@ def in_order(text: str, *facts: str) -> bool:
 
 def together(text: str, *facts: str) -> bool:
     """Return True if the facts stand one after another in one sentence of a long `text`."""
-    between = f".{{0,{_WITHIN_A_SENTENCE}}}?"
-    return re.search(between.join(map(_whole, facts)), text, re.DOTALL) is not None
+    return re.search(naming(*facts), text) is not None
+
+
+def naming(*facts: str) -> str:
+    """Return a pattern of a message that names these facts one after another in one sentence, for `pytest.raises`."""
+    return f"(?s:.{{0,{_WITHIN_A_SENTENCE}}}?)".join(map(_whole, facts))
 
 
 def _whole(fact: str) -> str:

@@ -29,6 +29,7 @@ from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from tests.conftest import needs_mpi
+from tests.facts import naming
 from tests.operations import allreduce, message
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
@@ -247,7 +248,7 @@ def test_slow_link_of_an_unused_node_is_refused(links, said):
     assert len(plan_study(there).sweep.runs) == 6
     with pytest.raises(
         StudyError,
-        match=r"slow_links slow nothing: the largest run is on one node \(1 worker, 1 on a",
+        match=naming("virtual.slow_links", "one node", "1 worker", "1 on a"),
     ):
         plan_study(there.model_copy(update={"workers": [1]}))
 

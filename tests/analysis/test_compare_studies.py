@@ -17,6 +17,7 @@ from scalebench.analysis.verdicts import compare_strategies, compare_studies
 from scalebench.errors import UsageError
 from scalebench.study.cell import Cell
 from tests.doctored import Doctored, make_sound
+from tests.facts import naming
 
 
 def native(row):
@@ -560,7 +561,7 @@ def test_strategies_and_executions_can_be_chosen(studies):
     }
     with pytest.raises(
         UsageError,
-        match="no completed run of strategy 'alreduce'; did you mean 'allreduce'",
+        match=naming("no completed run", "'alreduce'", "'allreduce'"),
     ):
         compare_studies(a, b, strategies=["alreduce"])
 

@@ -19,6 +19,7 @@ from scalebench.launch.hosts import Allocation, this_host
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
+from tests.facts import naming
 
 FOUR = Allocation.asked(4, 2)
 KEYS = {
@@ -229,7 +230,7 @@ def test_nodes_that_were_stated_are_named_as_what_to_change(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
         SiteError,
-        match="at most 2 nodes of 2 workers, and 6 workers do not fit; allow more --nodes",
+        match=naming("2 nodes", "2 workers", "6 workers", "--nodes"),
     ):
         allocation_for(
             load_study(None, KEYS | {"workers": "6"}, []),

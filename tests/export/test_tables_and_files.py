@@ -15,6 +15,7 @@ from scalebench import analysis
 from scalebench.errors import ResultsError, UsageError
 from scalebench.export import tables, write_json, write_parquet
 from scalebench.records.schema import SCHEMA_VERSION, RunRow, columns
+from tests.facts import naming
 
 PAGE = Path(__file__).parents[2] / "docs/export.md"
 
@@ -131,7 +132,7 @@ def test_missing_pyarrow_names_the_extra(results, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
         UsageError,
-        match=r"need pyarrow; add it with: pip install 'scalebench\[parquet\]'",
+        match=naming("pyarrow", "pip install 'scalebench[parquet]'"),
     ):
         write_parquet(results, tmp_path / "parquet")
     assert not (tmp_path / "parquet").exists()

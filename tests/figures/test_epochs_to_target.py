@@ -9,7 +9,7 @@ from scalebench.figures import plot
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.analysis.test_critical_batch import COUNTS, aimed, law
-from tests.facts import in_order
+from tests.facts import in_order, naming
 from tests.figures.test_time_to_target import drawn
 
 
@@ -71,6 +71,6 @@ def test_epochs_that_do_not_grow_have_no_critical_batch(study):  # noqa: F811
 def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F811
     with pytest.raises(
         ResultsError,
-        match="epochs-to-target cannot be drawn: the study states no target_metric",
+        match=naming("epochs-to-target", "target_metric"),
     ):
         plot(study(rows=[run("serial", 1, 4.0)]), tmp_path, ["epochs-to-target"])

@@ -16,7 +16,7 @@ from scalebench.figures.style import choose_style
 from tests.analysis.conftest import study  # noqa: F401
 from tests.analysis.test_comparing import run
 from tests.analysis.test_target import cell
-from tests.facts import in_order
+from tests.facts import in_order, naming
 from tests.records_factory import epoch_row
 
 ROWS = [
@@ -135,7 +135,7 @@ def test_study_without_a_target_has_no_such_figure(study, tmp_path):  # noqa: F8
     )
     with pytest.raises(
         ResultsError,
-        match="time-to-target cannot be drawn: the study states no target_metric",
+        match=naming("time-to-target", "target_metric"),
     ):
         plot(results, tmp_path, ["time-to-target"])
 

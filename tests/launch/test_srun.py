@@ -15,6 +15,7 @@ from scalebench.launch.hosts import Allocation, Host
 from scalebench.launch.processes import launch_command
 from scalebench.native.postmortem import cause_of_death
 from tests.conftest import needs_mpi
+from tests.facts import naming
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_auto_takes_srun_where_a_job_has_no_mpirun(job, monkeypatch):
     monkeypatch.setenv("SCALEBENCH_LAUNCHER", "slurm")
     with pytest.raises(
         EngineError,
-        match=r"unknown launcher 'slurm'; known: auto, horovodrun, local, mpirun, srun, torchrun",
+        match=naming("'slurm'", "auto, horovodrun, local, mpirun, srun, torchrun"),
     ):
         chosen()
 

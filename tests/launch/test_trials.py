@@ -14,6 +14,7 @@ from scalebench.launch.planning import plan_study
 from scalebench.launch.sweep import is_simulated
 from scalebench.launch.trials import search_points, with_chosen
 from scalebench.study.spec import Study
+from tests.facts import naming
 
 TUNED = {
     "dataset": "wine", "workers": "1,2", "execution": "virtual", "repetitions": 2, "epochs": 2, "target_metric": 0.8,
@@ -141,7 +142,7 @@ def test_a_point_without_a_completed_trial_is_one_line():
     lost.loc[lost["label"] == "allreduce", "status"] = "diverged"
     with pytest.raises(
         ResultsError,
-        match="no trial of allreduce at 1, allreduce at 2 workers was completed",
+        match=naming("no trial", "allreduce at 1, allreduce at 2"),
     ):
         with_chosen(made, lost)
 

@@ -11,6 +11,7 @@ from scalebench.errors import ModelError
 from scalebench.models.parts import layers_of
 from scalebench.models.registry import build_model, check_model
 from scalebench.study.spec import Component
+from tests.facts import naming
 
 
 def build(name, input_shape, outputs=100):
@@ -61,7 +62,7 @@ def test_models_are_their_layers_one_after_the_other(name, side, layers):
 def test_side_not_divisible_by_the_patch_is_refused():
     with pytest.raises(
         ModelError,
-        match="vit_b16: images of 28 x 28; expected a square with sides of 16, 32",
+        match=naming("vit_b16", "28 x 28", "16, 32"),
     ):
         build("vit_b16", (1, 28, 28))
 

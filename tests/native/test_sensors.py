@@ -16,6 +16,7 @@ from scalebench.native.sensors import (
     require_gpus_of_their_own,
     throttle_counters,
 )
+from tests.facts import naming
 
 
 def write(path, text):
@@ -73,7 +74,7 @@ def test_nccl_workers_that_share_a_gpu_are_refused():
     require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c"])
     with pytest.raises(
         EngineError,
-        match=r"workers 1 and 3 share one \(3 GPUs for 4 workers\); start fewer",
+        match=naming("workers 1 and 3", "3 GPUs", "4 workers", "fewer"),
     ):
         require_gpus_of_their_own(["GPU-a", "GPU-b", "GPU-c", "GPU-b"])
 

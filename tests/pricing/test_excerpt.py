@@ -23,6 +23,7 @@ from scalebench.strategies.local_sgd import LocalSgd
 from scalebench.strategies.parameter_server import Asp
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import Component
+from tests.facts import naming
 
 WORKERS, BATCH = 8, 4
 
@@ -250,7 +251,7 @@ def test_a_server_that_does_not_state_when_it_answers_is_not_predicted():
 def test_a_program_too_long_to_record_is_refused():
     with pytest.raises(
         StudyError,
-        match="it does not state what repeats, and 9,000,000 steps are too many",
+        match=naming("not state", "repeats", "9,000,000 steps"),
     ):
         seconds(Warm(), 9000, 1000)
 

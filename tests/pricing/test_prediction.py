@@ -31,6 +31,7 @@ from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.system.clock import Task
 from scalebench.virtual.engine import model_time
+from tests.facts import naming
 
 WORKERS, EPOCHS, STEPS, BATCH = 16, 20, 48, 4
 QUEUES = (
@@ -398,7 +399,7 @@ def test_bubbles_shrink_with_micro_batches_and_layers_that_cannot_be_cut_are_ref
         own.times(Component(name="pipeline"), 5, [Case(own.platform, 16)])
     with pytest.raises(
         ModelError,
-        match="0 cannot be shared by 3 workers, as 3 does not divide its width 64",
+        match=naming("3 workers", "3", "width 64"),
     ):
         own.times(
             Component(name="tensor", options={"degree": 3}), 3, [Case(own.platform, 16)]
@@ -451,7 +452,7 @@ def test_attention_in_a_table_is_divided_by_heads():
     own.times(Component(name="tensor", options={"degree": 4}), 4, [Case(platform, 16)])
     with pytest.raises(
         ModelError,
-        match=r"bmm cannot be shared by 8 workers, as 8 does not divide its number of heads 12",
+        match=naming("blocks.0.attention.bmm", "8 workers", "heads 12"),
     ):
         own.times(
             Component(name="tensor", options={"degree": 8}), 8, [Case(platform, 16)]

@@ -7,6 +7,7 @@ import pytest
 from scalebench.errors import ResultsError
 from scalebench.records.study_file import changes, keep_study, with_a_folder_of_its_own
 from scalebench.study.load import load_study
+from tests.facts import naming
 
 
 def study(**values):
@@ -18,7 +19,7 @@ def test_more_points_are_the_same_study_and_another_rate_is_not(tmp_path):
     keep_study(tmp_path, study(workers="1..4", repetitions=9))
     with pytest.raises(
         ResultsError,
-        match=r"holds another study of this name \(lr was 0\.06, is 0\.5\); use --new",
+        match=naming("another study", "lr was 0.06, is 0.5", "--new"),
     ):
         keep_study(tmp_path, study(lr=0.5))
     assert changes(tmp_path, study(workers="1..4", repetitions=9)) == []

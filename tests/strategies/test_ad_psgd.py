@@ -24,6 +24,7 @@ from scalebench.study.spec import Run
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
 from tests.conftest import setting
+from tests.facts import naming
 
 QUIET = {"ties": "rank", "jitter": "none"}
 LR, MOMENTUM = 0.05, 0.9
@@ -273,7 +274,7 @@ def test_neighbours_of_a_worker_by_topology():
 def test_impossible_setting_is_refused_in_one_line():
     with pytest.raises(
         StudyError,
-        match="ad_psgd at 1 worker: there is nobody to average with; start at 2 workers",
+        match=naming("ad_psgd", "1 worker", "2 workers"),
     ):
         registry.create("ad_psgd", {}).check(setting(1))
     with pytest.raises(StudyError, match=r"option 'neighbours'.*'any' or 'ring'"):

@@ -24,6 +24,7 @@ from scalebench.strategies.server_weights import (
     unpack,
 )
 from tests.conftest import setting
+from tests.facts import naming
 
 FAMILY = ["bsp", "asp", "ssp", "dssp", "elastic_bsp"]
 MOMENTUM = {"sgd": {"momentum": 0.9}}
@@ -327,7 +328,7 @@ def test_as_many_backups_as_workers_are_refused():
         strategy.check(setting(2))
     with pytest.raises(
         StudyError,
-        match=r"bsp_backup at 1 worker: backup 2 leaves none to wait for; start at 3 workers$",
+        match=naming("bsp_backup", "1 worker", "backup 2", "3 workers"),
     ):
         strategy.check(setting(1))
 

@@ -16,7 +16,7 @@ from scalebench.launch.engine_choice import describe_strategies
 from scalebench.launch.hosts import Allocation
 from scalebench.launch.planning import plan_study
 from scalebench.study.spec import Study
-from tests.facts import together
+from tests.facts import naming, together
 
 STUDY = """\
 name: by-tasks
@@ -128,7 +128,7 @@ def test_processes_of_one_node_do_not_fill_several():
     study = Study.model_validate(yaml.safe_load(STUDY) | {"workers": [1, 4]})
     with pytest.raises(
         EngineError,
-        match=r"stay on one node of 2 slots, and the largest run takes 4; use --workers 1\.\.2",
+        match=naming("one node", "2 slots", "4", "--workers 1..2"),
     ):
         plan_study(study, Allocation.asked(2, 2))
     assert len(plan_study(study, Allocation.asked(1, 4)).sweep.runs) == 5

@@ -17,6 +17,7 @@ from scalebench.study.spec import Component
 from scalebench.training.optimizers import build_optimizer, check_optimizer
 from scalebench.training.torch_optimizers import FlatSgd, Muon, step_onto
 from tests.conftest import setting
+from tests.facts import naming
 
 MOMENTA = st.sampled_from([0.0, 0.5, 0.9])
 DECAYS = st.sampled_from([0.0, 1e-4, 0.1])
@@ -253,7 +254,7 @@ def test_a_torch_without_it_is_named(monkeypatch):
     )
     with pytest.raises(
         StudyError,
-        match=r"optimizer muon needs torch 2\.9 or later, and torch is 2\.8\.1\+cpu here",
+        match=naming("muon", "torch 2.9", "torch is 2.8.1+cpu"),
     ):
         check_optimizer(Component(name="muon"))
     check_optimizer(Component(name="adamw"))

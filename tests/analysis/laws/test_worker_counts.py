@@ -12,7 +12,7 @@ from scalebench.analysis import ratios
 from scalebench.analysis.laws import scaling_laws, series_of, write_extrap
 from scalebench.analysis.laws.render import title
 from scalebench.errors import ResultsError, UsageError
-from tests.facts import in_order, together
+from tests.facts import in_order, naming, together
 from tests.law_factory import BYTES
 from tests.records_factory import run_row
 
@@ -410,7 +410,7 @@ def test_extrap_gets_no_two_executions_engines_or_sets_of_counts_in_one_file(
 def test_extrap_refuses_empty_or_unwritable_files(study, tmp_path):
     with pytest.raises(
         ResultsError,
-        match="nothing to export to Extra-P: no strategy ran at 4 worker counts",
+        match=naming("Extra-P", "no strategy", "4 worker counts"),
     ):
         write_extrap(
             series_of(study(rows=rows(counts=(1, 2)))), tmp_path / "times.jsonl"
