@@ -41,15 +41,7 @@ from scalebench.strategies.replica_state import floating_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
-from scalebench.training import optimizers
-from scalebench.training.components import (
-    Passes,
-    SharedLayout,
-    floating,
-    profiles_of,
-    trained_vector,
-    with_trained,
-)
+from scalebench.training import components, optimizers
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
@@ -136,8 +128,8 @@ class Replica:
         self.sharded: ShardedModel | None = None
         self.torch_shards: TorchShards | None = None  # the same, by torch
         # of components that several workers share
-        self.layout: SharedLayout | None = None
-        self._passes: Passes | None = None  # through these
+        self.layout: components.SharedLayout | None = None
+        self._passes: components.Passes | None = None  # through these
         self._update_share = 1.0
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
@@ -351,7 +343,7 @@ class Replica:
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
-        return profiles_of(
+        return components.profiles_of(
             self._layers,
             self._layer_facts,
             self._input_shape,
@@ -373,7 +365,7 @@ class Replica:
                 self._flat_parameter, {}
             ).items()
         }
-        layout = SharedLayout(
+        layout = components.SharedLayout(
             model, self._built, self.comm, str(self.run.model), sizes, degrees
         )
         self._hold(layout.model.train(training))
@@ -384,17 +376,15 @@ class Replica:
             self.optimizer.state[self._flat_parameter][name] = own
         self.__dict__.pop("_layers", None)  # with the layers of other workers
         self.state.__dict__.pop("buffers_of_modules", None)
-        components = layout.components(
-            self.gradients, facts, self._input_shape, self.loss
-        )
-        self.layout, self._passes = layout, Passes(components, self.rank)
+        shared = layout.components(self.gradients, facts, self._input_shape, self.loss)
+        self.layout, self._passes = layout, components.Passes(shared, self.rank)
         self._update_share = self.parameters.numel() / numbers
-        return components
+        return shared
 
     def _whole(self, vector: Tensor) -> torch.nn.Module:
         """Return a whole model with the parameters in `vector`: all, or by a layout every worker's. Collective then."""
         return (
-            with_trained(self._built(), vector)
+            components.with_trained(self._built(), vector)
             if self.layout is None
             else self.layout.whole(vector)
         )
@@ -435,8 +425,10 @@ class Replica:
         if vector is None:
             return None
         if self.layout is not None:
-            whole = with_trained(self._built(), vector)
-            for buffer, own in zip(floating(whole), floating(self.model), strict=True):
+            whole = components.with_trained(self._built(), vector)
+            for buffer, own in zip(
+                components.floating(whole), components.floating(self.model), strict=True
+            ):
                 buffer.copy_(own)
             return vector, whole
         if self.torch_shards is not None:
@@ -444,7 +436,7 @@ class Replica:
         if self.assembly is None:
             return vector, self.model
         model = self.assembly.gather(vector, floating_buffers(self))
-        return None if model is None else (trained_vector(model), model)
+        return None if model is None else (components.trained_vector(model), model)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -690,7 +682,7 @@ class Replica:
             vector = whole if stored else None
         elif self.layout is not None:
             model = self.layout.whole(self.parameters)
-            vector = trained_vector(model) if stored else None
+            vector = components.trained_vector(model) if stored else None
         else:
             vector = self.parameters.detach().clone() if stored else None
         self.snapshots.append(
