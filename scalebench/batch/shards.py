@@ -19,8 +19,8 @@ from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines, launchers
 from scalebench.errors import StudyError, UsageError
 from scalebench.formatting import counted
+from scalebench.launch.compute_estimate import estimate, kept_step, trains
 from scalebench.launch.hosts import Allocation
-from scalebench.launch.model_check import estimate, kept_step, trains
 from scalebench.launch.planning import StudyPlan
 from scalebench.native.job_files import server_ranks
 from scalebench.records.provenance import in_job

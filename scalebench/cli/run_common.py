@@ -254,7 +254,7 @@ def _show_standing(standing: study_run.Standing, jobs: int | None) -> None:
 
 
 def _expected_compute(standing: study_run.Standing, jobs: int | None) -> str:
-    from scalebench.launch.model_check import estimate, trains
+    from scalebench.launch.compute_estimate import estimate, trains
     from scalebench.system.hardware import cores
 
     if not standing.left:

@@ -257,7 +257,7 @@ def _planned(
 ) -> tuple[StudyPlan, Submission]:
     """Return the plan of the study and its division into jobs, after their notes are printed."""
     from scalebench.batch import shards
-    from scalebench.launch import model_check, planning
+    from scalebench.launch import planning
 
     # before planning: how many nodes a run takes depends on what starts its ranks
     shards.choose_launcher(site, wanted)
@@ -266,8 +266,10 @@ def _planned(
     )
     plan = planning.plan_study(wanted, allocation)
     # torch takes seconds of a login node
-    if not model_check.fits_unseen(plan):
-        plan = replace(plan, remarks=tuple(model_check.look_at_model(plan)))
+    if not planning.fits_unseen(plan):
+        from scalebench.launch.model_check import look_at_model
+
+        plan = replace(plan, remarks=tuple(look_at_model(plan)))
     divided = shards.divide(
         plan,
         allocation,

@@ -1,41 +1,37 @@
-"""The study's model, built before anything runs: checks of strategies, weights and memory, and an estimate of time."""
+"""The study's model, built and tried before anything runs: what does not suit is refused in one line, or noted.
+
+A model of the user takes two training steps and an evaluation. Strategies, weights and
+memory are checked with any model.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import Any, NamedTuple
 
-from scalebench.errors import ModelError
-from scalebench.formatting import counted, roughly
-from scalebench.launch.planning import StudyPlan, cuts_model, micro_batches
+import torch
+from torch import Tensor, distributed, nn
+
+from scalebench.errors import ModelError, place_in_own_code
+from scalebench.formatting import counted
+from scalebench.launch import planning, traffic
+from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import strategy_warnings
-from scalebench.models.registry import build_model, is_foreign
-from scalebench.records.machine_facts import cpu_model
+from scalebench.models import parts
+from scalebench.models.metric import logits_of, loss_for, own_loss, takes_labels
+from scalebench.models.registry import build_model, is_foreign, require_logits
+from scalebench.pricing.table_cut import cut_of
 from scalebench.strategies import registry
-from scalebench.study.spec import Run, Study
+from scalebench.study.spec import Component, Run, Study
 from scalebench.system import hardware
-from scalebench.system.file_access import cache_folder, write_atomic
-from scalebench.system.hardware import usable_memory_mib
+from scalebench.system.random_state import drawn_since, random_state, seeded
+from scalebench.training.initial_weights import load_weights
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from scalebench.models.parts import Layer
-    from scalebench.models.trial import Trial
-
-# steps, at least and at most, and seconds; large models take the fewest
-_WARM_UP, _WARM_UP_S = (
-    (2, 20),
-    0.5,
-)
-_STEPS, _STEPS_S = (3, 60), 1.0
+# steps that show which parameters get a gradient, of a model that draws random numbers
+_DRAWS = 8
 _TRIED = 2  # samples of a batch on which a model is tried
 
 
@@ -46,10 +42,6 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         ModelError: it cannot be built, has nothing to train, or a strategy of the study can do nothing with it.
         StudyError: `init_weights` do not fit.
     """
-    import torch
-
-    from scalebench.training.initial_weights import load_weights
-
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
     dtype = getattr(torch, study.dtype)
     model = build_model(
@@ -97,35 +89,30 @@ def look_at_model(plan: StudyPlan) -> list[str]:
 
 def _layers_to_divide(
     plan: StudyPlan, model: nn.Module
-) -> tuple[Sequence[Layer] | None, Sequence[float] | None]:
+) -> tuple[Sequence[parts.Layer] | None, Sequence[float] | None]:
     """Return the layers that strategies of the study divide, and the work of each; None where none divides the model.
 
     A layer table has no modules, but the work.
     """
-    import torch
-
-    from scalebench.models.parts import facts_of, require_cut
-    from scalebench.pricing.table_cut import cut_of
-
     study, dataset = plan.study, next(iter(plan.prepared.datasets.values()))
-    if not any(cuts_model(run) for run in plan.sweep.runs):
+    if not any(planning.cuts_model(run) for run in plan.sweep.runs):
         return None, None
     if (cut := cut_of(study.model)) is not None:
         return None, cut.work
-    layers = require_cut(model, str(study.model), dataset.input_shape)
+    layers = parts.require_cut(model, str(study.model), dataset.input_shape)
     dtype = getattr(torch, study.dtype)
     sample = torch.zeros(_TRIED, *dataset.input_shape, dtype=dtype)
-    return layers, [each.work for each in facts_of(layers, sample)]
+    return layers, [each.work for each in parts.facts_of(layers, sample)]
 
 
 def _replica_bytes(
     plan: StudyPlan, model: nn.Module, parameter_bytes: int, run: Run
 ) -> int:
     """Return the memory of the fullest worker of `run`, recorded with `model` on the device meta."""
-    from scalebench.launch.traffic import schedules_of
-
     try:
-        schedules = schedules_of(plan, run.model_copy(update={"epochs": 1}), model)
+        schedules = traffic.schedules_of(
+            plan, run.model_copy(update={"epochs": 1}), model
+        )
     except (Exception, SystemExit):
         # its program fails, or reads numbers out of tensors: its run will say so
         return 3 * parameter_bytes
@@ -133,46 +120,17 @@ def _replica_bytes(
     return most
 
 
-def fits_unseen(plan: StudyPlan) -> bool:
-    """Return True if nothing of the plan depends on how the model is built, so that it can be submitted without torch.
-
-    Such a model is of this package, starts from weights of its own, is held whole, and
-    trains on several samples at a time. The runs look at it all the same.
-    """
-    study = plan.study
-    if is_foreign(study.model) or study.init_weights is not None:
-        return False
-    return _smallest_batch(plan) != 1 and not any(
-        cuts_model(run) for run in plan.sweep.runs
-    )
-
-
-def _smallest_batch(plan: StudyPlan) -> int:
-    """Samples of the smallest batch, or micro-batch, on which the study trains; 0 if it trains nothing."""
-    found = []
-    for run in plan.sweep.runs:
-        if run.execution != "modelled":
-            batch = int(plan.prepared.plan_of(run).batch_sizes(0).min())
-            # a batch of fewer samples than micro-batches is cut into its samples
-            found.append(batch // max(1, min(micro_batches(run), batch)))
-    return min(found, default=0)
-
-
-def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
+def _tried(plan: StudyPlan, model: nn.Module) -> Tried:
     """Train the model on the smallest batch of the study, where it is to be trained.
 
     Models of this package are known to train but for BatchNorm on one sample.
     """
-    import torch
-
-    from scalebench.models.trial import Trial, refuse_small_batches, try_model
-
     study = plan.study
     dataset = next(iter(plan.prepared.datasets.values()))
     # a batch of one fails in BatchNorm, and one of two shows all else
-    samples = min(_smallest_batch(plan), _TRIED)
+    samples = min(planning.smallest_batch(plan), _TRIED)
     if not samples or not (is_foreign(study.model) or samples == 1):
-        return Trial([], [])
+        return Tried([], [])
     dtype = getattr(torch, study.dtype)
     # a copy: the data set is mapped read-only
     x = torch.tensor(dataset.x_train[:samples], dtype=dtype)
@@ -194,7 +152,7 @@ def _tried(plan: StudyPlan, model: nn.Module) -> Trial:
     if is_foreign(study.model):
         return try_model(study.model, build, x, y, dataset.outputs, dataset.task)
     refuse_small_batches(study.model, build(), x, y, dataset.outputs, dataset.task)
-    return Trial([], [])
+    return Tried([], [])
 
 
 def local_statistics(study: Study) -> list[str]:
@@ -214,24 +172,24 @@ def local_statistics(study: Study) -> list[str]:
         if not each.averages_buffers and not each.sends_buffers
     ]
     sent = [name for name, each in traits.items() if each.sends_buffers]
-    parts = []
+    where = []
     if local:
-        parts.append(f"stay local under {', '.join(local)} (evaluated with worker 0's)")
+        where.append(f"stay local under {', '.join(local)} (evaluated with worker 0's)")
     if sent:
         # torch's default
-        parts.append(f"are worker 0's in each step of {', '.join(sent)}")
+        where.append(f"are worker 0's in each step of {', '.join(sent)}")
     return [
-        f"running statistics (BatchNorm) of {study.model} {' and '.join(parts)}: use a strategy with "
+        f"running statistics (BatchNorm) of {study.model} {' and '.join(where)}: use a strategy with "
         "buffers: average, or model: nfnet, which has none"
-    ] * bool(parts)
+    ] * bool(where)
 
 
 def statistics_of_pieces(plan: StudyPlan) -> list[str]:
     """Note the strategies under which batch normalisation sees micro-batches, and no whole batches."""
     cut = dict.fromkeys(
-        f"{run.strategy} ({micro_batches(run)} of a batch)"
+        f"{run.strategy} ({planning.micro_batches(run)} of a batch)"
         for run in plan.sweep.runs
-        if run.execution != "modelled" and micro_batches(run) > 1
+        if run.execution != "modelled" and planning.micro_batches(run) > 1
     )
     if not cut:
         return []
@@ -255,7 +213,7 @@ def memory_notes(
         # else in no memory here
         if run.execution == "virtual" or (not run.is_virtual and not hardware.gpus()):
             largest[f"{run.strategy} {run.execution}"] = run
-    has, needs = usable_memory_mib() * 2**20, []
+    has, needs = hardware.usable_memory_mib() * 2**20, []
     for run in largest.values():
         here = (
             run.workers
@@ -284,123 +242,245 @@ def _gib(nbytes: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class ComputeEstimate:
-    """Expected training compute, without communication, start-up of processes and calibration."""
+class Tried(NamedTuple):
+    """Names of parameters that get no gradient in some step, and notes."""
 
-    step_s: float
-    wall_s: float
-    core_hours: float
-    most: float = 1.0  # times as much, if the stopping rule asks for all possible runs
-
-    def __str__(self) -> str:
-        """`about 12 min and 0.390 core-hours of training compute`, as a range if more runs may follow."""
-        scales = sorted({1.0, self.most})
-        wall = dict.fromkeys(roughly(self.wall_s * scale) for scale in scales)
-        hours = dict.fromkeys(_hours(self.core_hours * scale) for scale in scales)
-        return f"about {' to '.join(wall)} and {' to '.join(hours)} core-hours of training compute"
+    without_gradient: list[str]
+    notes: list[str]
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.3f}" if hours < 10 else f"{hours:,.0f}"
+def try_model(
+    component: Component,
+    build: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    task: str,
+) -> Tried:
+    """Train and evaluate what `build` returns on the batch `x`, `y`, the smallest of the study.
 
-
-def estimate(
-    plan: StudyPlan,
-    left: Sequence[Run],
-    most_to_come: int,
-    jobs: int,
-    step_s: float | None = None,
-) -> ComputeEstimate:
-    """Estimate the time of the runs and trials that are `left`, `jobs` virtual ones at a time.
-
-    It follows from one local step, measured now unless `step_s` states it. Of
-    `most_to_come` runs each takes as long as those on average.
+    Raises:
+        ModelError: a second call of `build` gives the same parameters or other weights; the model communicates, fails
+            in one of its modes, changes its input in place, or has sparse gradients or unsuitable outputs.
     """
-    step_s = measured_step(plan) if step_s is None else step_s
-    native = sum(
-        run_steps(plan, run) * step_s for run in left if run.execution == "native"
+    model, again = build(), build()
+    _require_new_parameters(component, model, again)
+    _refuse_synchronised(component, model)
+    steps = _Steps(component, outputs, task)
+    with seeded(0), _collectives_refused(component):
+        before = random_state()
+        first, used = steps.train(model, x, y)
+        gradients = [used]
+        if drawn_since(before):
+            # A model that draws, as stochastic depth does, may use other parameters in
+            # each step.
+            gradients += [steps.train(model, x, y)[1] for _ in range(_DRAWS - 1)]
+        steps.evaluate(model, x, y)
+    with seeded(0):
+        # The same seed again: equal logits, unless it draws from elsewhere.
+        second, _ = steps.train(again, x, y)
+    names = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
+    never = [name for name in names if not any(name in used for used in gradients)]
+    notes = []
+    if never:
+        notes.append(
+            f"{_some(never)} of model {component} get no gradient: they stay as they began, and travel with the others"
+        )
+    if not torch.allclose(first, second, equal_nan=True):
+        notes.append(
+            f"model {component}: two steps from the same random state differ: it draws from a generator of its own, "
+            "which no run seeds; draw from torch, numpy.random or random, which are seeded for each worker"
+        )
+    if task == "classification" and _are_probabilities(first):
+        notes.append(
+            f"model {component} ends in a softmax, and the loss, cross entropy, applies one itself: two of them learn "
+            "slowly; leave it out, as classes are the same without it"
+        )
+    if any(kind.__name__ == "LightningModule" for kind in type(model).__mro__):
+        notes.append(
+            f"model {component}: training_step and configure_optimizers of a LightningModule are not called; its "
+            "forward is trained by the study's optimizer"
+        )
+    return Tried(
+        [name for name in names if not all(name in used for used in gradients)], notes
     )
-    paced_step = plan.study.device_step_time or step_s
-    # paced runs take the stated step time, whatever this machine needs
-    native += sum(
-        run_steps(plan, run) * paced_step for run in left if run.execution == "paced"
-    )
-    trained = [run for run in left if run.execution != "modelled"]
-    virtual = sum(
-        run_steps(plan, run) * run.workers * step_s
-        for run in trained
-        if run.execution == "virtual"
-    )
-    busy = sum(run_steps(plan, run) * run.workers * step_s for run in trained)
-    return ComputeEstimate(
-        step_s,
-        native + virtual / jobs,
-        busy / 3600,
-        1 + most_to_come / max(1, len(left)),
-    )
 
 
-def trains(runs: Iterable[Run]) -> bool:
-    """Return True if some of `runs` computes steps, which modelled ones do not."""
-    return any(run.execution != "modelled" for run in runs)
+def refuse_small_batches(
+    component: Component,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    outputs: int,
+    task: str,
+) -> None:
+    """Raise ModelError if `model` cannot be trained on the batch `x`, `y`: BatchNorm on one sample."""
+    with seeded(0):
+        _Steps(component, outputs, task).train(model, x, y)
 
 
-def run_steps(plan: StudyPlan, run: Run) -> int:
-    """Optimizer steps of one worker in the whole run."""
-    prepared = plan.prepared if run.trial is None else plan.validation
-    return prepared.plan_of(run).steps(0) * run.epochs
+class _Steps:
+    """Steps of a model in both modes, checked."""
+
+    def __init__(self, component: Component, outputs: int, task: str) -> None:
+        self._component = component
+        self._outputs = outputs
+        self._task = task
+
+    def train(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, set[str]]:
+        """Return the logits, and the names of the parameters that get a gradient."""
+        model.train()
+        # None tells a parameter without a gradient from one whose gradient is zero.
+        model.zero_grad(set_to_none=True)
+        with self._checked(x, y, "while training"):
+            made = model(x, labels=y) if takes_labels(model, self._task) else model(x)
+        require_logits(
+            self._component, made, len(x), self._outputs, self._task, " while training"
+        )
+        with self._checked(x, y, "in the backward pass"):
+            loss = (
+                own_loss(made, y, loss_for(self._task))
+                if not isinstance(made, Tensor)
+                else loss_for(self._task)(made, y)
+            )
+            loss.backward()
+        used = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        for name, gradient in used.items():
+            if gradient.is_sparse:
+                raise ModelError(
+                    f"model {self._component}: {name} has sparse gradients, and gradients travel dense here; build it "
+                    "with sparse=False"
+                )
+        return logits_of(made).detach().clone(), set(used)
+
+    def evaluate(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        model.eval()
+        with torch.no_grad(), self._checked(x, y, "in evaluation"):
+            made = model(x)
+        require_logits(
+            self._component, made, len(x), self._outputs, self._task, " in evaluation"
+        )
+
+    @contextmanager
+    def _checked(self, x: Tensor, y: Tensor, when: str) -> Iterator[None]:
+        """Refuse what fails, or changes the batch."""
+        # Copies, as torch's count of changes misses those by way of numpy.
+        given = x.clone(), y.clone()
+        try:
+            yield
+        except ModelError:
+            raise
+        except (Exception, SystemExit) as error:
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}{place_in_own_code(error)}"
+            larger = (
+                "; use a larger batch, or fewer workers or micro-batches"
+                if len(x) == 1
+                else ""
+            )
+            raise ModelError(
+                f"model {self._component}: fails {when} on a batch of {counted(len(x), 'sample')}: {line}{larger}"
+            ) from error
+        before_x, before_y = given
+        if not (torch.equal(x, before_x) and torch.equal(y, before_y)):
+            raise ModelError(
+                f"model {self._component}: its forward changes the batch in place, which is the worker's data in every "
+                "epoch; compute with a copy, x = (x - 1) / 2 where x -= 1 stands"
+            )
 
 
-def measured_step(plan: StudyPlan) -> float:
-    """Measure one local step, in seconds, of the study's model at its smallest worker count."""
-    import torch
+def _require_new_parameters(
+    component: Component, model: nn.Module, again: nn.Module
+) -> None:
+    """Refuse a factory that returns the same tensors at two calls, or other weights from the same seed."""
+    first, second = _tensors(model), _tensors(again)
+    # By storage: a view of the same memory is as bad as the same tensor.
+    held = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in first.values()
+        if tensor.numel()
+    }
+    for name, tensor in second.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
+            raise ModelError(
+                f"model {component}: {name} is the same tensor at two calls of the factory, and every worker needs its "
+                "own; build it inside the factory, or return copy.deepcopy of what was built outside"
+            )
+    for name, tensor in first.items():
+        # Bit for bit, with NaN equal to NaN, which `torch.equal` does not have.
+        if name not in second or not torch.allclose(
+            tensor, second[name], rtol=0, atol=0, equal_nan=True
+        ):
+            raise ModelError(
+                f"model {component}: two calls of the factory with the same seed give another {name}, and workers "
+                "begin with equal weights; draw from torch, numpy.random or random, which are seeded, and keep no "
+                "state between calls"
+            )
 
-    from scalebench.calibration.step_windows import bounded, take_steps
-    from scalebench.comm.simulated import lone_communicator
-    from scalebench.system.clock import WallClock
-    from scalebench.training.replica import Replica
 
-    # as a worker has
-    torch.set_num_threads(plan.study.threads_per_worker)
-    run = min(plan.sweep.runs, key=lambda run: run.workers)
-    dataset, shards = (
-        plan.prepared.datasets[run.workers],
-        plan.prepared.plans[run.workers],
-    )
-    replica = Replica(run, dataset, shards, lone_communicator(), WallClock())
-    # the first steps allocate, and choose kernels
-    take_steps(replica, bounded(*_WARM_UP, _WARM_UP_S))
-    begin = time.perf_counter()
-    steps = take_steps(replica, bounded(*_STEPS, _STEPS_S))
-    return (time.perf_counter() - begin) / steps
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach()
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
+    }
 
 
-def kept_step(plan: StudyPlan) -> float:
-    """Return `measured_step`, of a model and batch that were measured on this machine before what the cache has."""
-    study, workers = plan.study, min(plan.prepared.plans)
-    dataset, batches = plan.prepared.datasets[workers], plan.prepared.plans[workers]
-    # everything that the time of a step depends on
-    facts = (
-        version("torch"),
-        cpu_model(),
-        study.threads_per_worker,
-        study.dtype,
-        str(study.optimizer),
-        str(study.model),
-        study.model_sha256,
-        dataset.input_shape,
-        dataset.outputs,
-        dataset.task,
-        batches.batch_size,
-    )
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    path = cache_folder("steps") / f"one-{name}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return float(json.loads(path.read_text(encoding="utf-8")))
-    step_s = measured_step(plan)
-    # a cache that cannot be written is one that nothing is read from
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(step_s))
-    return step_s
+def _refuse_synchronised(component: Component, model: nn.Module) -> None:
+    """Raise ModelError for SyncBatchNorm, torch's or Horovod's."""
+    for name, module in model.named_modules():
+        if any(kind.__name__ == "SyncBatchNorm" for kind in type(module).__mro__):
+            raise ModelError(
+                f"model {component}: {name or 'it'} is a SyncBatchNorm, which communicates by itself: neither its "
+                "arithmetic nor its messages would be those of the strategy; use BatchNorm, or GroupNorm"
+            )
+
+
+class _Collectives(parts.DispatchMode):
+    """Raises ModelError at a collective of torch.distributed."""
+
+    def __init__(self, component: Component) -> None:
+        super().__init__()
+        self._component = component
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Operations of torch.distributed, in place or functional.
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise ModelError(
+                f"model {self._component}: communicates by itself ({func.name()}); leave that to the strategy, whose "
+                "communication is counted and takes time"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _collectives_refused(component: Component) -> Iterator[None]:
+    """Let a model believe that it is one of two workers, and refuse a collective that it then calls."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    # A process group that sends nothing, so that a model that looks for one finds two
+    # ranks.
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with _Collectives(component):
+            yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    if logits.shape[1] < 2 or bool((logits < 0).any()):
+        return False
+    sums = logits.sum(dim=1)
+    return torch.allclose(sums, torch.ones_like(sums))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

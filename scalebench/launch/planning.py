@@ -24,7 +24,7 @@ from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.sweep import Sweep, expand, is_oversubscribed, strategy_warnings
 from scalebench.launch.trials import trials_of
 from scalebench.models.pinning import pinned
-from scalebench.models.registry import check_model, model_notes
+from scalebench.models.registry import check_model, is_foreign, model_notes
 from scalebench.native.job_files import server_ranks
 from scalebench.records.provenance import in_job
 from scalebench.strategies import registry
@@ -218,6 +218,31 @@ class StudyPlan:
         )
         real = len(self.sweep.runs) > len(self.sweep.simulated)
         return real or (self.cluster.compute == "this-machine" and not given)
+
+
+def fits_unseen(plan: StudyPlan) -> bool:
+    """Return True if nothing of the plan depends on how the model is built, so that it can be submitted without torch.
+
+    Such a model is of this package, starts from weights of its own, is held whole, and
+    trains on several samples at a time. The runs look at it all the same.
+    """
+    study = plan.study
+    if is_foreign(study.model) or study.init_weights is not None:
+        return False
+    return smallest_batch(plan) != 1 and not any(
+        cuts_model(run) for run in plan.sweep.runs
+    )
+
+
+def smallest_batch(plan: StudyPlan) -> int:
+    """Samples of the smallest batch, or micro-batch, on which the study trains; 0 if it trains nothing."""
+    found = []
+    for run in plan.sweep.runs:
+        if run.execution != "modelled":
+            batch = int(plan.prepared.plan_of(run).batch_sizes(0).min())
+            # a batch of fewer samples than micro-batches is cut into its samples
+            found.append(batch // max(1, min(micro_batches(run), batch)))
+    return min(found, default=0)
 
 
 def plan_study(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scalebench.launch import model_check
+from scalebench.launch import planning
 from tests.conftest import needs_mpi
 
 pytestmark = needs_mpi
@@ -71,4 +71,4 @@ def test_what_only_the_built_model_shows_is_looked_at(
         "execution": "virtual",
     }
     plan = plan_study(Study.model_validate(values | changed))
-    assert model_check.fits_unseen(plan) is fits
+    assert planning.fits_unseen(plan) is fits

@@ -7,12 +7,9 @@ import pytest
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ModelError, StudyError
 from scalebench.launch import model_check
+from scalebench.launch.compute_estimate import ComputeEstimate
 from scalebench.launch.hosts import reachable
-from scalebench.launch.model_check import (
-    ComputeEstimate,
-    local_statistics,
-    look_at_model,
-)
+from scalebench.launch.model_check import local_statistics, look_at_model
 from scalebench.launch.planning import StudyPlan, prepare_study
 from scalebench.launch.sweep import expand
 from scalebench.study.spec import Study
@@ -103,7 +100,7 @@ def plan_of(**values):
 def machine_of(monkeypatch):
     monkeypatch.setattr(model_check.hardware, "gpus", lambda: 0)
     return lambda gib: monkeypatch.setattr(
-        model_check, "usable_memory_mib", lambda: gib * 1024
+        model_check.hardware, "usable_memory_mib", lambda: gib * 1024
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from scalebench.errors import ModelError
+from scalebench.launch.model_check import refuse_small_batches, try_model
 from scalebench.models.registry import build_model, is_foreign
-from scalebench.models.trial import refuse_small_batches, try_model
 from scalebench.study.spec import Component
 from tests.facts import together
 
