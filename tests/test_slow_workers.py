@@ -29,7 +29,7 @@ from scalebench.study.spec import Study
 from scalebench.system.clock import Task, WallClock
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
 from tests.conftest import needs_mpi
-from tests.facts import naming
+from tests.facts import naming, together
 from tests.operations import allreduce, message
 
 WINDOW = {"rank": 1, "from_s": 0.010, "until_s": 0.035, "factor": 3.0}
@@ -174,8 +174,8 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     )
     assert native.runs[0].virtual == VirtualOptions()
     (note,) = native.notes
-    assert note.startswith(
-        "native runs: slow_links, jitter left out, for they go at the machine's own pace; --execution p"
+    assert together(
+        note, "native", "slow_links, jitter", "left out", "--execution paced"
     )
     factors = [jitter_source(kind, 0.3, seed=3, worker=1)(step) for step in range(8)]
     clock = PacedClock(PacedStep(0.004, 0.005, 0.001), jitter=jitter_of(run, 1))

@@ -138,12 +138,10 @@ def test_executions_and_engines_are_never_joined(study):
     assert (native.baseline_s, native.baseline_engine) == (pytest.approx(60), "mpi")
     virtual = only(table, label="epoch_average", execution="virtual", baseline="serial")
     assert math.isnan(virtual.speedup)
-    assert virtual.note == "no completed run of serial at 1 worker (virtual)"
+    assert together(virtual.note, "serial", "1 worker", "virtual")
     paced = only(table, label="epoch_average", execution="paced", baseline="allreduce")
     assert math.isnan(paced.reduction)
-    assert (
-        paced.note == "no completed run of allreduce on engine mpi at 2 workers (paced)"
-    )
+    assert together(paced.note, "allreduce", "engine mpi", "2 workers", "paced")
 
 
 def test_native_serial_is_the_base_of_every_engine(study):

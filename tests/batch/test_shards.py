@@ -19,7 +19,7 @@ from scalebench.launch.hosts import Allocation, this_host
 from scalebench.launch.planning import plan_study
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi
-from tests.facts import naming
+from tests.facts import naming, together
 
 FOUR = Allocation.asked(4, 2)
 KEYS = {
@@ -177,8 +177,8 @@ def test_a_partition_that_is_too_small_is_named_with_the_counts(clients):
     with pytest.raises(SiteError) as error:
         allocation_for(study, Site(), Slurm(), None, None)
     said = str(error.value)
-    assert said.startswith(
-        "partition p has at most 3 nodes of 2 workers, and 8, 16 workers do not fit; use --workers 2,"
+    assert together(
+        said, "partition p", "3 nodes of 2 workers", "8, 16 workers", "--workers 2"
     )
     assert (
         len(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalebench.data.ds_tensor import DsTensor
 from scalebench.data.layout import SHUFFLES, cut
 from scalebench.errors import DataError
-from tests.facts import naming
+from tests.facts import naming, together
 
 
 @given(length=st.integers(0, 10_000), parts=st.integers(1, 300))
@@ -112,9 +112,8 @@ def test_invalid_blocks_error_names_valid_forms(blocks, got):
     ):
         with pytest.raises(DataError) as raised:
             act()
-        assert (
-            str(raised.value)
-            == f"blocks: expected a count, a grid (rows, columns) or a list of sizes, got {got}"
+        assert together(
+            str(raised.value), "blocks", "count", "grid", "list of sizes", f"got {got}"
         )
 
 

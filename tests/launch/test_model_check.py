@@ -117,8 +117,8 @@ def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(
     assert model_check.memory_notes(plan, GIB, lambda run: 3 * GIB) == []
     machine_of(replicas + models - 1)
     (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
-    assert note.startswith(
-        f"local_sgd at 16 workers (virtual) may take up to {replicas + models} GiB of memory"
+    assert together(
+        note, "local_sgd", "16 workers", "virtual", f"{replicas + models} GiB"
     )
     assert together(
         note,
