@@ -188,6 +188,7 @@ def test_functional_dropout_follows_the_mode_of_its_layer():
             r"Deciding cannot be cut into layers \(TraceError: .*control flow\); make it an nn.Sequential",
         ),
         (Blocks((0, 2)), "do not compute what its forward does"),
+        (Blocks((0, 1)), "do not compute what its forward does"),
         (
             Blocks((2, 0, 1)),
             r"layer layers\(\)\[1\] fails on the output of the one before",
