@@ -128,7 +128,7 @@ def _erase_assertions(graph: fx.Graph) -> None:
 def _refusal(model: nn.Module, name: str, why: str) -> ModelError:
     return ModelError(
         f"model {name}: {type(model).__name__} cannot be cut into layers ({why}); make it an nn.Sequential, or give it "
-        "a method layers() that returns its modules in the order of forward"
+        "a method layers(), or its file a function layers(model), that returns its modules in the order of forward"
     )
 
 

@@ -3,15 +3,15 @@
 A layer is a module with trainable parameters and the modules without that follow it;
 what precedes the first belongs to it too. The sequence is that of the children of
 `nn.Sequential`, nested ones included, of the modules that a method `layers()` of the
-model returns, in order, or of those that its forward calls one after the other
-(`chain.py`).
+model or a function `layers(model)` of its factory's file returns, in order, or of those
+that its forward calls one after the other (`chain.py`).
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, pairwise
@@ -24,6 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from scalebench.errors import ModelError
 from scalebench.models.chain import chain_of
+from scalebench.models.registry import LISTING
+from scalebench.system.user_code import raised
 
 _T = TypeVar("_T")
 _SAMPLES = 2  # of a trial
@@ -84,8 +86,10 @@ def layers_of(model: nn.Module, name: str) -> list[Layer]:
 
 def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a model in the order of its forward pass, with their names."""
-    listed = getattr(model, "layers", None)
-    if type(model) is nn.Sequential:
+    listed, listing = getattr(model, "layers", None), vars(model).get(LISTING)
+    if listing is not None:
+        yield from _listed(partial(listing, model), "layers(model)", name)
+    elif type(model) is nn.Sequential:
         for label, child in model._modules.items():  # a module may be there twice
             assert child is not None
             # By the type itself: a subclass may have a forward of its own.
@@ -99,10 +103,25 @@ def _modules(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
             else:
                 yield label, child
     elif inspect.ismethod(listed):
-        for place, module in enumerate(listed()):
-            yield f"layers()[{place}]", module
+        yield from _listed(listed, "layers()", name)
     else:
         yield from chain_of(model, name)
+
+
+def _listed(
+    listing: Callable[[], Iterable[Any]], call: str, name: str
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a user's `listing` returns, and `call` with the place of each."""
+    try:
+        modules = list(listing())
+    except Exception as error:
+        raise ModelError(f"model {name}: {call} raised {raised(error)}") from error
+    for place, module in enumerate(modules):
+        if not isinstance(module, nn.Module):
+            raise ModelError(
+                f"model {name}: {call}[{place}] is {type(module).__name__}, expected a torch.nn.Module"
+            )
+        yield f"{call}[{place}]", module
 
 
 def _refuse_shared(layers: Sequence[Layer], name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from inspect import getattr_static, signature
+from inspect import getattr_static, isfunction, signature
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from scalebench.models.architecture import MODELS, Architecture
 from scalebench.models.metric import logits_of
 from scalebench.study.spec import Component
 from scalebench.system.random_state import seeded
-from scalebench.system.user_code import load_own, own_file, raised
+from scalebench.system.user_code import load_own, own_file, own_module, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,6 +175,8 @@ def _line(error: BaseException) -> str:
 # owner/model, or bert-base-uncased
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+|[a-z0-9]+(-[\w.]+){2,}")
 _FORM = "file.py:factory, for example my_model.py:build"
+# attribute of a model: function of the model that lists its modules, of its file
+LISTING = "layers_by_file"
 
 
 def is_own(name: str) -> bool:
@@ -240,6 +242,10 @@ def build_own(
             f"model {name!r}: {type(model).__name__} has no forward, and no other method is called: give it one, as "
             f"def forward(self, x): return self.{inner}(x), or let the factory return its .{inner}"
         )
+    # for a class of another library, which has no method layers()
+    listing = getattr(own_module("model", check_own(name), ModelError), "layers", None)
+    if isfunction(listing) and list(signature(listing).parameters) == ["model"]:
+        vars(model)[LISTING] = listing
     return model
 
 

@@ -61,20 +61,39 @@ def own_file(kind: str, name: str, form: str, error: type[errors.UsageError]) ->
 def load_own(
     kind: str, name: str, form: str, what: str, error: type[errors.UsageError]
 ) -> Any:
-    """Return the callable `name`; its file is executed again after a change.
-
-    The file is executed with generators of one seed, wherever and whenever that
-    happens: numbers that it draws are equal in all processes, and those of a run under
-    way stay as they were.
+    """Return the callable `name` of a file, see `own_module`.
 
     Raises:
         UsageError: (of class `error`) no such file, a file that cannot be imported, or no such callable (a `what`).
     """
-    file = own_file(kind, name, form, error)
-    attribute = name.rpartition(":")[2]
+    file, attribute = own_file(kind, name, form, error), name.rpartition(":")[2]
+    module = own_module(kind, file, error)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
+        raise error(
+            f"{kind} {name!r}: {file} has no {what} {attribute!r}; {errors.nearest(attribute, known)}"
+        )
+    return found
+
+
+def own_module(kind: str, file: Path, error: type[errors.UsageError]) -> ModuleType:
+    """Return the module of a user's `file`, which is executed again after a change.
+
+    It is executed with generators of one seed, wherever and whenever that happens:
+    numbers that it draws are equal in all processes, and those of a run under way stay
+    as they were.
+
+    Raises:
+        UsageError: (of class `error`) it cannot be imported.
+    """
     state = file.stat()
     try:
-        module = _module(
+        return _module(
             file.absolute(),
             state.st_size,
             state.st_mtime_ns,
@@ -88,17 +107,6 @@ def load_own(
         raise error(
             f"{kind} file {file}: cannot be imported, it raised {raised(cause)}"
         ) from cause
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        known = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and not key.startswith("_")
-        ]
-        raise error(
-            f"{kind} {name!r}: {file} has no {what} {attribute!r}; {errors.nearest(attribute, known)}"
-        )
-    return found
 
 
 def raised(error: BaseException) -> str:

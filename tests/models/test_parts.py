@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,9 @@ from torch.nn import functional
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError
 from scalebench.models.parts import facts_of, layers_of, require_cut, through
+from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by
+from scalebench.study.spec import Component
 
 
 class Blocks(nn.Module):
@@ -55,6 +59,63 @@ def test_a_model_may_list_its_layers_itself():
     assert len(require_cut(nn.Sequential(nn.Flatten(), model), "mine", (2, 2))) == 3, (
         "as a child too"
     )
+
+
+OTHERS = """
+import torch
+from torch import nn
+
+
+class Other(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) if x.sum() > -1e9 else x
+        return self.head(x)
+
+
+def build(input_shape, outputs):
+    return Other(outputs)
+"""
+LISTING = "\n\ndef layers(model):\n    return [*model.layers, model.head]\n"
+
+
+def built(folder, source):
+    (folder / "other.py").write_text(source)
+    component = Component(name=f"{folder / 'other.py'}:build")
+    return build_model(component, (4,), 3, "classification", torch.float32, 0)
+
+
+def test_the_file_of_the_factory_may_list_the_layers_of_a_model(tmp_path):
+    model = built(tmp_path, OTHERS + LISTING)
+    layers = require_cut(copy.deepcopy(model), "mine", (4,))
+    assert [layer.name for layer in layers] == [
+        f"layers(model)[{place}]" for place in range(3)
+    ]
+    with pytest.raises(ModelError, match=r"or its file a function layers\(model\)"):
+        require_cut(built(tmp_path, OTHERS), "mine", (4,))
+    # a function for something else
+    other = OTHERS + LISTING.replace("layers(model)", "layers(model, depth)")
+    with pytest.raises(ModelError, match="cannot be cut into layers"):
+        require_cut(built(tmp_path, other), "mine", (4,))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("[*model.layers, 'head']", r"layers\(model\)\[2\] is str, expected"),
+        ("model.bodies", r"layers\(model\) raised AttributeError.*other.py:"),
+        ("[*model.layers]", "do not compute what its forward does"),
+    ],
+)
+def test_what_lists_no_layers_is_refused(tmp_path, returned, said):
+    listing = LISTING.replace("[*model.layers, model.head]", returned)
+    with pytest.raises(ModelError, match=said):
+        require_cut(built(tmp_path, OTHERS + listing), "mine", (4,))
 
 
 class Plain(Blocks):
