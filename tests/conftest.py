@@ -5,12 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +23,6 @@ from scalebench.models.registry import build_model
 from scalebench.pricing.machine import BatchTimes, Machine, StepTable
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule
-from scalebench.records import machine_facts, provenance
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting
 from scalebench.study.spec import Component, Run, Training
@@ -175,27 +170,6 @@ def _steps_are_not_kept(
         return folders[0] / kind
 
     monkeypatch.setattr("scalebench.calibration.cost_sources.cache_folder", folder)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _builds_read_once() -> Iterator[None]:
-    """Commands in this process describe its packages, MPI and Horovod once for each Python and PATH, not each time."""
-
-    def once(read: Callable[[], Any]) -> Callable[[], Any]:
-        kept = cache(lambda python, path: read())
-        return lambda: deepcopy(kept(sys.executable, os.environ.get("PATH")))
-
-    read_once = {
-        name: once(getattr(machine_facts, name))
-        for name in ("package_versions", "mpi", "mpi_build", "horovod")
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            provenance,
-            "machine_facts",
-            SimpleNamespace(**(vars(machine_facts) | read_once)),
-        )
-        yield
 
 
 @pytest.fixture(scope="session")

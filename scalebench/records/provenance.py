@@ -13,7 +13,9 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +97,11 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return hardware and software of this process; keys that are columns of runs.csv have their names.
 
     Unavailable facts are None. Takes some tenths of a second, more if torch is not
-    imported yet: runs git, mpirun, ompi_info and nvidia-smi if present.
+    imported yet: runs git, mpirun, ompi_info and nvidia-smi if present. What is
+    installed is read again only after an installation.
     """
-    versions = machine_facts.package_versions()
+    installed = _installed(sys.executable, os.environ.get("PATH"), _package_folders())
+    versions = installed["packages"]
     facts = {
         **describe_node(environment),
         "packages_hash": _digest(
@@ -109,12 +113,9 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         ),
         "python": platform.python_version(),
         "container": machine_facts.container(environment),
-        "mpi": machine_facts.mpi(),
-        "mpi_build": machine_facts.mpi_build(),
-        "horovod": machine_facts.horovod(),
+        **installed,
         "torch": machine_facts.torch(),
         "modules": machine_facts.modules(environment),
-        "packages": versions,
     }
     hide = redactor(environment, names=False)
     hide_short = redactor(environment, names=False, short=True)
@@ -123,6 +124,28 @@ def collect(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         for name, value in facts.items()
     }
     return facts | {"environment": allowed_environment(environment)}
+
+
+@cache
+def _installed(
+    python: str, path: str | None, folders: tuple[tuple[str, int], ...]
+) -> dict[str, Any]:
+    """Return packages, MPI and Horovod of a `python` and its PATH, read once until its package `folders` change."""
+    return {
+        "mpi": machine_facts.mpi(),
+        "mpi_build": machine_facts.mpi_build(),
+        "horovod": machine_facts.horovod(),
+        "packages": machine_facts.package_versions(),
+    }
+
+
+def _package_folders() -> tuple[tuple[str, int], ...]:
+    """Return the folders that Python imports from, each with the time of its last change, which an installation is."""
+    return tuple(
+        (folder, Path(folder).stat().st_mtime_ns)
+        for folder in sys.path
+        if Path(folder).is_dir()
+    )
 
 
 def describe_node(

@@ -107,6 +107,23 @@ def test_mpich_build_has_its_configure_options(monkeypatch):
     assert machine_facts.mpi() is machine_facts.mpi_build() is None
 
 
+def test_packages_are_read_again_only_after_an_installation(monkeypatch, tmp_path):
+    read = []
+    versions = {"torch": "2.0"}
+    monkeypatch.setattr(
+        machine_facts, "package_versions", lambda: read.append(1) or dict(versions)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = [collect() for _ in range(2)]
+    versions["horovod"] = "0.28"
+    (tmp_path / "horovod").mkdir()
+    after = collect()
+    assert len(read) == 2
+    assert [facts["packages"] for facts in before] == 2 * [{"torch": "2.0"}]
+    assert after["packages"] == {"torch": "2.0", "horovod": "0.28"}
+    assert after["packages_hash"] != before[0]["packages_hash"]
+
+
 def test_commit_is_that_of_the_checkout():
     folder = Path(provenance.__file__).parent
     head = subprocess.run(
