@@ -154,10 +154,10 @@ class TorchStyles:
             made = called(segment.module, state[-1:] if segment.divided else state)
             state = [*state[:-1], *made] if segment.divided else made
         loss = self._loss(state[-1], batch.y)
-        clock.did(Task.FORWARD, samples)
+        clock.did(Task.FORWARD, samples, sum(size.forward for size in self._sizes))
         # torch sums over the workers inside this pass.
         (loss * weight).backward()
-        clock.did(Task.BACKWARD, samples)
+        clock.did(Task.BACKWARD, samples, sum(size.backward for size in self._sizes))
         self._count(samples)
         return loss.detach()
 
