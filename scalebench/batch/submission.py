@@ -60,6 +60,23 @@ class Submission(StrictModel):
     shards: list[Shard]
     jobs: list[SubmittedJob] = Field(default_factory=list)
 
+    @classmethod
+    def of(
+        cls, shards: list[Shard], scheduler: str, allocation: Allocation
+    ) -> Submission:
+        """Return the submission of `shards` before it has a folder, whose study it is bound to then."""
+        host = allocation.hosts[0]
+        return cls(
+            scheduler=scheduler,
+            nodes=len(allocation.hosts),
+            slots=host.slots,
+            cores=host.cores,
+            gpus=host.gpus,
+            study_sha256="",
+            made_by=made_by(),
+            shards=shards,
+        )
+
     @property
     def allocation(self) -> Allocation:
         """The stated allocation."""

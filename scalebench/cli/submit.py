@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import rich_click as click
 
+from scalebench.batch import shards, standing, submission
+from scalebench.batch.job import Scheduler
+from scalebench.batch.schedulers import scheduler_for
+from scalebench.batch.site import Site, site_for
 from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.formatting import Detail
+from scalebench.launch import planning
+from scalebench.records.folder import is_submitted
 from scalebench.study.choices import SchedulerName
-
-if TYPE_CHECKING:
-    from scalebench.batch.job import Scheduler
-    from scalebench.batch.shards import Shard
-    from scalebench.batch.site import Site
-    from scalebench.batch.submission import Submission
-    from scalebench.launch.hosts import Allocation
-    from scalebench.launch.planning import StudyPlan
-    from scalebench.study.spec import Study
+from scalebench.study.load import load_study
+from scalebench.study.spec import Study
 
 # keys that change which jobs there are; others are set by --set
 _KEYS = [
@@ -102,7 +101,7 @@ _KEYS = [
 )
 @click.option(
     "--shard",
-    "shards",
+    "numbers",
     type=int,
     multiple=True,
     help="Submit what is left of this shard again; repeatable.",
@@ -115,7 +114,7 @@ def submit(
     strategies: tuple[str, ...],
     sets: tuple[str, ...],
     output: Path,
-    shards: tuple[int, ...],
+    numbers: tuple[int, ...],
     site_file: Path | None,
     scheduler: str | None,
     **flags: Any,
@@ -132,11 +131,6 @@ def submit(
     Account, partition, modules and the like are read from site.yaml; `scalebench init
     --site` writes one.
     """
-    from scalebench.batch.schedulers import scheduler_for
-    from scalebench.batch.site import site_for
-    from scalebench.batch.submission import read_submission
-    from scalebench.study.load import load_study
-
     asked = {
         name: flags.pop(name)
         for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")
@@ -146,20 +140,20 @@ def submit(
             "--limit bounds the tasks of an array that run at the same time; add --array"
         )
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
-    is_known = _is_submitted(study, shards)
+    is_known = _is_submitted(study, numbers)
     site, found = site_for(
         study.parent if study is not None and not is_known else Path(), site_file
     )
     # a study that was submitted stays with its scheduler, unless another is named
     named = scheduler or site.scheduler
     if named is None and study is not None and is_known:
-        named = read_submission(study).scheduler
+        named = submission.read_submission(study).scheduler
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
-        _submit_left(study, chosen, site, shards, dry_run=dry_run, collects=collects)
+        _submit_left(study, chosen, site, numbers, dry_run=dry_run, collects=collects)
         return
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
@@ -169,17 +163,15 @@ def submit(
     )
 
 
-def _is_submitted(study: Path | None, shards: tuple[int, ...]) -> bool:
+def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
     """Return True if `study` is the folder of a submitted study, False if it is a study file or the default one.
 
     Raises:
         UsageError: it is another folder, or has no shards of which to submit some.
     """
-    from scalebench.records.folder import is_submitted
-
     is_folder = study is not None and study.is_dir()
     is_known = study is not None and is_folder and is_submitted(study)
-    if shards and not is_known:
+    if numbers and not is_known:
         raise UsageError(
             "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
         )
@@ -194,22 +186,20 @@ def _submit_left(
     folder: Path,
     scheduler: Scheduler,
     site: Site,
-    shards: tuple[int, ...],
+    numbers: tuple[int, ...],
     *,
     dry_run: bool,
     collects: bool,
 ) -> None:
     """Submit shards of the study in `folder` again, or show their scripts."""
-    from scalebench.batch import standing
-
     say = click.echo
     if dry_run:
-        submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, shards, say)
+        submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, numbers, say)
         if jobs:
             _show(submitter, jobs, collects)
     else:
         standing.submit_again(
-            folder, scheduler, site, say, numbers=shards, collects=collects
+            folder, scheduler, site, say, numbers=numbers, collects=collects
         )
 
 
@@ -223,23 +213,20 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch.standing import submit_again
-    from scalebench.batch.submission import Submitter, begin, submitting
-
-    plan, submission = _planned(wanted, scheduler, site, asked)
+    plan, made = _planned(wanted, scheduler, site, asked)
     folder = output / plan.study.name
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
-    numbers = [shard.number for shard in submission.shards]
+    numbers = [shard.number for shard in made.shards]
     if dry_run:
-        submitter = Submitter(folder, scheduler, site, submission)
+        submitter = submission.Submitter(folder, scheduler, site, made)
         _show(submitter, submitter.jobs(numbers, **division), collects)
         return
-    with submitting(folder, click.echo):
-        submission = begin(folder, plan, submission)
+    with submission.submitting(folder, click.echo):
+        made = submission.begin(folder, plan, made)
         # the study may be there already, its jobs refused half-way: then what is left
         # is submitted
-        if not submission.jobs:
-            submitter = Submitter(folder, scheduler, site, submission)
+        if not made.jobs:
+            submitter = submission.Submitter(folder, scheduler, site, made)
             submitter.submit(
                 submitter.jobs(numbers, **division),
                 collects=collects,
@@ -249,16 +236,13 @@ def _submit_study(
                 f"scripts and output in {folder}/jobs/; next: scalebench status {folder}"
             )
             return
-    submit_again(folder, scheduler, site, click.echo, collects=collects)
+    standing.submit_again(folder, scheduler, site, click.echo, collects=collects)
 
 
 def _planned(
     wanted: Study, scheduler: Scheduler, site: Site, asked: dict[str, Any]
-) -> tuple[StudyPlan, Submission]:
+) -> tuple[planning.StudyPlan, submission.Submission]:
     """Return the plan of the study and its division into jobs, after their notes are printed."""
-    from scalebench.batch import shards
-    from scalebench.launch import planning
-
     # before planning: how many nodes a run takes depends on what starts its ranks
     shards.choose_launcher(site, wanted)
     allocation = shards.allocation_for(
@@ -277,9 +261,8 @@ def _planned(
         by_repetition=asked["array"],
         limit_s=shards.limits_of(plan, allocation, site, asked["limit_s"]),
     )
-    submission = _submission_of(divided, scheduler, allocation)
     _print_notes([*shards.only_virtual(plan.study, allocation), *plan.notes])
-    return plan, submission
+    return plan, submission.Submission.of(divided, scheduler.name, allocation)
 
 
 def _print_notes(notes: Iterable[str]) -> None:
@@ -287,25 +270,6 @@ def _print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         if not isinstance(note, Detail) or options.verbosity() > 0:
             click.echo(f"note: {note}", err=True)
-
-
-def _submission_of(
-    shards: list[Shard], scheduler: Scheduler, allocation: Allocation
-) -> Submission:
-    """Return the submission of `shards` before it has a folder, whose study it is bound to then."""
-    from scalebench.batch.submission import Submission, made_by
-
-    host = allocation.hosts[0]
-    return Submission(
-        scheduler=scheduler.name,
-        nodes=len(allocation.hosts),
-        slots=host.slots,
-        cores=host.cores,
-        gpus=host.gpus,
-        study_sha256="",
-        made_by=made_by(),
-        shards=shards,
-    )
 
 
 def _show(submitter: Any, jobs: Any, collects: bool) -> None:
