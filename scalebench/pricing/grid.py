@@ -9,18 +9,11 @@ from dataclasses import dataclass, field
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import UsageError
 from scalebench.measured import Measured
+from scalebench.pricing import uncertainty
 from scalebench.pricing.memory import WorkerMemory, lacking, memory_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.uncertainty import (
-    Uncertainty,
-    cases_at_ends,
-    outside,
-    seconds_at_ends,
-    uncertainty_of,
-    with_interval,
-)
 from scalebench.study.spec import Component
 
 # least factor by which half of a component's time shortens the training, to count
@@ -58,7 +51,7 @@ class Point:
     gains: dict[str, float]
     halves_s: tuple[float, float]
     queued: bool
-    known: Uncertainty
+    known: uncertainty.Uncertainty
     ends_s: tuple[float, ...]
     lacking: str = ""
     outside: tuple[str, ...] = ()
@@ -73,7 +66,7 @@ class Point:
     @property
     def time(self) -> Measured:
         """Seconds of the training with their interval."""
-        return with_interval(self.train_s, self.ends_s, self.known.margin)
+        return uncertainty.with_interval(self.train_s, self.ends_s, self.known.margin)
 
     @property
     def marked(self) -> bool:
@@ -212,8 +205,8 @@ def _point(
     cases += [
         Case(platform.improved(*names), workload.batch) for names in parts(components)
     ]
-    known = uncertainty_of(predictor, strategy, workers)
-    cases += cases_at_ends(platform, known, workload.batch)
+    known = uncertainty.uncertainty_of(predictor, strategy, workers)
+    cases += uncertainty.cases_at_ends(platform, known, workload.batch)
     times = predictor.times(strategy, workers, cases)
     train_s = float(times.time[0])
     halves = 1 + len(components)
@@ -245,9 +238,9 @@ def _point(
         halves_s=(float(times.time[halves]), float(times.time[halves + 1])),
         queued=bool(times.queued[0]),
         known=known,
-        ends_s=seconds_at_ends(times, first_end),
+        ends_s=uncertainty.seconds_at_ends(times, first_end),
         lacking=lacking(predictor, strategy, workers),
-        outside=outside(predictor, strategy, workers),
+        outside=uncertainty.outside(predictor, strategy, workers),
         mesh=predictor.mesh(strategy, workers),
         micro_batches=predictor.micro_batches(strategy, workers),
     )

@@ -17,14 +17,8 @@ from torch import Tensor, nn
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ACTIVATIONS, GRADIENTS, Communicator, Request
 from scalebench.data.layout import cut
+from scalebench.models import parts
 from scalebench.models.flat import views
-from scalebench.models.parts import (
-    LayerFacts,
-    bounds_of,
-    counted,
-    evaluating,
-    layers_of,
-)
 from scalebench.models.sharding import Held, Segment, called, held_by
 from scalebench.strategies.base import Batch, Move, Recompute
 from scalebench.system.clock import Clock, Task
@@ -50,13 +44,13 @@ class StageFacts:
     @classmethod
     def of(
         cls,
-        facts: Sequence[LayerFacts],
+        facts: Sequence[parts.LayerFacts],
         input_shape: tuple[int, ...],
         sizes: Sequence[int],
         stage: int,
     ) -> StageFacts:
         """Return the stage that is the `stage`-th of stages with `sizes` layers."""
-        first, last = bounds_of(sizes)[stage]
+        first, last = parts.bounds_of(sizes)[stage]
         takes = facts[first - 1].shape if first else input_shape
         return cls(stage, len(sizes), first, last, takes, facts[last - 1].shape)
 
@@ -90,7 +84,11 @@ class SegmentFacts(NamedTuple):
 
 
 def segment_facts(
-    segments: Sequence[Segment], x: Tensor, facts: Sequence[LayerFacts], *, first: bool
+    segments: Sequence[Segment],
+    x: Tensor,
+    facts: Sequence[parts.LayerFacts],
+    *,
+    first: bool,
 ) -> list[SegmentFacts]:
     """Return the sizes of the segments of a stage, the `first` or a later one, by a forward pass of samples `x`.
 
@@ -104,7 +102,7 @@ def segment_facts(
     found = []
     state = [x]
     layers = 0 if first else 2  # begun so far, the first two of which count
-    with torch.no_grad(), evaluating([segment.module for segment in segments]):
+    with torch.no_grad(), parts.evaluating([segment.module for segment in segments]):
         for segment in segments:
             takes = tuple(state[-1].shape[1:])
             made = state[-1:] if segment.divided else state
@@ -115,7 +113,7 @@ def segment_facts(
                 if type(segment.module) is nn.Sequential
                 else [segment.module]
             ):
-                made, work = counted(partial(called, module, made))
+                made, work = parts.counted(partial(called, module, made))
                 layers += any(each.requires_grad for each in module.parameters())
                 forward += work / samples / whole[0]
                 backward += (2 if layers > 1 else 1) * work / samples / whole[1]
@@ -128,7 +126,7 @@ def segment_facts(
 
 
 def sizes_of(
-    facts: Sequence[LayerFacts],
+    facts: Sequence[parts.LayerFacts],
     held: Held,
     sizes: Sequence[int],
     mesh: Mesh,
@@ -629,11 +627,10 @@ class Assembly:
     @cached_property
     def _places(self) -> list[list[Tensor]]:
         """Where each part's parameters and floating-point buffers lie in the whole model."""
-        layers = layers_of(self._whole, self._name)
-        parts = range(self._mesh.parts)
+        layers = parts.layers_of(self._whole, self._name)
         return [
             held_by(layers, self._sizes, self._mesh, part, self._name).places()
-            for part in parts
+            for part in range(self._mesh.parts)
         ]
 
     def gather(self, vector: Tensor, buffers: Sequence[Tensor]) -> nn.Module | None:

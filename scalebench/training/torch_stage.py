@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed import pipelining
 
 from scalebench.cluster.operation import Kind
 from scalebench.comm.base import LibraryCommunicator
@@ -23,10 +17,13 @@ from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
 from scalebench.training.stage import Chunk, StageArithmetic
 
-_OF_A_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_A_STAGE: dict[str, Any] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+}
 _OF_CHUNKS: dict[str, Any] = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zbv": ScheduleZBVZeroBubble,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
 }
 
 
@@ -189,7 +186,7 @@ class TimedChunk(nn.Module):
         self._clock.did(Task.BACKWARD, self._sizes[place], self._shares[1] * share)
 
 
-class TimedStage(PipelineStage):
+class TimedStage(pipelining.PipelineStage):
     """A stage of torch whose backward passes, whole or in halves, are laps of the clock."""
 
     submod: TimedChunk

@@ -11,18 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rcParams
+from matplotlib import rcParams, ticker
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-)
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 
@@ -446,11 +439,13 @@ class Panel:
         for count in reversed(counts):  # the largest count is always labelled
             if not labelled or math.log2(labelled[-1] / count) >= room:
                 labelled.append(count)
-        self.ax.xaxis.set_major_locator(FixedLocator(counts))
+        self.ax.xaxis.set_major_locator(ticker.FixedLocator(counts))
         self.ax.xaxis.set_major_formatter(
-            FuncFormatter(lambda x, _: f"{x:.0f}" if round(x) in labelled else "")
+            ticker.FuncFormatter(
+                lambda x, _: f"{x:.0f}" if round(x) in labelled else ""
+            )
         )
-        self.ax.xaxis.set_minor_locator(NullLocator())
+        self.ax.xaxis.set_minor_locator(ticker.NullLocator())
         self.ax.set_xlabel("workers")
 
     def seconds_axis(self, which: str = "y", label: str = "training time (s)") -> None:
@@ -480,23 +475,25 @@ class Panel:
                 * self.width_in
                 / (letters * _LETTER_PER_POINT_IN * rcParams["xtick.labelsize"])
             )
-            locator = MaxNLocator(
+            locator = ticker.MaxNLocator(
                 max(1, int(room)) if which == "x" else _MOST_LABELS // 2,
                 steps=[1, 2, 5, 10],
             )
             axis.set_major_locator(locator)
             decimals = _decimals(locator.tick_values(low, high))
             axis.set_major_formatter(
-                FuncFormatter(lambda value, _: f"{value:,.{decimals}f}")
+                ticker.FuncFormatter(lambda value, _: f"{value:,.{decimals}f}")
             )
         else:
             axis.set_major_locator(
-                LogLocator(subs=(fitting or usual[-1:])[0], numticks=20)
+                ticker.LogLocator(subs=(fitting or usual[-1:])[0], numticks=20)
             )
             # 1000 in place of 10^3: readers compare times, not exponents.
-            axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+            axis.set_major_formatter(
+                ticker.FuncFormatter(lambda value, _: _plain(value))
+            )
         # Minor ticks of a log axis would have labels of their own on short ones.
-        axis.set_minor_locator(NullLocator())
+        axis.set_minor_locator(ticker.NullLocator())
         getattr(self.ax, f"set_{which}label")(label)
 
     def _has_room(
