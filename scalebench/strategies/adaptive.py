@@ -244,9 +244,15 @@ class Adaptive(Strategy):
 
     def _least(self, worker: Worker, epoch: int) -> tuple[int, ...]:
         """Return the layout of the least numbers of a step in `epoch`, under the cap."""
-        number = worker.parameters.element_size()
-        found = self.least(worker.layer_profiles, self._costs(worker, epoch), number)
-        assert found is not None, "the cap was checked"
+        number, layers = worker.parameters.element_size(), worker.layer_profiles
+        found = self.least(layers, self._costs(worker, epoch), number)
+        if found is None:
+            # of a layer table, which `check` has no modules of
+            smallest = [
+                (number * layer.parameters / max(layer.degrees) / _MIB, layer.name)
+                for layer in layers
+            ]
+            raise self._unmet(worker.size, smallest)
         return found
 
     def least(
@@ -392,12 +398,16 @@ class Adaptive(Strategy):
         ]
         least = sum(mib for mib, _ in held)
         if self.parameters_mib is not None and least > self.parameters_mib:
-            most, where = max(held)
-            raise StudyError(
-                f"strategy {self.name}: parameters_mib: no layout on {workers} workers fits into "
-                f"{self.parameters_mib:g} MiB: the least is {least:.3g} MiB a worker, of which layer {where} takes "
-                f"{most:.3g}; allow more, or use more workers"
-            )
+            raise self._unmet(workers, held)
+
+    def _unmet(self, workers: int, held: Sequence[tuple[float, str]]) -> StudyError:
+        """Return the refusal of the cap; `held` are the least MiB of a worker of each layer, and its name."""
+        least, (most, where) = sum(mib for mib, _ in held), max(held)
+        return StudyError(
+            f"strategy {self.name}: parameters_mib: no layout on {workers} workers fits into "
+            f"{self.parameters_mib:g} MiB: the least is {least:.3g} MiB a worker, of which layer {where} takes "
+            f"{most:.3g}; allow more, or use more workers"
+        )
 
     @property
     def traits(self) -> Traits:

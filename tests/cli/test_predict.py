@@ -130,6 +130,13 @@ def test_law_of_gradient_averaging_marks_other_strategies():
     )
 
 
+def test_a_cap_that_no_layout_meets_is_refused_with_the_least_and_its_layer():
+    adaptive = "--strategy", "adaptive:parameters_mib=1"
+    output = invoke("--step-time", "0.1", "--workers", "4", *adaptive).output
+    refused = r"Not predicted: adaptive.*least is \S+ MiB a worker, of which layer \S+"
+    assert re.search(refused, output)
+
+
 def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
     output = invoke(
         "--step-time", "0.1", "--workers", "1..16", "--strategy", "daso-heat"
