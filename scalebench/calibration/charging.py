@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from scalebench.calibration import cost_sources
@@ -571,9 +572,11 @@ def library_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float
     """
     from scalebench.comm.torch_dist import silent_group  # a second of imports
 
+    torch.set_num_threads(run.threads_per_worker)
+    native = registry.preferred_engine(run.strategy.name)
     with silent_group(run.workers) as comm:
         ours, librarys = (
-            _library_step(run, dataset, comm, engine) for engine in ("virtual", "gloo")
+            _library_step(run, dataset, comm, engine) for engine in ("virtual", native)
         )
         found: list[float] = []
         deadline = time.thread_time() + budget_s
