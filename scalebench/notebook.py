@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import pandas as pd
 
-from scalebench import analysis
+from scalebench import analysis, tables
 from scalebench.cli.main import command_of
-from scalebench.errors import ScalebenchError, UsageError
+from scalebench.errors import ResultsError, ScalebenchError, UsageError
+from scalebench.figures import base, plotting
+from scalebench.figures.selection import Selection
+from scalebench.figures.style import Style, choose_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from scalebench.figures.style import Style
 
 _PIXELS_PER_IN = 96  # of a browser
 # Options in the words of errors, as --step-time, and commands with theirs, which stay
@@ -44,7 +45,6 @@ class Results(analysis.Results):
 
     def _repr_html_(self) -> str:
         from scalebench.report.answer import spoken
-        from scalebench.tables import render
 
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in spoken(self))
         notes = "".join(
@@ -52,7 +52,7 @@ class Results(analysis.Results):
             for note in analysis.summary_notes(self, brief=True)
         )
         table = replace(analysis.summary(self), notes=[])
-        return f"{said}{render(table, 'html')}<ul>{notes}</ul>"
+        return f"{said}{tables.render(table, 'html')}<ul>{notes}</ul>"
 
 
 class PanelAxes(list["Axes"]):
@@ -79,10 +79,8 @@ class PanelAxes(list["Axes"]):
         return "".join(pictures)
 
     def _png(self, figure: Figure) -> bytes:
-        from scalebench.figures.plotting import house_style
-
         # matplotlib reads fonts and ticks when it draws, long after `plot` has returned
-        with house_style(self._style):
+        with plotting.house_style(self._style):
             stream = BytesIO()
             figure.savefig(stream, format="png")
         return stream.getvalue()
@@ -192,11 +190,7 @@ def plot(
         UsageError: an unknown figure, panel or style, or a strategy or worker count that did not run.
         ResultsError: the study has nothing for this figure.
     """
-    from scalebench.errors import ResultsError
-    from scalebench.figures import base, plotting
     from scalebench.figures.drawing.canvas import Canvas
-    from scalebench.figures.selection import Selection
-    from scalebench.figures.style import choose_style
 
     study = results if isinstance(results, analysis.Results) else load(results)
     selection = Selection(
@@ -276,7 +270,6 @@ def plan(
         UsageError: an unknown option, or a value that is out of its range.
     """
     from scalebench.predictions.planned import planned
-    from scalebench.tables import records
 
     if not {"format", "write"}.isdisjoint(options):
         raise UsageError(
@@ -286,7 +279,7 @@ def plan(
     words += ["--devices", str(devices), "--batch", str(batch), *_words_of(options)]
     flags = _parsed("plan", words)
     found = planned(model, flags["devices"], flags["batch"], flags)
-    table = pd.DataFrame(records(next(found.tables())))
+    table = pd.DataFrame(tables.records(next(found.tables())))
     table.attrs["answer"] = list(found.answer())
     table.attrs["study"] = found.study(model, flags)
     return table

@@ -13,11 +13,12 @@ from scalebench.cli.formats import show
 from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
+from scalebench.launch.planning import StudyPlan, plan_study
+from scalebench.strategies import registry
 from scalebench.study import load, spec, validation
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
-    from scalebench.launch.planning import StudyPlan
     from scalebench.strategies.base import Strategy
 
 
@@ -49,7 +50,6 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     with these flags over it, recorded without training.
     """
     from scalebench.launch.engine_choice import describe_strategy
-    from scalebench.strategies import registry
     from scalebench.strategies.registry import options_of, rule_of
 
     try:
@@ -114,8 +114,6 @@ def _sorted_out(
 def _plan(
     strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]
 ) -> StudyPlan:
-    from scalebench.launch.planning import plan_study
-
     study = load.load_study(
         None, {**flags, "strategies": [{strategy.name: options}]}, sets
     )
@@ -131,7 +129,6 @@ def _plan(
 
 def _show_traffic(plan: StudyPlan) -> None:
     from scalebench.launch.traffic import traffic_of
-    from scalebench.strategies import registry
 
     rows, study = traffic_of(plan), plan.study
     head = ["workers", "steps", "synchronisations", "bytes sent by a worker"]

@@ -14,7 +14,8 @@ import rich_click as click
 from scalebench import errors, formatting
 from scalebench.cli import options
 from scalebench.study.cell import BATCH, columns_without
-from scalebench.tables import FORMATS, Column, Entry, Table, render
+from scalebench.tables import FORMATS, Column, Entry, Table, latex, render
+from scalebench.tables.printed import Print
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,8 +193,6 @@ def _require_columns(
 
 def _fitted(table: Table) -> tuple[Table, str]:
     """Return `table` as it fits a page, and a sentence with the long names; say which columns are left out."""
-    from scalebench.tables import latex
-    from scalebench.tables.printed import Print
 
     short, longer = _short_names(table)
     found = latex.fitting(short, _MOST_TELLING)
@@ -256,7 +255,6 @@ def _caption(study: Results, shown: pd.DataFrame, table: Table) -> str:
     from scalebench.analysis.quantities import metric_head
     from scalebench.analysis.target import CENSORED
     from scalebench.figures.drawing import caption
-    from scalebench.tables.printed import Print
 
     names = [column.name for column in table.columns]
     printed = [cell for row in Print.of(table).cells for cell in row]

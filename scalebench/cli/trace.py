@@ -10,7 +10,10 @@ import rich_click as click
 
 from scalebench.cli import options
 from scalebench.errors import UsageError
-from scalebench.figures import FORMATS
+from scalebench.figures import FORMATS, style
+from scalebench.launch import planning
+from scalebench.strategies import registry
+from scalebench.study.load import load_study
 from scalebench.study.spec import Study, slug
 
 if TYPE_CHECKING:
@@ -90,7 +93,7 @@ def trace(
     Horovod brings Horovod's own timeline along.
     """
     from scalebench.export import write_chrome
-    from scalebench.figures import style, traced_run
+    from scalebench.figures import traced_run
     from scalebench.training.outcome import Lane, Timeline, read_horovod
 
     # tasks are recorded on meta tensors: nothing is run, and no window is shown
@@ -126,7 +129,7 @@ def _traced(
     study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
 ) -> tuple[Timeline, str]:
     """Trace the run; return its timeline and the name of the study."""
-    from scalebench.launch import planning, tracing
+    from scalebench.launch import tracing
 
     wanted, own = _wanted(study, flags, sets)
     # a traced run is no measurement, and no study keeps its row
@@ -142,8 +145,8 @@ def _draw_graph(
     formats: tuple[str, ...],
 ) -> list[Path]:
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
-    from scalebench.figures import style, traced_run
-    from scalebench.launch import planning, traffic
+    from scalebench.figures import traced_run
+    from scalebench.launch import traffic
 
     wanted, own = _wanted(study, flags, sets)
     plan = planning.plan_study(wanted, timed=False)
@@ -161,8 +164,6 @@ def _wanted(
     study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
 ) -> tuple[Study, str]:
     """Return the study of one run, and the name of its folder."""
-    from scalebench.strategies import registry
-    from scalebench.study.load import load_study
 
     named = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
     defaults = _SHORT if study is None else {"execution": "virtual"}
