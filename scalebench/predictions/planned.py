@@ -282,6 +282,11 @@ class Planned:
                 f"{len(found.unfitting)} of {found.tried} layouts do not fit into {platform.memory_gib:g} GiB; the "
                 f"smallest of these, {least[1]}, needs {_gib(least[0])} a worker"
             )
+        if planner.whole_layers:
+            notes.append(
+                "layouts that share layers or shard them are left out: optimizer "
+                f"{planner.predictor.workload.optimizer} needs whole ones"
+            )
         if planner.uncut:
             notes.append(f"layouts that divide the model are left out: {planner.uncut}")
         return notes

@@ -39,7 +39,7 @@ from scalebench.strategies.adaptive import (
 )
 from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.strategies.parts import PartsOfModel, Schedule, dividing, sharding
-from scalebench.study.spec import Component
+from scalebench.study.spec import BY_LAYER, Component
 from scalebench.training.stage import most_kept
 
 # of the micro-batches on a stage; None: of whole batches, or without stages
@@ -200,7 +200,11 @@ class Planner:
             found = [Layout("data", DATA, Mesh(self.devices))]
             for shard, strategy in SHARDED.items():
                 # Above 1 layers are sharded, else the whole model.
-                if self.devices > 1 and (shard == 1 or not self.uncut):
+                if (
+                    self.devices > 1
+                    and not self.whole_layers
+                    and (shard == 1 or not self.uncut)
+                ):
                     mesh = Mesh(self.devices)
                     found.append(Layout(str(strategy), strategy, mesh, sharded=shard))
         if self.uncut:
@@ -215,6 +219,11 @@ class Planner:
                 found.append(layout)
         return found + list(self.adaptive_layouts.values())
 
+    @property
+    def whole_layers(self) -> bool:
+        """True if workers hold no shares of layers, as the optimizer steps by the norms of these."""
+        return self.predictor.workload.optimizer.name in BY_LAYER
+
     # --- layouts of `adaptive` ----------------------------------------------------------------------------------
 
     @cached_property
@@ -224,7 +233,7 @@ class Planner:
         The greedy one moves more bytes, but may do so in fewer messages.
         """
         found: dict[Solver, Layout] = {}
-        if not 1 < self.devices <= self.batch:
+        if self.whole_layers or not 1 < self.devices <= self.batch:
             return found
         for solver in get_args(Solver):
             layout = self._adaptive(solver)
@@ -406,6 +415,8 @@ class Planner:
 
     def _is_shareable(self, degree: int) -> bool:
         """Return True if so many workers can share the layers of the model."""
+        if self.whole_layers:
+            return degree == 1
         if degree not in self._shareable:
             cut = self._cut(1)
             try:

@@ -124,6 +124,16 @@ def test_a_study_is_written_where_a_pipe_takes_the_first_line(tmp_path):
     assert study.exists()
 
 
+def test_an_optimizer_of_whole_layers_leaves_out_what_shares_them(invoke):
+    said = invoke(*VIT, "--devices", 4, "--batch", 32, "--optimizer", "lamb")
+    assert "optimizer lamb needs whole ones" in said
+    rows = {
+        line.split()[0] for line in said.splitlines() if "GiB" in line or "MiB" in line
+    }
+    assert rows >= {"ddp", "pipeline", "model_parallel"}
+    assert not rows & {"fsdp", "tensor", "hybrid", "adaptive"}
+
+
 @pytest.mark.parametrize("table", [True, False])
 def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
