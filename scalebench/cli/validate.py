@@ -148,13 +148,8 @@ def _plans(file: Path) -> table.Table | None:
 
 
 def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
-    from scalebench.validation import (
-        held_out,
-        measurements,
-        megatron,
-        pipelines,
-        placements,
-    )
+    from scalebench.validation import held_out, megatron, pipelines, placements
+    from scalebench.validation.measurements import read_published
 
     if placements.is_placements(file):
         rows = placements.read_placements(file)
@@ -174,7 +169,7 @@ def _published(file: Path) -> tuple[pd.DataFrame, list[str]]:
         note = "Calibrated on the fewest devices; linear scaling is that of operations a device."
         return predictions, [note, f"Rank correlation of times a sample: {ranks}."]
     # the general form comes last: other files have its columns, too
-    rows, left_out = measurements.read_published(file)
+    rows, left_out = read_published(file)
     predictions, overheads = held_out.predict_published(rows)
     return predictions, [*_assumptions(overheads), *left_out]
 

@@ -25,16 +25,10 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import own_job, using
 from scalebench.errors import writing
 from scalebench.formatting import Detail, seconds
-from scalebench.launch import (
-    calibrating,
-    model_check,
-    processes,
-    real_runs,
-    sweep,
-    traffic,
-    work,
-)
+from scalebench.launch import calibrating, processes, real_runs, sweep, work
+from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
+from scalebench.launch.traffic import TrafficCheck
 from scalebench.launch.work import Ended, Reporter, Tally, Timed, Trial, Work
 from scalebench.pricing.charges import carrier
 from scalebench.records import folder as files
@@ -86,7 +80,7 @@ def run_study(
     if plan.sweep.simulated:
         parent_watch.start_forkserver()
     # before the folder is touched: a model that cannot be built leaves nothing there
-    plan = replace(plan, remarks=tuple(model_check.look_at_model(plan)))
+    plan = replace(plan, remarks=tuple(look_at_model(plan)))
     cost_sources.check_given_calibration(
         calibrating.request_of(plan, plan.sweep.simulated)
     )
@@ -222,7 +216,7 @@ class StudyRun:
         self._started_utc: dict[str, str] = {}
         # hashes of other nodes -> name of their provenance
         self._provenance_of: dict[tuple[str, ...], str] = {}
-        self._traffic = traffic.TrafficCheck(plan)
+        self._traffic = TrafficCheck(plan)
         # until the first real run: calibration and virtual runs are not in its budget
         self._real_until = math.inf
 

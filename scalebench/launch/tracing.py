@@ -13,14 +13,8 @@ from scalebench.comm.engines import named
 from scalebench.comm.launchers import using
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import RunError
-from scalebench.launch import (
-    calibrating,
-    model_check,
-    planning,
-    real_runs,
-    sweep,
-    traffic,
-)
+from scalebench.launch import calibrating, model_check, real_runs, sweep, traffic
+from scalebench.launch.planning import StudyPlan
 from scalebench.records import provenance, rows
 from scalebench.study.spec import Run
 from scalebench.training.outcome import (
@@ -33,7 +27,7 @@ from scalebench.training.outcome import (
 from scalebench.virtual.engine import simulate
 
 
-def trace(plan: planning.StudyPlan, folder: Path) -> Timeline:
+def trace(plan: StudyPlan, folder: Path) -> Timeline:
     """Execute the only run of `plan` and keep every lap; calibration and logs go to `folder`.
 
     Raises:
@@ -72,7 +66,7 @@ def trace(plan: planning.StudyPlan, folder: Path) -> Timeline:
     return replace(timeline, about=about, lanes=timeline.lanes + lanes)
 
 
-def _execute(run: Run, plan: planning.StudyPlan, folder: Path) -> Outcome:
+def _execute(run: Run, plan: StudyPlan, folder: Path) -> Outcome:
     outcomes: list[Outcome] = []
     runs = real_runs.RealRuns(
         plan.prepared.folders,

@@ -19,29 +19,14 @@ from typing import Any
 import pandas as pd
 
 from scalebench import formatting
-from scalebench.analysis import (
-    Results,
-    cells,
-    differences,
-    environment,
-    intervals,
-    loading,
-    native_check,
-    rounds,
-    verdicts,
-    virtual_error,
-)
+from scalebench.analysis import Results, cells, differences, intervals, loading, rounds
+from scalebench.analysis.environment import jitter_in_words
 from scalebench.analysis.methodology import RULES, Evidence
+from scalebench.analysis.native_check import slowdown_of_native_runs, virtual_error
+from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.records.progress import progress_of
 from scalebench.report import comparison
-from scalebench.report.comparison import (
-    Comparison,
-    Phrase,
-    Sentence,
-    answer_to_target,
-    as_text,
-    plain,
-)
+from scalebench.report.comparison import Comparison, Phrase, Sentence, as_text, plain
 from scalebench.study.choices import BASELINES
 
 # rules whose warnings stand beside the answer
@@ -129,7 +114,7 @@ def spoken(results: Results) -> list[str]:
         )
         sentences = [
             own,
-            *answer_to_target(other, results, brief=True),
+            *comparison.answer_to_target(other, results, brief=True),
             *_next_steps(other, results),
         ]
         lines.append(" ".join(map(as_text, sentences)))
@@ -162,7 +147,7 @@ def _headline_sentences(
             start,
             *_clauses(first, results, f"per-batch {first.baseline.label}", brief=brief),
         )
-        yield from answer_to_target(first, results, brief=brief)
+        yield from comparison.answer_to_target(first, results, brief=brief)
         return
     *clause, _ = aimed.sentence(
         brief=brief, how=f"; {_how(aimed.one, results)}", than="per-batch "
@@ -362,7 +347,7 @@ def _metric(one: Comparison, brief: bool) -> Iterator[Phrase]:
 
 
 def _margin(one: Comparison) -> str:
-    return formatting.metric_change(verdicts.METRIC_MARGIN, one.metric_name).replace(
+    return formatting.metric_change(METRIC_MARGIN, one.metric_name).replace(
         "1.0 points", "1 point"
     )
 
@@ -436,7 +421,7 @@ def _error_of_virtual_times(results: Results) -> str:
 
 def _speed_of_native_runs(results: Results) -> str:
     """Return the speed of this machine in native runs that virtual times are off by more than their interval."""
-    slowdown = native_check.slowdown_of_native_runs(results)
+    slowdown = slowdown_of_native_runs(results)
     if slowdown is None:
         return ""
     return (
@@ -475,11 +460,7 @@ def _parts_of_the_saving(one: Comparison, results: Results) -> Iterator[Sentence
             f"without any jitter the saving is {formatting.percent(1 - steady[0] / steady[1])}"
         )
     if parts:
-        spread = (
-            environment.jitter_in_words(results)
-            if one.cell.execution == "virtual"
-            else ""
-        )
+        spread = jitter_in_words(results) if one.cell.execution == "virtual" else ""
         yield plain(_capital(f"{'; '.join(parts)}{f' ({spread})' if spread else ''}."))
 
 

@@ -15,20 +15,12 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from scalebench import formatting
-from scalebench.analysis import (
-    Results,
-    cells,
-    grouping,
-    intervals,
-    loading,
-    native_check,
-    pairing,
-    rounds,
-    target,
-    verdicts,
-    virtual_error,
-)
+from scalebench.analysis import Results, cells, intervals, loading, pairing, target
 from scalebench.analysis.comparing import compared_with, difference
+from scalebench.analysis.grouping import DISTURBED_BY
+from scalebench.analysis.native_check import PREFERRED_ENGINES, virtual_error
+from scalebench.analysis.rounds import MEASURED
+from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 from scalebench.measured import Measured
 from scalebench.strategies import registry
 from scalebench.study.cell import BATCH, EXECUTIONS, SERIES, Cell, columns_without
@@ -97,11 +89,11 @@ class Comparison:
         return not low <= 0 <= high or max(-low, high) <= _ABOUT_EQUAL
 
     @property
-    def metric_verdict(self) -> verdicts.MetricVerdict:
+    def metric_verdict(self) -> MetricVerdict:
         """Verdict on the strategy's metric against that of the baseline, as `scalebench compare` gives it."""
         if not self.difference.n:
             return "not compared"
-        return verdicts.verdict_of_metric(self.difference.low, self.difference.high)
+        return verdict_of_metric(self.difference.low, self.difference.high)
 
     @property
     def answers(self) -> bool:
@@ -172,7 +164,7 @@ def headline(found: Sequence[Comparison]) -> Comparison:
 
 def place_rank(one: Comparison) -> tuple[int, int, int]:
     """Sort key: the largest worker count, then native before paced before virtual, then the preferred engine."""
-    engines = ["virtual", *native_check.PREFERRED_ENGINES]
+    engines = ["virtual", *PREFERRED_ENGINES]
     cell = one.cell
     return (
         -cell.workers,
@@ -212,7 +204,7 @@ def to_show_saving(one: Comparison, results: Results) -> str:
         return ""
     if one.saved.n < 2:
         return f"repetitions would show both: {pairing.repeat_option(results, pairing.enough_runs(results))} or more"
-    if one.cell.execution not in rounds.MEASURED:
+    if one.cell.execution not in MEASURED:
         return _of_virtual_times(one, results)
     ratio, low, high, measured, _ = one.saved.map(lambda saved: math.log1p(-saved))
     s = (high - low) / 2 / intervals.t_quantile(measured - 1) * math.sqrt(measured)
@@ -254,7 +246,7 @@ def to_answer(results: Results) -> str:
     if several["oversubscribed"].all():
         return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
     if not loading.is_representative(several).any():
-        why = grouping.DISTURBED_BY
+        why = DISTURBED_BY
         return f"every run of several workers is disturbed, as {why}; run them again when these have ended"
     return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
 
@@ -296,8 +288,7 @@ def crowded_engines(results: Results) -> str:
 def _oversubscribed(results: Results) -> list[str]:
     table = cells(results)
     own = table[
-        table["strategy"].isin(LIBRARY_BASELINES)
-        & table["execution"].isin(rounds.MEASURED)
+        table["strategy"].isin(LIBRARY_BASELINES) & table["execution"].isin(MEASURED)
     ]
     own = own[own["workers"] > 1]
     names = [

@@ -10,19 +10,12 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-from scalebench.analysis import (
-    Results,
-    agreement,
-    cells,
-    loading,
-    ratios,
-    target,
-    tuning_trials,
-    verdicts,
-)
+from scalebench.analysis import Results, agreement, cells, ratios, target, tuning_trials
 from scalebench.analysis import quantities as quantity
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
+from scalebench.analysis.loading import label_of
+from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY, seconds
 from scalebench.measured import Measured
 from scalebench.records import attempts, reading, schema
@@ -47,7 +40,9 @@ from scalebench.tables.table import (
 _MOST_REASONS = 5
 _MOST_FAILED = 200
 _SAVED = "1 - T(strategy) / T(baseline), with its interval"
-_VERDICT = f"better or worse by more than {verdicts.METRIC_MARGIN:g}, equal within that, or undecided"
+_VERDICT = (
+    f"better or worse by more than {METRIC_MARGIN:g}, equal within that, or undecided"
+)
 _TIME = Column(
     "time",
     fields("train_s"),
@@ -521,7 +516,7 @@ def _elastic_row(row: quantity.Row) -> quantity.Row:
     shrunk = row["dealt_anew"] is True
     return {
         **row,
-        "label": loading.label_of(row["strategy"], row["strategy_options"]),
+        "label": label_of(row["strategy"], row["strategy_options"]),
         "counts": f"{row['workers']} to {row['workers_at_end']}"
         if shrunk
         else str(row["workers"]),
