@@ -21,6 +21,7 @@ BENCHMARKS = (
     "task_overhead",
     "virtual_overhead",
     "many_workers",
+    "tuning",
     "jobs",
     "submit",
     "records",
