@@ -13,6 +13,7 @@ ranks where nodes hold several. When the time is over, sizes above a MiB are lef
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -44,6 +45,9 @@ _Measure = Callable[[MPI.Comm, Callable[[], object], int], list[float]]
 def main(text: str) -> None:
     """Measure the engines that the JSON `text` names, at its rank counts or between nodes, and print the costs."""
     end_with_launcher()
+    # What torch has made stays: no search for unused objects in a window, or at the
+    # end, has to look through it.
+    gc.freeze()
     spec = json.loads(text)
     torch.set_num_threads(1)
     costs = (_measure_at if "ranks" in spec else _measure_between_nodes)(
