@@ -3,6 +3,7 @@
 Rank 0 prints a JSON line of what the ranks saw, by engine.
 """
 
+import gc
 import json
 import sys
 
@@ -37,3 +38,4 @@ of_ranks = WORLD.gather(seen)
 if of_ranks is not None:
     by_engine = {name: [each[name] for each in of_ranks] for name in seen}
     print(json.dumps(by_engine), flush=True)
+gc.freeze()  # or a search at the end looks through all that torch has made

@@ -3,6 +3,7 @@
 Rank 0 prints a JSON line of what was checked, by the number of ranks and the engine.
 """
 
+import gc
 import json
 import sys
 import time
@@ -359,3 +360,4 @@ if first != MPI.COMM_NULL:
 wait_asleep()
 if WORLD.rank == 0:
     print(json.dumps(found))
+gc.freeze()  # or a search at the end looks through all that torch has made

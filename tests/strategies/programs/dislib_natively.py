@@ -4,6 +4,7 @@ The argument is a folder with `runs.json` ([{"run", "data"}]); rank 0 writes eac
 final weights.
 """
 
+import gc
 import json
 import sys
 from contextlib import contextmanager
@@ -88,3 +89,4 @@ def main(folder):
 
 
 main(Path(sys.argv[1]))
+gc.freeze()  # or a search at the end looks through all that torch has made

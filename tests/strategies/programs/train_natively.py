@@ -4,6 +4,7 @@ The argument is a folder with `runs.json` ([{"run", "workers_per_node", "referen
 "apart"}]) and `data.npz`.
 """
 
+import gc
 import json
 import sys
 import time
@@ -203,3 +204,4 @@ try:
 except BaseException:
     traceback.print_exc()
     MPI.COMM_WORLD.Abort(1)
+gc.freeze()  # or a search at the end looks through all that torch has made
