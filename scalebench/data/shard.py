@@ -15,6 +15,7 @@ from scalebench.data.exchange import Exchange, Ints, moved
 from scalebench.errors import RunError
 
 _EPOCHS_APART = 3  # of workers, for which samples of all are held
+_ALIGNMENT = 64  # bytes, of tensors that torch allocates
 
 
 def equal_batches(
@@ -50,6 +51,8 @@ class Rows:
             torch.int64 if dataset.task == "classification" else dtype,
         )
         self._device = device
+        # a whole number of rows, whatever their length, that ends where a tensor may begin
+        self.aligned = _ALIGNMENT // min(dtype.itemsize for dtype in self._dtypes)
 
     def read(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return copies of `rows` of x, in the dtype of the run, and of y."""
@@ -89,11 +92,24 @@ class LaidOut:
         return part
 
     def _lay_out(self, epoch: int) -> dict[int, tuple[Tensor, Tensor]]:
-        x, y = self._rows.read(self._plan.indices(epoch, *range(self._plan.workers)))
-        sizes = self._plan.shard_sizes(epoch).tolist()
+        sizes = self._plan.shard_sizes(epoch)
+        # Products of unaligned samples may differ in the last bit from those of a worker
+        # that holds its samples alone.
+        aligned = -(-sizes // self._rows.aligned) * self._rows.aligned
+        before = np.cumsum(aligned - sizes) - (aligned - sizes)
+        rows = np.zeros(aligned.sum(), dtype=np.int64)
+        rows[np.arange(sizes.sum()) + np.repeat(before, sizes)] = self._plan.indices(
+            epoch, *range(self._plan.workers)
+        )
+        x, y = self._rows.read(rows)
         # torch.split takes twice as long
-        parts = zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
-        return dict(enumerate(parts))
+        parts = (each.split_with_sizes(aligned.tolist()) for each in (x, y))
+        return {
+            worker: (of_x[:samples], of_y[:samples])
+            for worker, (samples, of_x, of_y) in enumerate(
+                zip(sizes.tolist(), *parts, strict=True)
+            )
+        }
 
 
 class Shard:

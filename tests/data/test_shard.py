@@ -172,6 +172,17 @@ def test_samples_that_are_laid_out_for_all_are_those_of_each(blocks):
             assert torch.equal(mine, alone)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parts_of_samples_that_are_laid_out_begin_as_tensors_do(dtype):
+    """Or else their products have other last bits than those of a rank or a task, which holds its samples alone."""
+    dataset, plan = make_dataset(31), BatchPlan(31, 3, seed=2, batch_per_worker=2)
+    laid_out = LaidOut(Rows(dataset, dtype, torch.device("cpu")), plan)
+    first, *others = [laid_out.part(0, worker) for worker in range(3)]
+    for other in others:
+        for its, of_first in zip(other, first, strict=True):
+            assert (its.data_ptr() - of_first.data_ptr()) % 64 == 0
+
+
 def test_a_sample_of_all_that_is_changed_in_place_is_an_error():
     dataset, device = make_dataset(12), torch.device("cpu")
     plan = BatchPlan(12, 3, seed=0, batch_per_worker=2)
