@@ -140,10 +140,7 @@ class Option(NamedTuple):
 
 
 def rule_of(cls: type[Strategy]) -> list[str]:
-    """The docstrings that state the rule: of the class that names the strategy, then of its bases in the same file.
-
-    A base that is a strategy itself is the last of them: it states its own rule.
-    """
+    """The docstrings that state the rule: of the class that names the strategy, then of its bases in the same file."""
     family = [
         each
         for each in cls.__mro__
@@ -156,14 +153,7 @@ def rule_of(cls: type[Strategy]) -> list[str]:
         for each in family
         if each.__module__ == named.__module__ and each is not named
     ]
-    # torch's pipelines have the rule of `pipeline`, not of what that is derived from
-    end = next(
-        (place for place, each in enumerate(base, start=1) if "name" in vars(each)),
-        len(base),
-    )
-    return [
-        inspect.cleandoc(each.__doc__) for each in (named, *base[:end]) if each.__doc__
-    ]
+    return [inspect.cleandoc(each.__doc__) for each in (named, *base) if each.__doc__]
 
 
 def options_of(cls: type[Strategy]) -> list[Option]:

@@ -72,6 +72,7 @@ def test_a_rule_is_told_once_and_without_what_a_family_shares() -> None:
         told = "\n".join(rule_of(registry.find(name)))
         assert len(told.splitlines()) <= 24, name
         assert ".py" not in told
+    assert "one stage works at a time" not in explain("pipeline").lower()
     # the part that both presets share
     assert "w <- (2 s w + sum_p w_p) / (2 s + P)" in explain("daso-fixed")
     assert together(explain("ssp"), "weights", "reply")
