@@ -43,21 +43,11 @@ from scalebench.system.random_state import (
     worker_seed,
 )
 from scalebench.training.components import Component as SharedLayers
-from scalebench.training.components import (
-    Passes,
-    sharers,
-    slices,
-)
+from scalebench.training.components import Passes, sharers, slices
 from scalebench.training.loop import train
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.outcome import Meters
-from scalebench.training.stage import (
-    Chunk,
-    Order,
-    Stage,
-    StageShapes,
-    by_mesh,
-)
+from scalebench.training.stage import Chunk, Order, Stage, StageShapes, by_mesh
 
 _STATES: dict[tuple[str, bool], dict[str, Tensor]] = {}  # of optimizers after a step
 

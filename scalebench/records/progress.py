@@ -142,9 +142,7 @@ def keep_planned(
 def begun_in(folder: Path) -> Path | None:
     """Return the folder to which relative paths of the study in `folder` refer; None if unknown or missing."""
     # slow to import and not needed by `status`
-    from scalebench.study.load import (
-        from_home,
-    )
+    from scalebench.study.load import from_home
 
     try:
         recorded = json.loads(read_text(folder / PLANNED))["begun_in"]

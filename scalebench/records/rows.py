@@ -14,12 +14,7 @@ from scalebench.records.schema import ElasticRow, EpochRow, RunRow
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import SIMULATED, Component, Run
-from scalebench.training.outcome import (
-    EpochReport,
-    Outcome,
-    RunFacts,
-    WorkerReport,
-)
+from scalebench.training.outcome import EpochReport, Outcome, RunFacts, WorkerReport
 
 R = TypeVar("R", RunRow, ElasticRow)
 _SECONDS_PER_HOUR = 3600

@@ -18,12 +18,7 @@ from scalebench.analysis.environment import states_steps, supposed
 from scalebench.analysis.grouping import DISTURBED_BY, crowding
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import cells_in
-from scalebench.analysis.methodology import (
-    Evidence,
-    Finding,
-    finding,
-    rule,
-)
+from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.native_check import CHECKED_FROM
 from scalebench.analysis.native_check import virtual_error as error_against_native
 from scalebench.analysis.rounds import MEASURED, runs_by_cell
