@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import DataError
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +41,6 @@ def moved(
     part if any row moves, on all holders or on none. Rows are sent in ascending number.
     Parts without a move are returned uncopied.
     """
-    import torch
-
     before, after = owners
     # A plan returns the same array while no row moves, which is the case in most
     # epochs.
@@ -81,8 +80,6 @@ def fetched(
     `rows` are the numbers of the rows of `part`, `owners` (n,) the holder of every row.
     Makes two exchanges: of row numbers and of rows.
     """
-    import torch
-
     # Each row travels once, however often it is wanted.
     needed = np.unique(wanted)
     requests = _by_holder(needed, owners[needed], holders)
@@ -95,8 +92,6 @@ def fetched(
 
 def _pick(tensor: Tensor, positions: Ints) -> Tensor:
     """Return a copy of the rows at `positions`."""
-    import torch
-
     return tensor.index_select(0, torch.from_numpy(positions).to(tensor.device))
 
 
@@ -206,8 +201,6 @@ class Ranks:
             DataError: `make` failed on another rank, which is named; a rank on which it failed raises its own error, so
                 that all ranks raise.
         """
-        import torch
-
         failure: Exception | None = None
         try:
             made = make()
@@ -267,8 +260,6 @@ class Ranks:
 
     def everything(self, array: NDArray[Any], sizes: Ints) -> NDArray[Any]:
         """Return all rows, on every rank."""
-        import torch
-
         arrived = torch.cat(self._comm.alltoallv([_bytes(array)] * self.size))
         # What arrives is in order of the ranks, and of each in ascending row number.
         numbers = np.argsort(self._holders(sizes), kind="stable")
@@ -293,8 +284,6 @@ class Ranks:
 
 def _bytes(array: NDArray[Any]) -> Tensor:
     """Return the rows of `array` as (n, bytes of a row), sharing memory if contiguous."""
-    import torch
-
     width = prod(array.shape[1:]) * array.dtype.itemsize
     # numpy has no view of rows without bytes, as of an empty axis.
     if width == 0:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import RunError
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,8 +51,6 @@ def metric(task: str, outputs: Tensor, targets: Tensor) -> float:
     A column with equal targets has R2 = 1 if predicted exactly and 0 otherwise, as in
     scikit-learn.
     """
-    import torch
-
     if task == "classification":
         return float((outputs.argmax(dim=1) == targets).double().mean())
     # Sums of squares of a thousand samples lose digits in float32.
@@ -67,8 +66,6 @@ def evaluate(
     model: nn.Module, x: Tensor, y: Tensor, task: str, batch: int = 1024
 ) -> float:
     """Return `metric` of `model` on `x`, `y`, in batches without gradients; restores the mode of the model."""
-    import torch
-
     # torch counts the changes of a tensor in place.
     before = x._version
     # Module by module: a model may keep some in evaluation mode, as frozen statistics.

@@ -13,13 +13,13 @@ from scalebench.formatting import counted
 from scalebench.models.architecture import MODELS, Architecture
 from scalebench.models.metric import logits_of
 from scalebench.study.spec import Component
+from scalebench.system.late import torch
 from scalebench.system.random_state import seeded
 from scalebench.system.user_code import load_own, own_file, own_module, raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import nn
 
 
@@ -124,8 +124,6 @@ def _check_output(
     dtype: torch.dtype,
 ) -> None:
     """Check the output for two samples, in evaluation mode so that no running statistics change."""
-    import torch
-
     # In training mode this pass would move running statistics.
     was_training = model.training
     model.eval()
@@ -151,8 +149,6 @@ def require_logits(
     when: str = "",
 ) -> None:
     """Raise ModelError unless `made` is a tensor (samples, outputs), or has such `logits`; `when` says the mode."""
-    import torch
-
     logits = logits_of(made)
     if isinstance(logits, torch.Tensor) and logits.shape == (samples, outputs):
         return

@@ -16,6 +16,7 @@ from scalebench.strategies.base import Batch, LayerProfile, Setting, Strategy, W
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER, Component
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -303,8 +304,6 @@ class Adaptive(Strategy):
 
         Every worker decides by the same numbers, and so alike.
         """
-        import torch
-
         gradients = worker.gradients
         own = torch.tensor(
             [compute_s, comm_s],

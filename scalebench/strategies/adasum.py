@@ -14,6 +14,7 @@ from scalebench.strategies.base import Batch, Setting, Strategy, Synchronisation
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.traits import Stretch, Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,8 +137,6 @@ class Merging:
     """
 
     def __init__(self, sizes: list[int], like: Tensor) -> None:
-        import torch
-
         self._sizes = sizes
         self._wide = [
             [torch.empty(n, dtype=torch.float64, device=like.device) for n in sizes]
@@ -145,8 +144,6 @@ class Merging:
         ]
 
     def __call__(self, a: Tensor, b: Tensor) -> None:
-        import torch
-
         pieces = (
             a.split_with_sizes(self._sizes),
             b.split_with_sizes(self._sizes),

@@ -15,6 +15,7 @@ from scalebench.strategies.replica_state import (
     optimizer_tensors,
 )
 from scalebench.strategies.traits import Stretch, Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,6 @@ class Averaging(Strategy):
         """Weight of every worker: the size of its shard, or 1. Collective."""
         if self.weighting == "uniform":
             return [1] * worker.size
-        import torch
 
         mine = torch.tensor(
             [worker.samples],

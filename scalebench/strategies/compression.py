@@ -17,6 +17,7 @@ from scalebench.errors import ModelError
 from scalebench.strategies.base import Strategy, Worker
 from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.traits import Stretch, Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,8 +103,6 @@ class TopK(Reducer):
 
     def _select(self, residuals: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return messages (k, b) of the largest entries of each sum, and their places; the rest (k, n) stays."""
-        import torch
-
         grown = residuals.add(vectors)
         places = places_of_largest(grown.abs(), self._k)
         values = grown.gather(-1, places)
@@ -111,8 +110,6 @@ class TopK(Reducer):
         return torch.cat(written, -1), grown.scatter_(-1, places, 0)
 
     def _mean(self, messages: list[Tensor]) -> Tensor:
-        import torch
-
         # Entries that several workers sent are added in the order of their ranks, so that
         # all have the same bits.
         every, split = torch.stack(messages), self._k * self.residual.element_size()
@@ -160,8 +157,6 @@ class PowerSgd(Reducer):
         self.forget()
 
     def forget(self) -> None:
-        import torch
-
         self._steps = 0
         self.residual.zero_()
         generator = torch.Generator().manual_seed(_SEED)
@@ -201,8 +196,6 @@ class PowerSgd(Reducer):
         self, matrices: list[Tensor], rest: list[Tensor], bases: list[Tensor]
     ) -> Tensor:
         """Message of the first collective: uncompressed parameters, and M Q of each matrix."""
-        import torch
-
         torch._foreach_add_(self._kept, matrices)
         products = (
             (kept @ q).view(-1) for kept, q in zip(self._kept, bases, strict=True)
@@ -211,8 +204,6 @@ class PowerSgd(Reducer):
 
     def _write_second(self, bases: list[Tensor]) -> Tensor:
         """M^T P of each matrix."""
-        import torch
-
         return torch.cat(
             [(kept.T @ p).view(-1) for kept, p in zip(self._kept, bases, strict=True)]
         )
@@ -221,15 +212,11 @@ class PowerSgd(Reducer):
         self, places: list[Tensor], means: list[Tensor], agreed: list[Tensor]
     ) -> None:
         """Put the `means` in place, and keep the error M - P Q^T."""
-        import torch
-
         torch._foreach_copy_(places, means)
         torch._foreach_sub_(self._kept, agreed)
 
     def _read_first(self, message: Tensor) -> tuple[Sequence[Tensor], list[Tensor]]:
         """Means of the uncompressed parameters, and P of each matrix, orthonormal."""
-        import torch
-
         parts = torch.split(
             message,
             [at.stop - at.start for at in self._rest]
@@ -244,8 +231,6 @@ class PowerSgd(Reducer):
         self, message: Tensor, bases: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Q of each matrix, and P Q^T."""
-        import torch
-
         parts = torch.split(message, [q.numel() for q in self._q])
         factors = [part.view_as(q) for part, q in zip(parts, self._q, strict=True)]
         return factors, [p @ q.T for p, q in zip(bases, factors, strict=True)]
@@ -260,8 +245,6 @@ def places_of_largest(magnitudes: Tensor, k: int) -> Tensor:
     These lie in the k groups of numbers with the largest maxima. torch takes a third of
     the time to find those groups, then the largest of their numbers.
     """
-    import torch
-
     n = magnitudes.shape[-1]
     groups = n // _GROUP
     if groups <= k:
@@ -329,8 +312,6 @@ def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _orthonormal(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the columns' span; half precision has no QR."""
-    import torch
-
     wide: Any = (
         matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
     )

@@ -30,6 +30,7 @@ from scalebench.strategies.compression import (
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import broadcast_bytes_, model_buffers
 from scalebench.strategies.traits import Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -91,8 +92,6 @@ class VirtualDdp(GradientAveraging):
         if self.compression == "powersgd" and worker.size > 1:
             worker.state.factors = PowerSgd(worker, self.rank, self.start)
         if self.find_unused_parameters:
-            import torch
-
             used = torch.ones(_trainable(worker), dtype=torch.int32)
             worker.state.used = used.to(worker.parameters.device)
 

@@ -12,6 +12,7 @@ from scalebench.strategies.base import Batch, Setting, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.tiles import MOST, StrongestOfTiles
 from scalebench.strategies.traits import Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,8 +115,6 @@ class Cosines:
 
     def sign(self, messages: list[Tensor]) -> Tensor:
         """Return the sign of the mean of messages, each entry over those that have it."""
-        import torch
-
         # Added in the order of the workers.
         entries, places = (
             each.flatten() for each in self._strongest.taken(torch.stack(messages))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from scalebench.system.late import torch
+
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _HALF_RANGE = 127  # of 8 bits with a sign
@@ -38,8 +39,6 @@ class RowScaled:
 
     def encode(self, vector: Tensor) -> Tensor:
         """Return the message (bytes,) that stands for `vector` (n,)."""
-        import torch
-
         matrices = self._matrices(vector)
         scales = [matrix.abs().amax(1) for matrix in matrices]
         # a row of zeros has scale 0, and stays one
@@ -56,8 +55,6 @@ class RowScaled:
 
     def decode(self, message: Tensor) -> Tensor:
         """Return the vector (n,) for which a message stands."""
-        import torch
-
         split = _SCALE_BYTES * sum(self._rows)
         scales = message[:split].clone().view(torch.float32).to(self._dtype)
         codes = unpacked_codes(message[split:], self._bits, sum(self._sizes))
@@ -76,8 +73,6 @@ class RowScaled:
 
     def _codes(self, ratios: Tensor) -> Tensor:
         """Return codes, uint8, of numbers from -1 to 1."""
-        import torch
-
         if self._bits == 8:
             return (
                 ratios.mul(_HALF_RANGE).round_().add_(_HALF_RANGE + 1).to(torch.uint8)
@@ -96,8 +91,6 @@ class RowScaled:
 @lru_cache(maxsize=4)
 def _e3m0(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the numbers of all 16 codes, and the 7 that lie between two neighbouring magnitudes."""
-    import torch
-
     magnitudes = torch.tensor(
         [0.0, *(2.0**exponent for exponent in range(_SMALLEST, 1))], dtype=dtype
     )
@@ -107,8 +100,6 @@ def _e3m0(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def packed_codes(codes: Tensor, bits: int) -> Tensor:
     """Return codes (..., n) below 2^bits, uint8, in ceil(n bits / 8) bytes; the first lies in a byte's lowest bits."""
-    import torch
-
     each = 8 // bits  # codes in a byte
     if each == 1:
         return codes
@@ -122,8 +113,6 @@ def packed_codes(codes: Tensor, bits: int) -> Tensor:
 
 def unpacked_codes(together: Tensor, bits: int, n: int) -> Tensor:
     """Return the first `n` codes (..., n), uint8, of those that `packed_codes` put into bytes (..., b)."""
-    import torch
-
     each = 8 // bits
     if each == 1:
         return together
@@ -142,8 +131,6 @@ def by_bins(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     code stands for the mean of the values that have it. The quantiser of SparseLoCo,
     arXiv 2508.15706.
     """
-    import torch
-
     bins = 2**bits
     n = values.shape[-1]
     centred = values - values.mean(-1, keepdim=True)

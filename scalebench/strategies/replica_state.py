@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.comm.base import Communicator
 from scalebench.strategies.base import Worker
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
@@ -66,7 +66,6 @@ def packed(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tenso
     dtype, pieces = dtype or tensors[0].dtype, joined(tensors)
     if len(pieces) == 1 and pieces[0].dtype == dtype:
         return pieces[0]
-    import torch
 
     # most lie as they are to travel: two calls less for each
     return torch.cat(
@@ -86,7 +85,6 @@ def unpack_(vector: Tensor, tensors: Sequence[Tensor]) -> None:
         if vector.data_ptr() != pieces[0].data_ptr():
             pieces[0].copy_(vector.view_as(pieces[0]))
         return
-    import torch
 
     cut = zip(
         torch.split_with_sizes(vector, [piece.numel() for piece in pieces]),
@@ -189,8 +187,6 @@ def floating_buffers(worker: Worker) -> list[Tensor]:
 
 def broadcast_bytes_(comm: Communicator, tensors: Sequence[Tensor]) -> None:
     """Broadcast worker 0's `tensors`, of any dtypes, in one collective."""
-    import torch
-
     # each piece begins where its dtype may
     ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
     packed = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in ordered])
@@ -219,8 +215,6 @@ def optimizer_tensors(worker: Worker) -> list[Tensor]:
 
 def _tensors(remembered: dict[str, Any]) -> list[Tensor]:
     """Moments and the step counter; the norms that LAMB keeps for its users are no state."""
-    import torch
-
     kept = (
         (name, value)
         for name, value in remembered.items()
@@ -234,7 +228,6 @@ def _begin(optimizer: Optimizer) -> None:
     if begin := getattr(optimizer, "begin", None):  # FlatSgd's
         begin()
         return
-    import torch
 
     # torch's copy leaves out attributes of a subclass
     twin = object.__new__(type(optimizer))

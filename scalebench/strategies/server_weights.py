@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.strategies.server_rules import Gate
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 PUSH_NUMBERS = 2  # learning rate, weight
@@ -106,8 +106,6 @@ class ParameterServer:
 
     def parted(self, payload: Tensor) -> list[Tensor]:
         """Split a push into one piece for each server, each with the numbers."""
-        import torch
-
         cut = payload.numel() - _elements(PUSH_NUMBERS, payload)
         return [
             torch.cat([piece, payload[cut:]])
@@ -116,8 +114,6 @@ class ParameterServer:
 
     def joined(self, replies: list[Tensor]) -> Tensor:
         """Join the replies of all servers into one."""
-        import torch
-
         cut = _elements(len(Reply._fields), replies[0])
         return torch.cat([*(reply[:-cut] for reply in replies[:-1]), replies[-1]])
 
@@ -205,8 +201,6 @@ def pack(
     `into`: an earlier such message to be overwritten; new memory costs more than
     copying.
     """
-    import torch
-
     tail = torch.frombuffer(
         bytearray(struct.pack(f"{len(numbers)}d", *numbers)), dtype=vector.dtype
     )
@@ -217,8 +211,6 @@ def pack(
 
 def unpack(message: Tensor, numbers: int) -> tuple[Tensor, list[float]]:
     """Inverse of `pack`."""
-    import torch
-
     end = message.numel() - _elements(numbers, message)
     vector = message.narrow(0, 0, end)
     if message.is_cpu and message.dtype != torch.bfloat16:  # which numpy has not

@@ -13,6 +13,7 @@ from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
 from scalebench.strategies.tiles import MOST, StrongestOfTiles
 from scalebench.strategies.traits import Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,8 +79,6 @@ class SparseLoCo(LocalSgd):
         worker.state.unsent = Unsent(worker, self)
 
     def synchronise(self, worker: Worker) -> None:
-        import torch
-
         anchor, unsent = worker.state.anchor, worker.state.unsent
         if worker.size == 1:
             worker.clock.work(self._restart, worker, anchor - worker.parameters)
@@ -126,8 +125,6 @@ class Unsent:
 
         Behind a message is the share (k, 1) of its worker in the mean.
         """
-        import torch
-
         # What stays here and comes back later does what an outer momentum does.
         grown = unsent.mul(self._decay).add_(self._strongest.tiled(anchors - weights))
         strongest = self._strongest.take_(grown)
@@ -135,8 +132,6 @@ class Unsent:
 
     def mean(self, messages: list[Tensor]) -> Tensor:
         """Return the mean of what all sent, by their weights."""
-        import torch
-
         every = torch.stack(messages)
         behind = every[:, -_WEIGHT_BYTES:].clone(memory_format=torch.contiguous_format)
         weights = behind.view(torch.float64).to(self.entries.dtype)

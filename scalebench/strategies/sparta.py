@@ -12,6 +12,7 @@ from scalebench.strategies.base import Batch, Synchronisation, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_
 from scalebench.strategies.traits import Stretch, Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,8 +43,6 @@ class Sparta(Averaging):
     source = "EXO Labs, 2025, exo-explore/gym (SPARTA)"
 
     def setup(self, worker: Worker) -> None:
-        import torch
-
         # Of its own, as models draw from torch's as often as their batches ask for.
         worker.state.generator = torch.Generator().manual_seed(worker.seed)
 
@@ -71,8 +70,6 @@ class Sparta(Averaging):
 
     def _draw(self, worker: Worker) -> Tensor:
         """Return places of weights, the same on every worker."""
-        import torch
-
         n = worker.parameters.numel()
         places = torch.empty(
             math.ceil(self.share * n),

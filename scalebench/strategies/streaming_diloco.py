@@ -18,6 +18,7 @@ from scalebench.strategies.few_bits import RowScaled
 from scalebench.strategies.registry import register
 from scalebench.strategies.replica_state import average_, packed, unpack_
 from scalebench.strategies.traits import Stretch, Traits
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,8 +279,6 @@ class Fragment:
 
     def _encode(self, weights: Tensor, weight: float) -> Tensor:
         """Return the message to all others: the move in few bits, with this worker's weight behind it."""
-        import torch
-
         assert self._codec is not None
         # In float64, as few bits would round it; and moves in place of weights, as
         # their range is small.
@@ -291,8 +290,6 @@ class Fragment:
         return torch.cat([self._codec.encode(self._anchor - weights), behind])
 
     def _mean_move(self, messages: list[Tensor]) -> Tensor:
-        import torch
-
         assert self._codec is not None
         weights = [
             message[-_WEIGHT_BYTES:].clone().view(torch.float64).to(self._anchor.dtype)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from scalebench.strategies.compression import places_of_largest, rows_and_columns
 from scalebench.strategies.few_bits import by_bins, packed_codes, unpacked_codes
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 MOST = 181  # side of a tile whose places fit into 16 bits with a sign
@@ -74,8 +74,6 @@ class StrongestOfTiles:
 
     def tiled(self, vectors: Tensor) -> Tensor:
         """Return the entries of vectors (..., n) in the order of their tiles, (..., n); `cosines`: their transforms."""
-        import torch
-
         if vectors.is_meta:
             return vectors
         pieces, lead = [], vectors.shape[:-1]
@@ -94,8 +92,6 @@ class StrongestOfTiles:
 
     def vector(self, tiled: Tensor) -> Tensor:
         """Return the vectors (..., n) of which `tiled` (..., n) has the tiles."""
-        import torch
-
         if tiled.is_meta:
             return tiled
         pieces, lead = [], tiled.shape[:-1]
@@ -116,8 +112,6 @@ class StrongestOfTiles:
 
     def take_(self, tiled: Tensor) -> Tensor:
         """Return the bytes (..., b) that stand for the strongest entries of `tiled` (..., n), from which they go."""
-        import torch
-
         if tiled.is_meta:
             return tiled.new_empty(*tiled.shape[:-1], self.nbytes, dtype=torch.uint8)
         parts: list[Tensor] = []
@@ -140,8 +134,6 @@ class StrongestOfTiles:
 
     def taken(self, messages: Tensor) -> tuple[Tensor, Tensor]:
         """Return the entries (k, m) for which messages (k, b) stand, and their places (k, m) in tiled vectors."""
-        import torch
-
         if messages.is_meta:
             sent = sum(
                 tiles * count
@@ -176,8 +168,6 @@ class StrongestOfTiles:
 
     def _written(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the bytes of a parameter's entries (..., m), and the entries for which they stand."""
-        import torch
-
         if self._bits == 32:
             return [values.view(torch.uint8)], values
         codes, table = by_bins(values, self._bits)
@@ -186,8 +176,6 @@ class StrongestOfTiles:
 
     def _read(self, messages: Tensor, at: int, n: int) -> tuple[Tensor, int]:
         """Return `n` entries (..., n) that begin at byte `at` of messages (..., b), and where they end."""
-        import torch
-
         if self._bits == 32:
             end = at + n * self._dtype.itemsize
             return _piece(messages, at, end).view(self._dtype), end
@@ -209,8 +197,6 @@ def _between(rows: Tensor, tiles: Tensor, columns: Tensor) -> Tensor:
 
 def _piece(messages: Tensor, begin: int, end: int) -> Tensor:
     """Return a copy of some bytes of messages (..., b), which other dtypes can view."""
-    import torch
-
     return messages[..., begin:end].clone(memory_format=torch.contiguous_format)
 
 
@@ -234,8 +220,6 @@ def largest_divisor(n: int, most: int) -> int:
 @lru_cache(maxsize=64)
 def cosines(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the orthonormal DCT-II of n numbers as a matrix: sqrt(2 / n) cos(pi (2 j + 1) k / 2 n), row 0 / sqrt 2."""
-    import torch
-
     steps = torch.arange(n, dtype=torch.float64)
     # In float64, as rounding would make the transform and its inverse drift apart.
     basis = torch.cos(math.pi / (2 * n) * steps[:, None] * (2 * steps + 1)).mul_(

@@ -15,6 +15,7 @@ from scalebench.errors import StudyError, nearest
 from scalebench.registry import first_fault
 from scalebench.study.spec import ADAMW_DECAY, Component, Training
 from scalebench.study.validation import StrictModel
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +80,6 @@ def build_optimizer(
     component: Component, parameters: Iterable[Tensor], lr: float, *, flat: bool = False
 ) -> Optimizer:
     """Return the optimizer `component` over `parameters`; `flat` if they are one tensor."""
-    import torch
-
     from scalebench.training.torch_optimizers import FlatSgd, Muon
 
     options = check_optimizer(component).model_dump()

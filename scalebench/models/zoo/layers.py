@@ -22,6 +22,7 @@ from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.registry import is_own
 from scalebench.study.spec import Component
 from scalebench.system.file_access import read_text
+from scalebench.system.late import torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,8 +41,6 @@ class Layers(Architecture):
     table: str
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        import torch
-
         module = without_values(load_layers(self.table))
         # Checks of a model look at the shape of its output; there are no values.
         module.forward = lambda samples: torch.empty(
@@ -57,8 +56,6 @@ def layers_of(model: Component) -> LayerTable | None:
 
 def without_values(table: LayerTable) -> nn.Module:
     """Return a module with the parameters of `table` on torch's meta device, one for each layer that has any."""
-    import torch
-
     module = torch.nn.Module()
     for place, layer in enumerate(table.layers):
         if layer.parameters:
