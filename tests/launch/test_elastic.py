@@ -19,6 +19,7 @@ from scalebench.errors import EngineError
 from scalebench.launch.elastic import ElasticLaunch, elastic_runs
 from scalebench.launch.planning import plan_study
 from scalebench.study.spec import Component, Study
+from tests.arrays import arrays_in
 from tests.conftest import some
 from tests.facts import together
 from tests.launch.test_real_runs import Recorder, make_run
@@ -70,7 +71,7 @@ def test_torchrun_goes_on_to_the_weights_of_an_undisturbed_run(tmp_path, monkeyp
     undisturbed = mortal_run("gloo", at=10**6)
     with using("local"):
         Recorder([undisturbed], tmp_path)
-    expected = np.load(tmp_path / "weights" / "mortal.npz")
+    expected = arrays_in(tmp_path / "weights" / "mortal.npz")
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.yaml").write_text(
@@ -106,7 +107,7 @@ def test_torchrun_goes_on_to_the_weights_of_an_undisturbed_run(tmp_path, monkeyp
     assert not (folder / "logs").exists()
     (weights,) = (folder / "weights" / "elastic").iterdir()
     for name in ("initial", "final"):
-        assert np.array_equal(np.load(weights)[name], expected[name]), name
+        assert np.array_equal(arrays_in(weights)[name], expected[name]), name
 
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 0

@@ -7,6 +7,7 @@ from scalebench.comm import engines
 from scalebench.data.catalog import prepare
 from scalebench.launch.real_runs import RealRuns
 from scalebench.study.spec import Component, Run
+from tests.arrays import arrays_in
 
 STRATEGIES = {
     "mpi": ("serial", "allreduce", "epoch_average", "epoch_async", "bsp"),
@@ -74,7 +75,7 @@ def launched(tmp_path_factory):
     assert [path.name for path in (folder / "work").iterdir()] == ["launch-1"]
     assert list(outcomes) == [run.run_id for run in runs], "in run order"
     weights = {
-        run.run_id: np.load(folder / "weights" / f"{run.run_id}.npz") for run in runs
+        run.run_id: arrays_in(folder / "weights" / f"{run.run_id}.npz") for run in runs
     }
     return outcomes, {
         name: (kept["initial"], kept["final"]) for name, kept in weights.items()

@@ -20,6 +20,7 @@ from scalebench.comm.engines import available
 from scalebench.data.dataset import Dataset
 from scalebench.launch.processes import environment, launch_command
 from scalebench.virtual.engine import simulate
+from tests.arrays import arrays_in
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "dislib-1.0.0.npz"
 PROGRAM = Path(__file__).parent / "programs" / "dislib_natively.py"
@@ -242,12 +243,12 @@ def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for i, (expected, name, options) in enumerate(CASES):
-        found = np.load(tmp_path / f"reference-{i}.npz")["final"]
+        found = arrays_in(tmp_path / f"reference-{i}.npz")["final"]
         np.testing.assert_allclose(
             found, reference[expected], atol=1e-6, rtol=0, err_msg=f"{name} {options}"
         )
     for i, (name, options) in enumerate(ODD):
-        made = np.load(tmp_path / f"odd-{i}.npz")
+        made = arrays_in(tmp_path / f"odd-{i}.npz")
         order = order_of(made["places"].tolist()) if name.endswith("async") else None
         expected = dislib(made["initial"], 4, options["every"], order)
         np.testing.assert_allclose(

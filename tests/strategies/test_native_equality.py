@@ -14,6 +14,7 @@ from scalebench.comm.engines import available
 from scalebench.launch.processes import environment, launch_command
 from scalebench.study.spec import Component
 from scalebench.virtual.engine import simulate
+from tests.arrays import arrays_in
 from tests.strategies import daso_case
 
 PROGRAM = Path(__file__).parent / "programs" / "train_natively.py"
@@ -204,9 +205,7 @@ def launched(engine, runs, references, blobs, tmp_path, ranks=4):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {
-        entry["run"]["run_id"]: dict(
-            np.load(tmp_path / f"{entry['run']['run_id']}.npz")
-        )
+        entry["run"]["run_id"]: arrays_in(tmp_path / f"{entry['run']['run_id']}.npz")
         for entry in entries
     }
 

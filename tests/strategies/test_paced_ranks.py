@@ -19,6 +19,7 @@ from scalebench.strategies import registry
 from scalebench.study.heterogeneity import VirtualOptions
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
+from tests.arrays import arrays_in
 
 STEP_S, SLOW, BATCH = 1e-3, 3.0, 12
 EXACT = 1e-9  # float64: sums in another order, and no half precision anywhere
@@ -149,7 +150,7 @@ def test_pacing_changes_times_and_not_weights(launched, machine, name, engine):
         assert (sum(computed) if in_parts else computed[rank]) >= least * (1 - 1e-6)
         assert 0 <= worker.paced_overrun <= 1
     kept = {
-        execution: np.load(folder / f"{run.run_id}.npz")
+        execution: arrays_in(folder / f"{run.run_id}.npz")
         for execution, run in runs.items()
     }
     found = kept["paced"]["final"]

@@ -14,6 +14,7 @@ from scalebench.launch.real_runs import RealRuns
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
 from scalebench.virtual.engine import simulate
+from tests.arrays import arrays_in
 from tests.conftest import some
 
 MODELS = Path(__file__).parent / "models"
@@ -98,7 +99,7 @@ def test_parts_train_as_virtual_workers_do(engine, machine, tmp_path):
         on_gpus = engines.named(engine).on_gpus
         peaks = [worker.peak_device_mib for worker in outcome.workers]
         assert all(peak is not None and peak > 0 for peak in peaks) == on_gpus
-        found = np.load(tmp_path / "weights" / f"{run.run_id}.npz")
+        found = arrays_in(tmp_path / "weights" / f"{run.run_id}.npz")
         twin = run.model_copy(update={"execution": "virtual", "engine": "virtual"})
         _, weights = simulate(twin, open_dataset(prepared[run.workers]), machine)
         np.testing.assert_allclose(

@@ -19,6 +19,7 @@ from scalebench.launch.real_runs import RealRuns
 from scalebench.records.rows import rows_of
 from scalebench.study.spec import Component, Run
 from scalebench.virtual.engine import simulate
+from tests.arrays import arrays_in
 
 MOMENTUM = Component(name="sgd", options={"momentum": 0.9})
 EXACT, ROUNDED = 1e-9, 1e-6
@@ -193,7 +194,7 @@ def check(runs, outcomes, folder, machine):
             machine,
         )
         assert virtual.status == "completed", virtual.error
-        kept = np.load(folder / f"{run.run_id}.npz")
+        kept = arrays_in(folder / f"{run.run_id}.npz")
         found, expected = kept["final"], weights["final"].numpy()
         np.testing.assert_array_equal(kept["initial"], weights["initial"].numpy())
         assert np.abs(found - expected).max() <= tolerance, run.run_id
