@@ -175,7 +175,7 @@ def test_reproduce_leaves_with_3_where_runs_are_left(
 
     monkeypatch.setattr("scalebench.launch.study_run.run_study", run_study)
     monkeypatch.setattr(
-        "scalebench.cli.reproduce.runs_left",
+        "scalebench.cli.run_common.runs_left",
         lambda tally: f"{tally.remaining} runs are left",
     )
     where = [
