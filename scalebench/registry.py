@@ -87,11 +87,8 @@ class Registry(Generic[C]):
 
     def find(self, name: str, place: str = ANYWHERE) -> type[C]:
         """Return the class of `name` at `place`, else the one for anywhere, else the first registered one."""
-        # One module alone: all those of strategies take half a second.
-        for module in self._modules_of(name):
-            if name in self._classes:
-                break
-            importlib.import_module(f"{self._package}.{module}")
+        if name not in self._classes:
+            self._import(name)
         if name not in self._classes:
             self._load()
         if name not in self._classes:
@@ -113,6 +110,14 @@ class Registry(Generic[C]):
             raise self._error(
                 f"{self.kind} {name}: {first_fault(error, cls)}"
             ) from None
+
+    def _import(self, name: str) -> None:
+        """Import modules that may hold the choice `name`, until one does."""
+        # One module alone: all those of strategies take half a second.
+        for module in self._modules_of(name):
+            importlib.import_module(f"{self._package}.{module}")
+            if name in self._classes:
+                break
 
     def _modules_of(self, name: str) -> Iterator[str]:
         """Yield the modules that may hold the choice `name`: that of its name, then those whose text names it."""
