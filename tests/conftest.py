@@ -157,6 +157,18 @@ def _quick_calibration() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_waits() -> Iterator[None]:
+    """Commands in the process of a test look shortly at other programs, and do not wait for the disk.
+
+    Tests kill processes, and no machine: files that are written are there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scalebench.launch.study_run._SAMPLING_S", 0.02)
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _steps_are_not_kept(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
