@@ -6,6 +6,7 @@ of them is timed. Others are pieces by themselves.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -225,6 +226,9 @@ def run_virtual(
                 on_outcome(run, outcome)
             if simulator.ends_with(piece[0], outcomes):
                 return
+            # Users' models may hold themselves. Only objects that are new are searched:
+            # those of all imports are old after the first piece.
+            gc.collect(1)
         return
     waiting = list(pieces.values())
     # under way when a process died: repeated, one at a time
