@@ -24,12 +24,20 @@ from scalebench.comm.base import Communicator
 from scalebench.models.flat import views
 from scalebench.models.parts import Layer, LayerFacts, layers_of
 from scalebench.models.sharding import Held, held_by, sharing_degrees_of
-from scalebench.strategies.base import LayerProfile
+from scalebench.strategies.base import Batch, LayerProfile
 from scalebench.system.clock import Clock
+from scalebench.training.division import (
+    Division,
+    floating,
+    trained_vector,
+    with_trained,
+)
 from scalebench.training.stage import (
     StageArithmetic,
     StageCompute,
     StageFacts,
+    run_backward,
+    scalar,
     segment_facts,
 )
 
@@ -160,11 +168,12 @@ def sharers(comm: Communicator, degree: int) -> tuple[Communicator, Communicator
     )
 
 
-class SharedLayout:
+class SharedLayout(Division):
     """Runs of `sizes` consecutive layers of a model, the c-th of which is shared by `degrees[c]` neighbouring workers.
 
     This worker holds its shares of `whole`; `build` makes a model like it, which is
-    called `name`. Collective.
+    called `name`. `rows` are the samples in the batch of each worker in a step.
+    Collective.
     """
 
     def __init__(
@@ -173,13 +182,17 @@ class SharedLayout:
         build: Callable[[], nn.Module],
         comm: Communicator,
         name: str,
+        loss: Loss,
+        rows: Callable[[int], Sequence[int]],
         sizes: Sequence[int],
         degrees: Sequence[int],
     ) -> None:
         self.sizes, self.degrees = list(sizes), list(degrees)
         self._build = build
-        self._comm = comm
+        self.holders = self._comm = comm
         self._name = name
+        self._loss = loss
+        self._rows = rows
         communicators = [sharers(comm, degree) for degree in degrees]
         self.groups = [group for group, _ in communicators]
         self.peers = [peers for _, peers in communicators]
@@ -223,9 +236,11 @@ class SharedLayout:
         gradients: Tensor,
         facts: Sequence[LayerFacts],
         input_shape: tuple[int, ...],
-        loss: Loss,
     ) -> list[Component]:
-        """Return the components of the held model, whose `gradients` are one vector; `facts` of all layers."""
+        """Return the components of the held model, through which `step` goes from now on.
+
+        Their `gradients` are one vector; `facts` of all layers.
+        """
         shapes, found = [each.shape for each in facts], []
         for place, own in enumerate(slices(gradients, self.lengths)):
             (segments,) = self._held[place].chunks
@@ -234,11 +249,45 @@ class SharedLayout:
                 segments, gradients.new_zeros(2, *stage.takes), facts, first=place == 0
             )
             group, peers = self.groups[place], self.peers[place]
-            compute = StageArithmetic(stage, segments, sizes, loss, group, gradients)
+            compute = StageArithmetic(
+                stage, segments, sizes, self._loss, group, gradients
+            )
             found.append(
                 Component(stage, compute, self.degrees[place], group, peers, own)
             )
+        self._passes = Passes(found, self._comm.rank)
         return found
+
+    def step(
+        self,
+        batch: Batch,
+        weight: float,
+        loss: Callable[[Batch], Tensor],
+        clock: Clock,
+    ) -> Tensor:
+        rows = self._rows(batch.step)
+        return self._passes.step(
+            batch.x, batch.y, weight, rows, self._loss_gradient, clock
+        )
+
+    def _loss_gradient(
+        self, outputs: Tensor, targets: Tensor, weight: float
+    ) -> tuple[Tensor, Tensor]:
+        leaf = outputs.detach().requires_grad_()
+        mean = self._loss(leaf, targets)
+        run_backward((mean,), (scalar(weight, mean.dtype, mean.device),))
+        assert leaf.grad is not None
+        return mean.detach(), leaf.grad
+
+    def kept(self, vector: Tensor, *, here: bool) -> Tensor | None:
+        model = self.whole(vector)
+        return trained_vector(model) if here else None
+
+    def assembled(self, vector: Tensor, model: nn.Module) -> tuple[Tensor, nn.Module]:
+        whole = with_trained(self._build(), vector)
+        for buffer, own in zip(floating(whole), floating(model), strict=True):
+            buffer.copy_(own)
+        return vector, whole
 
     def _shares_of(self, whole: nn.Module) -> list[Held]:
         """Return what this worker holds of each component."""
@@ -258,23 +307,3 @@ class SharedLayout:
             place * degree + index,
             self._name,
         )
-
-
-def trained_vector(model: nn.Module) -> Tensor:
-    """Return a copy of the trainable parameters of a model as one vector, (n,)."""
-    return torch.cat(
-        [each.detach().reshape(-1) for each in model.parameters() if each.requires_grad]
-    )
-
-
-def with_trained(model: nn.Module, vector: Tensor) -> nn.Module:
-    """Set the trainable parameters of a model to those in a vector; return it."""
-    trained = [each.detach() for each in model.parameters() if each.requires_grad]
-    for parameter, values in zip(trained, views(trained, vector), strict=True):
-        parameter.copy_(values)
-    return model
-
-
-def floating(model: nn.Module) -> list[Tensor]:
-    """Return the floating-point buffers of a model."""
-    return [each for each in model.buffers() if each.is_floating_point()]

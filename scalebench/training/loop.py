@@ -154,8 +154,6 @@ def evaluate(
         if (whole := replica.assembled(vector)) is not None:
             vector, model = whole
             test = test or _on_device(replica, dataset.x_test, dataset.y_test)
-            if model is replica.model:
-                replica.load(vector)
             metric = evaluate_model(model, *test, replica.task)
             evaluation = Evaluation(snapshot.epoch, snapshot.elapsed_s, metric)
             if last:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,24 +42,19 @@ from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
 from scalebench.training import components, optimizers
+from scalebench.training.division import Division, Part, with_trained
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
 from scalebench.training.stage import (
-    Assembly,
     Chunk,
     Order,
     Stage,
     StageArithmetic,
     by_mesh,
-    run_backward,
     sizes_of,
 )
 from scalebench.training.torch_optimizers import FlatSgd, step_onto
-
-if TYPE_CHECKING:
-    from scalebench.training.torch_dtensors import TorchShards, TorchStyles
-    from scalebench.training.torch_stage import TorchStage
 
 _CUT_AT_ONCE = 32  # batches
 
@@ -121,16 +116,7 @@ class Replica:
         self._begin_model(memory)
         self.shard = Shard(dataset, plan, self.rank, self.dtype, self.device, laid_out)
         self.loss = loss_for(dataset.task)
-        # that this worker holds; None for the whole model
-        self.stage: Stage | TorchStage | TorchStyles | None = None
-        self.assembly: Assembly | None = None
-        # of which this worker keeps shards; None for whole parameters
-        self.sharded: ShardedModel | None = None
-        self.torch_shards: TorchShards | None = None  # the same, by torch
-        # of components that several workers share
-        self.layout: components.SharedLayout | None = None
-        self._passes: components.Passes | None = None  # through these
-        self._update_share = 1.0
+        self.division = Division()
         self._loss_is_elsewhere = False
         self._lr, self._lr_is_constant = run.lr, run.lr_policy == "constant"
         self._open_shared, self._open_server = shared, server
@@ -268,22 +254,20 @@ class Replica:
         micro_batches: int,
         recompute: Recompute = "none",
     ) -> None:
-        mesh, replica, whole = self.mesh, self.replica, self.parameters.numel()
+        mesh, replica, name = self.mesh, self.replica, str(self.run.model)
+        whole = self.parameters.numel()
         held = held_by(
             self._layers,
             sizes,
             mesh,
             replica.rank,
-            str(self.run.model),
+            name,
             by_layer=recompute == "layer",
         )
         facts = sizes_of(
             self._layer_facts, held, sizes, mesh, replica.rank, self._sample()
         )
-        self.assembly = Assembly(self._built, sizes, mesh, replica, str(self.run.model))
-        self._hold(held.model.train(self.model.training))
-        del self.__dict__["_layers"]  # with the layers of other workers
-        self.state.__dict__.pop("buffers_of_modules", None)
+        self._hold_part(held.model)
         tensor = mesh.tensor
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
         chunks = []
@@ -292,54 +276,67 @@ class Replica:
                 stage, modules, segments, self.loss, sharing, self.parameters, recompute
             )
             chunks.append(Chunk(stage, compute))
-        self.stage = Stage(chunks, order, micro_batches, replica, mesh)
-        self._update_share = self.parameters.numel() / whole
+        self.division = Part(
+            Stage(chunks, order, micro_batches, replica, mesh),
+            self.parameters.numel() / whole,
+            self._built,
+            sizes,
+            mesh,
+            replica,
+            name,
+        )
+
+    def _hold_part(self, model: torch.nn.Module) -> None:
+        """Set what this worker holds of the model, in place of the whole model or of another part."""
+        self._hold(model.train(self.model.training))
+        self.__dict__.pop("_layers", None)  # with the layers of other workers
+        self.state.__dict__.pop("buffers_of_modules", None)
 
     def use_schedule(self, name: str, micro_batches: int) -> None:
         # half a second of imports
         from scalebench.training.torch_stage import TorchStage
 
-        assert isinstance(self.stage, Stage), "a stage was taken"
+        part = self.division
+        assert isinstance(part, Part), "a stage was taken"
         replica = cast(LibraryCommunicator, self.replica)
-        self.stage = TorchStage(self.stage.chunks, name, micro_batches, replica)
+        part.stage = TorchStage(part.chunks, name, micro_batches, replica)
 
     def use_styles(self) -> None:
         # a second of imports
         from scalebench.training.torch_dtensors import TorchStyles
 
-        assert isinstance(self.stage, Stage), "a share was taken"
-        (chunk,) = self.stage.chunks
+        part = self.division
+        assert isinstance(part, Part), "a share was taken"
+        (chunk,) = part.chunks
         replica = cast(LibraryCommunicator, self.replica)
-        self.stage = TorchStyles(chunk, self.mesh.tensor, replica)
+        part.stage = styles = TorchStyles(chunk, self.mesh.tensor, replica)
         self.optimizer = optimizers.build_optimizer(
-            self.run.optimizer, self.stage.trained, self.run.lr
+            self.run.optimizer, styles.trained, self.run.lr
         )
 
     def divide(self, rule: UnitRule) -> None:
-        whole = self.parameters.numel()
         layers = self._layers if rule.by_layer else None
-        self.sharded = ShardedModel(
-            self.model, layers, rule, self.rank, self.size, self._sample(), self.loss
+        shards = ShardedModel(
+            self.model, layers, rule, self.comm, self._sample(), self.loss
         )
-        self.parameters, self.gradients = (
-            self.sharded.parameters,
-            self.sharded.gradients,
-        )
+        self.parameters, self.gradients = shards.parameters, shards.gradients
         self._optimise()
-        self._update_share = self.parameters.numel() / whole
+        self.division = shards
 
     def use_fully_shard(self, *, reshard: bool) -> None:
         # a second of imports
         from scalebench.training.torch_dtensors import TorchShards
 
         comm = cast(LibraryCommunicator, self.comm)
-        self.torch_shards = TorchShards(self.model, self._layers, comm, reshard=reshard)
+        shards = TorchShards(
+            self.model, self._layers, self._built, comm, reshard=reshard
+        )
         # torch has its own
         self.parameters = self.gradients = self.initial = self.parameters.new_empty(0)
         self.optimizer = optimizers.build_optimizer(
-            self.run.optimizer, self.torch_shards.trained, self.run.lr
+            self.run.optimizer, shards.trained, self.run.lr
         )
-        self._update_share = 1 / self.size
+        self.division = shards
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
@@ -354,11 +351,10 @@ class Replica:
     def use_layout(
         self, sizes: Sequence[int], degrees: Sequence[int]
     ) -> Sequence[SharedComponent]:
-        numbers, facts = (
-            sum(each.parameters for each in self.layer_profiles),
-            self._layer_facts,
-        )
-        model, training = self._whole(self.parameters), self.model.training
+        # before the layers of other workers go
+        numbers = sum(each.parameters for each in self.layer_profiles)
+        facts = self._layer_facts
+        model = self._whole(self.parameters)
         states = {  # vectors as whole models
             name: self._whole(value) if value.shape == self.parameters.shape else value
             for name, value in self.optimizer.state.get(
@@ -366,42 +362,35 @@ class Replica:
             ).items()
         }
         layout = components.SharedLayout(
-            model, self._built, self.comm, str(self.run.model), sizes, degrees
+            model,
+            self._built,
+            self.comm,
+            str(self.run.model),
+            self.loss,
+            self._rows,
+            sizes,
+            degrees,
         )
-        self._hold(layout.model.train(training))
+        self._hold_part(layout.model)
         for name, value in states.items():
             own = (
                 layout.share_of(value) if isinstance(value, torch.nn.Module) else value
             )
             self.optimizer.state[self._flat_parameter][name] = own
-        self.__dict__.pop("_layers", None)  # with the layers of other workers
-        self.state.__dict__.pop("buffers_of_modules", None)
-        shared = layout.components(self.gradients, facts, self._input_shape, self.loss)
-        self.layout, self._passes = layout, components.Passes(shared, self.rank)
-        self._update_share = self.parameters.numel() / numbers
-        return shared
+        layout.share = self.parameters.numel() / numbers
+        self.division = layout
+        return layout.components(self.gradients, facts, self._input_shape)
 
     def _whole(self, vector: Tensor) -> torch.nn.Module:
         """Return a whole model with the parameters in `vector`: all, or by a layout every worker's. Collective then."""
-        return (
-            components.with_trained(self._built(), vector)
-            if self.layout is None
-            else self.layout.whole(vector)
-        )
+        if isinstance(self.division, components.SharedLayout):
+            return self.division.whole(vector)
+        return with_trained(self._built(), vector)
 
     def _rows(self, step: int) -> list[int]:
         """Return the samples in the batch of each worker in a step of the epoch."""
         rows: list[int] = self.plan.batch_sizes(self._epoch)[:, step].tolist()
         return rows
-
-    def _loss_gradient(
-        self, outputs: Tensor, targets: Tensor, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        leaf = outputs.detach().requires_grad_()
-        mean = self.loss(leaf, targets)
-        run_backward((mean,), (_scalar(weight, self.dtype, self.device),))
-        assert leaf.grad is not None
-        return mean.detach(), leaf.grad
 
     def _built(self) -> torch.nn.Module:
         model = build_model(
@@ -422,21 +411,7 @@ class Replica:
 
         Its floating-point buffers are those of the parts. Collective over a replica.
         """
-        if vector is None:
-            return None
-        if self.layout is not None:
-            whole = components.with_trained(self._built(), vector)
-            for buffer, own in zip(
-                components.floating(whole), components.floating(self.model), strict=True
-            ):
-                buffer.copy_(own)
-            return vector, whole
-        if self.torch_shards is not None:
-            return vector, self.torch_shards.whole(vector, self._built())
-        if self.assembly is None:
-            return vector, self.model
-        model = self.assembly.gather(vector, floating_buffers(self))
-        return None if model is None else (components.trained_vector(model), model)
+        return None if vector is None else self.division.assembled(vector, self.model)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -452,33 +427,12 @@ class Replica:
         return own_loss(outputs, batch.y, self.loss)
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
-        samples = batch.x.shape[0]
-        if (sharded := self.sharded or self.torch_shards) is not None:
-            loss = sharded.step(
-                batch.x, batch.y, weight, lambda: self.batch_loss(batch), self.clock
-            )
-            self.computed(loss, samples)
-            return
         if not add:
             self.gradients.zero_()
-        if self._passes is not None:
-            rows = self._rows(batch.step)
-            own = self._passes.step(
-                batch.x, batch.y, weight, rows, self._loss_gradient, self.clock
-            )
-            self.computed(own, samples)
-            return
-        if self.stage is not None:
-            mean = self.stage.step(batch, weight, self.clock)
-            if mean is not None:
-                self.computed(mean, samples)
-            self._loss_is_elsewhere = self.mesh.pipeline > 1
-            return
-        loss = self.batch_loss(batch)
-        self.clock.did(Task.FORWARD, samples)
-        run_backward((loss,), (_scalar(weight, self.dtype, self.device),))
-        self.computed(loss.detach(), samples)
-        self.clock.did(Task.BACKWARD, samples)
+        mean = self.division.step(batch, weight, self.batch_loss, self.clock)
+        if mean is not None:
+            self.computed(mean, batch.x.shape[0])
+        self._loss_is_elsewhere = self.mesh.pipeline > 1
 
     @property
     def last_loss(self) -> Tensor:
@@ -526,7 +480,7 @@ class Replica:
         else:
             step_onto(self.optimizer, self.parameters, onto)
         self.steps += 1
-        self.clock.did(Task.UPDATE, share=self._update_share)
+        self.clock.did(Task.UPDATE, share=self.division.share)
 
     def adopt(self, weights: Tensor) -> None:
         # A server in this process has written them there.
@@ -615,8 +569,7 @@ class Replica:
 
     def reset(self) -> None:
         """Reset weights, optimizer state and meters."""
-        if self.torch_shards is not None:
-            self.torch_shards.reset()
+        self.division.reset()
         with torch.no_grad():
             self.parameters.copy_(self.initial)
             for buffer, value in zip(
@@ -645,14 +598,11 @@ class Replica:
 
     def is_finite(self) -> bool:
         """Return True if all weights of the model are finite, of which others may hold parts. Collective then."""
-        finite = flat.is_finite(
-            self.parameters if self.torch_shards is None else self.torch_shards.own()
-        )
-        divided = (self.assembly, self.sharded, self.torch_shards, self.layout)
-        if all(each is None for each in divided):
+        finite = flat.is_finite(self.division.own(self.parameters))
+        holders = self.division.holders
+        if holders is None:
             return finite
         flag = torch.full((1,), float(finite), dtype=self.dtype, device=self.device)
-        holders = self.comm if self.assembly is None else self.replica
         holders.allreduce_(flag, "min")
         return bool(flag)
 
@@ -677,26 +627,12 @@ class Replica:
         Collective where workers keep shards.
         """
         stored = not agreed or self.rank == 0
-        if (sharded := self.sharded or self.torch_shards) is not None:
-            whole = sharded.gathered(self.comm.allgather)
-            vector = whole if stored else None
-        elif self.layout is not None:
-            model = self.layout.whole(self.parameters)
-            vector = components.trained_vector(model) if stored else None
-        else:
-            vector = self.parameters.detach().clone() if stored else None
+        vector = self.division.kept(self.parameters, here=stored)
         self.snapshots.append(
             Snapshot(
                 epoch, elapsed_s, vector, agreed, self._statistics() if stored else []
             )
         )
-
-    def load(self, vector: Tensor) -> None:
-        """Set the weights of the model that this worker evaluates."""
-        if self.sharded is not None:
-            self.sharded.load(vector)
-        else:
-            self.parameters.copy_(vector)
 
     def snapshot(self, epoch: int, vector: Tensor) -> None:
         if self.evaluates(epoch):
@@ -714,11 +650,6 @@ class Replica:
 
     def _statistics(self) -> list[Tensor]:
         return [buffer.clone() for buffer in floating_buffers(self)]
-
-
-@lru_cache(maxsize=256)
-def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def _pieces(tensor: Tensor, sizes: list[int]) -> Iterator[Tensor]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from scalebench.comm.base import Communicator
 from scalebench.models.flat import views
 from scalebench.models.parts import Layer, facts_of
-from scalebench.strategies.base import UnitRule
+from scalebench.strategies.base import Batch, UnitRule
 from scalebench.system.clock import Clock, Task
+from scalebench.training.division import Division, with_trained
 from scalebench.training.stage import run_backward
 
 
@@ -89,7 +91,7 @@ def _hold(tensor: Tensor) -> None:
         storage.resize_(tensor.nbytes)
 
 
-class ShardedModel:
+class ShardedModel(Division):
     """The units of a model, and the gradient through them with a rule's exchanges between.
 
     No exchange happens inside autograd, so that virtual workers can wait there.
@@ -102,13 +104,13 @@ class ShardedModel:
         model: nn.Module,
         layers: Sequence[Layer] | None,
         rule: UnitRule,
-        rank: int,
-        workers: int,
+        comm: Communicator,
         sample: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
         """Divide `model`; without `layers` it is one unit, whose loss is computed by `step`'s caller."""
-        self.model = model
+        self.holders = self._comm = comm
+        self._model = model
         self._rule = rule
         self._loss = loss
         self._whole_model = layers is None
@@ -125,7 +127,7 @@ class ShardedModel:
             ]
         self._works = works
         self.units = [
-            ShardedUnit(modules, workers, is_last=modules is parts[-1])
+            ShardedUnit(modules, comm.size, is_last=modules is parts[-1])
             for modules in parts
         ]
         lengths = [unit.length for unit in self.units]
@@ -139,29 +141,26 @@ class ShardedModel:
             strict=True,
         )
         for unit, (own, own_gradients) in zip(self.units, pieces, strict=True):
-            unit.keep(own, own_gradients, rank)
+            unit.keep(own, own_gradients, comm.rank)
         for buffer in model.buffers():
             # it may lie in one storage with parameters, which ends
             buffer.data = buffer.detach().clone()
+        whole = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        self.share = self.parameters.numel() / whole
 
     def step(
         self,
-        x: Tensor,
-        y: Tensor,
+        batch: Batch,
         weight: float,
-        loss: Callable[[], Tensor],
+        loss: Callable[[Batch], Tensor],
         clock: Clock,
     ) -> Tensor:
-        """Compute the gradient of weight * mean loss of a batch; return the mean loss ().
-
-        `loss` computes that of a model of one unit.
-        """
-        samples, rule = len(x), self._rule
+        x, samples, rule = batch.x, len(batch.x), self._rule
         kept: list[tuple[Tensor, Tensor]] = []
         for unit, (work, _) in zip(self.units, self._works, strict=True):
             rule.before_forward(unit)
             inputs = x.detach().requires_grad_(bool(kept))
-            x = loss() if self._whole_model else unit.forward(inputs)
+            x = loss(batch) if self._whole_model else unit.forward(inputs)
             clock.did(Task.FORWARD, samples, work)
             rule.after_forward(unit)
             kept.append((inputs, x))
@@ -171,7 +170,7 @@ class ShardedModel:
             # The graph ends here, so that units exchange between their passes and never
             # inside autograd.
             leaf = x.detach().requires_grad_()
-            made = self._loss(leaf, y)
+            made = self._loss(leaf, batch.y)
             run_backward((made,), (gradient,))
             assert leaf.grad is not None
             gradient, mean = leaf.grad, made.detach()
@@ -187,30 +186,18 @@ class ShardedModel:
                 gradient = inputs.grad
         return mean
 
-    def load(self, vector: Tensor) -> None:
-        """Set the parameters of the whole model, in the order of the model."""
-        trained = [
-            parameter
-            for parameter in self.model.parameters()
-            if parameter.requires_grad
-        ]
-        for unit in self.units:
-            _hold(unit.whole)
-        for parameter, value in zip(trained, views(trained, vector), strict=True):
-            parameter.data.copy_(value)
-
-    def gathered(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        """Return the parameters of the whole model as one vector, in the order of the model; `gather` joins shards.
-
-        Whole units keep what they hold.
-        """
+    def kept(self, vector: Tensor, *, here: bool) -> Tensor | None:
+        # Whole units keep what they hold.
         vectors: dict[Tensor, Tensor] = {}  # by parameter
         for unit in self.units:
-            joined = torch.cat(list(gather(unit.own)))[: unit.numbers]
+            joined = torch.cat(self._comm.allgather(unit.own))[: unit.numbers]
             vectors |= zip(unit.parameters, views(unit.parameters, joined), strict=True)
-        trained = [
-            parameter
-            for parameter in self.model.parameters()
-            if parameter.requires_grad
-        ]
+        if not here:
+            return None
+        trained = [each for each in self._model.parameters() if each.requires_grad]
         return torch.cat([vectors[parameter].reshape(-1) for parameter in trained])
+
+    def assembled(self, vector: Tensor, model: nn.Module) -> tuple[Tensor, nn.Module]:
+        for unit in self.units:
+            _hold(unit.whole)
+        return vector, with_trained(model, vector)

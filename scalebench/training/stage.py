@@ -1,14 +1,14 @@
 """One worker's part of a step: micro-batches through its stage, with messages to the stages before and after it.
 
 The same program trains (`StageArithmetic`) and is recorded without arithmetic
-(`StageShapes`). `Assembly` brings the parts of a replica together in a whole model.
+(`StageShapes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,8 +18,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import ACTIVATIONS, GRADIENTS, Communicator, Request
 from scalebench.data.layout import cut
 from scalebench.models import parts
-from scalebench.models.flat import views
-from scalebench.models.sharding import Held, Segment, called, held_by
+from scalebench.models.sharding import Held, Segment, called
 from scalebench.strategies.base import Batch, Move, Recompute
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
@@ -603,52 +602,6 @@ def run_backward(made: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> Non
     )
 
 
-class Assembly:
-    """The way of all parts to part 0, which has a whole model for them; `build` makes it."""
-
-    def __init__(
-        self,
-        build: Callable[[], nn.Module],
-        sizes: Sequence[int],
-        mesh: Mesh,
-        replica: Communicator,
-        name: str,
-    ) -> None:
-        self._build = build
-        self._sizes = sizes
-        self._mesh = mesh
-        self._replica = replica
-        self._name = name
-
-    @cached_property
-    def _whole(self) -> nn.Module:
-        return self._build()
-
-    @cached_property
-    def _places(self) -> list[list[Tensor]]:
-        """Where each part's parameters and floating-point buffers lie in the whole model."""
-        layers = parts.layers_of(self._whole, self._name)
-        return [
-            held_by(layers, self._sizes, self._mesh, part, self._name).places()
-            for part in range(self._mesh.parts)
-        ]
-
-    def gather(self, vector: Tensor, buffers: Sequence[Tensor]) -> nn.Module | None:
-        """Return, on part 0, the model with the parameters in `vector` of each part, and its floating-point `buffers`.
-
-        None on the others. Collective over the replica.
-        """
-        behind = [buffer.reshape(-1).to(vector.dtype) for buffer in buffers]
-        # one message for all
-        joined = torch.cat([vector.detach().reshape(-1), *behind])
-        if self._replica.rank:
-            self._replica.send(joined, 0)
-            return None
-        for part, places in enumerate(self._places):
-            if part:
-                joined = vector.new_empty(sum(place.numel() for place in places))
-                self._replica.recv_(joined, part)
-            with torch.no_grad():
-                for place, value in zip(places, views(places, joined), strict=True):
-                    place.copy_(value)
-        return self._whole
+@lru_cache(maxsize=256)
+def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)

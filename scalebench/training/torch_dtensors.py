@@ -17,15 +17,15 @@ from torch.nn import functional
 
 from scalebench.cluster.operation import Kind
 from scalebench.comm.base import LibraryCommunicator
-from scalebench.models.flat import views
 from scalebench.models.parts import Layer
 from scalebench.models.sharding import Narrow, SharedHeads, SharedLinear, called
 from scalebench.strategies.base import Batch
 from scalebench.system.clock import Clock, Task
+from scalebench.training.division import Division, with_trained
 from scalebench.training.stage import Chunk, StageArithmetic
 
 
-class TorchShards:
+class TorchShards(Division):
     """The layers of a model, each sharded by torch, which communicates inside both passes.
 
     `reshard` gives the parameters of a layer up between its passes. Those of the last
@@ -36,12 +36,15 @@ class TorchShards:
         self,
         model: nn.Module,
         layers: Sequence[Layer],
+        build: Callable[[], nn.Module],
         comm: LibraryCommunicator,
         *,
         reshard: bool,
     ) -> None:
-        self.model = model
-        self._comm = comm
+        """Divide `model`; `build` makes a whole one."""
+        self.share = 1 / comm.size
+        self._build = build
+        self.holders = self._comm = comm
         self._reshard = reshard
         self._whole = [
             sum(each.nbytes for each in layer.parameters) for layer in layers
@@ -69,19 +72,18 @@ class TorchShards:
 
     def step(
         self,
-        x: Tensor,
-        y: Tensor,
+        batch: Batch,
         weight: float,
-        loss: Callable[[], Tensor],
+        loss: Callable[[Batch], Tensor],
         clock: Clock,
     ) -> Tensor:
-        """Compute the mean gradient of weight * mean loss of a batch over the workers; return the mean loss ()."""
+        # set anew by torch: means over the workers
         for parameter in self.trained:
             parameter.grad = None
-        mean = loss()
-        clock.did(Task.FORWARD, len(x))
+        mean = loss(batch)
+        clock.did(Task.FORWARD, len(batch.x))
         (mean * weight).backward()
-        clock.did(Task.BACKWARD, len(x))
+        clock.did(Task.BACKWARD, len(batch.x))
         comm = self._comm
         for place, nbytes in enumerate(self._whole):
             again = self._reshard and place < len(self._whole) - 1
@@ -91,28 +93,22 @@ class TorchShards:
             comm.overlapped(comm.operation(Kind.REDUCE_SCATTER, nbytes), calls=1)
         return mean.detach()
 
-    def own(self) -> Tensor:
-        """Return this worker's shards as one vector."""
+    def own(self, vector: Tensor) -> Tensor:
         return torch.cat([each.to_local().reshape(-1) for each in self.trained])
 
-    def gathered(self, gather: object) -> Tensor:
-        """Return the parameters of the whole model as one vector. Collective."""
-        return torch.cat(
+    def kept(self, vector: Tensor, *, here: bool) -> Tensor | None:
+        whole = torch.cat(
             [each.detach().full_tensor().reshape(-1) for each in self.trained]
         )
+        return whole if here else None
 
-    def whole(self, vector: Tensor, model: nn.Module) -> nn.Module:
-        """Return `model`, a whole one, with the parameters `vector` and this worker's buffers."""
-        trained = [each for each in model.parameters() if each.requires_grad]
-        with torch.no_grad():
-            for parameter, value in zip(trained, views(trained, vector), strict=True):
-                parameter.copy_(value)
-            for buffer, own in zip(model.buffers(), self.model.buffers(), strict=True):
-                buffer.copy_(own)
-        return model
+    def assembled(self, vector: Tensor, model: nn.Module) -> tuple[Tensor, nn.Module]:
+        whole = with_trained(self._build(), vector)
+        for buffer, own in zip(whole.buffers(), model.buffers(), strict=True):
+            buffer.copy_(own)
+        return vector, whole
 
     def reset(self) -> None:
-        """Set the parameters to those at the beginning."""
         with torch.no_grad():
             for parameter, value in zip(self.trained, self._initial, strict=True):
                 parameter.to_local().copy_(value)

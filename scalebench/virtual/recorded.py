@@ -57,7 +57,7 @@ class RecordedReplica(StretchingReplica):
     @property
     def _is_recorded(self) -> bool:
         # no part of a model, no library's wrapper of it
-        return self.stage is None and self.forward is self.model
+        return self.division.holders is None and self.forward is self.model
 
     def take_steps(
         self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]

@@ -241,9 +241,9 @@ def test_shards_are_all_that_a_worker_keeps_between_steps(
                 0
             ].memory_bytes
         )
-        whole = sum(unit.numbers for unit in made[0].sharded.units)
+        whole = sum(unit.numbers for unit in made[0].division.units)
         kept = [0, 0]
-        for unit in made[0].sharded.units:
+        for unit in made[0].division.units:
             kept[0] += unit.whole.untyped_storage().nbytes() // 8
             kept[1] += unit.gradients.untyped_storage().nbytes() // 8
         assert [number >= whole for number in kept] == [shard < 3, shard < 2]
