@@ -27,7 +27,7 @@ from scalebench.launch.work import in_new_processes
 from scalebench.native.heartbeat import Phase, read_heartbeats
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
-from tests.conftest import needs_mpi, some
+from tests.conftest import needs_mpi
 from tests.facts import in_order
 
 FAULTY = Path(__file__).parent / "models" / "faulty.py"
@@ -86,9 +86,20 @@ class Recorder:
         self.outcomes[run.run_id] = outcome
 
 
+class Swept(Recorder):
+    """Launches whose logs are deleted, or whose mpirun is killed, in runs of these names."""
+
+    def started_one(self, run):
+        super().started_one(run)
+        if run.run_id == "purged":
+            shutil.rmtree(self.folder / "work")
+        elif run.run_id == "struck":
+            strike_soon(self.folder, 0, signal.SIGKILL, parent=True)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A sweep in which three runs end their launch: one rank is killed, hangs, raises."""
+    """A sweep in which five runs end their launch, each in a way of its own, and the last one leaves a thread."""
     if reason := engines.available("mpi"):
         pytest.skip(reason)
     runs = [
@@ -97,19 +108,25 @@ def swept(tmp_path_factory):
         make_run("alone", workers=1, strategy="serial"),
         faulty("hung", "hang", time_limit_s=8.0),
         faulty("raised", "raise"),
+        faulty("purged", "hang"),
+        make_run("struck", epochs=10**5),
         faulty("raised alone", "raise", workers=1, rank=0),
         faulty("diverged alone", "nan", workers=1, rank=0),
         make_run("after"),
+        faulty("threaded", "thread"),
     ]
-    return Recorder(runs, tmp_path_factory.mktemp("swept"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
+        return Swept(runs, tmp_path_factory.mktemp("swept"))
 
 
 def test_every_run_gets_an_outcome_in_order(swept):
     assert list(swept.outcomes) == swept.started
-    assert len(swept.outcomes) == 8
+    assert len(swept.outcomes) == 11
     for run_id in ("before", "alone", "after"):
         assert swept.outcomes[run_id].status == "completed"
-    assert len(swept.messages) == 3  # a launch for each run that took its launch down
+    # a launch for each run that took its launch down, and the end of the last one
+    assert len(swept.messages) == 6
 
 
 @pytest.mark.thorough
@@ -136,40 +153,37 @@ def test_ranks_that_exit_early_or_diverge_apart_end_their_launch(tmp_path):
 @needs_mpi
 def test_silent_run_is_ended_and_one_that_computes_goes_on(tmp_path):
     """Rank 1 computes for longer than the patience, which is a sign of life; then it sleeps."""
-    found = Recorder(
-        [faulty("computes", "compute"), faulty("hung", "hang"), make_run("after")],
-        tmp_path,
-        patience_s=5,
-    )
-    assert found.outcomes["computes"].status == "completed", found.outcomes[
-        "computes"
-    ].error
-    hung = found.outcomes["hung"]
-    assert hung.status == "failed"
-    assert in_order(hung.error, "(patience)", "rank 1", "training", "in go_wrong")
-    assert in_order(hung.error, "in go_wrong", "others waited", "allreduce")
-    assert found.outcomes["after"].status == "completed"
+    runs = [faulty("computes", "compute"), faulty("silent", "hang")]
+    found = Recorder(runs, tmp_path, patience_s=5)
+    computes, silent = found.outcomes["computes"], found.outcomes["silent"]
+    assert computes.status == "completed", computes.error
+    assert silent.status == "failed"
+    assert in_order(silent.error, "(patience)", "rank 1", "training", "in go_wrong")
+    assert in_order(silent.error, "in go_wrong", "others waited", "allreduce")
 
 
-@needs_mpi
-def test_processes_that_do_not_end_after_the_last_run_are_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalebench.launch.real_runs._ENDING_LIMIT_S", 3.0)
-    found = Recorder([faulty("threaded", "thread")], tmp_path)
-    assert found.outcomes["threaded"].status == "completed"
-    (message,) = found.messages
+def test_processes_that_do_not_end_after_the_last_run_are_killed(swept):
+    assert swept.outcomes["threaded"].status == "completed"
+    message = swept.messages[-1]
     assert in_order(message, "thread of rank 1", "does not end", "killed")
     assert not [
         p
         for p in psutil.process_iter(["cmdline"])
-        if str(tmp_path) in " ".join(p.info["cmdline"] or ())
+        if str(swept.folder) in " ".join(p.info["cmdline"] or ())
     ]
 
 
+def test_killed_mpirun_is_named(swept):
+    assert swept.outcomes["struck"].status == "failed"
+    assert swept.outcomes["struck"].error.startswith(
+        "mpirun was ended by signal 9 (Killed, perhaps for want of memory)"
+    )
+
+
+@pytest.mark.thorough
 @needs_mpi
-@pytest.mark.parametrize(
-    "signum", some([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], signal.SIGKILL)
-)
-def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGSTOP])
+def test_terminated_mpirun_is_named_and_a_stopped_one_is_killed(
     tmp_path, monkeypatch, signum
 ):
     """A stopped mpirun passes nothing on, and the run is made; only its end never comes."""
@@ -179,34 +193,20 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(
         def started_one(self, run):
             super().started_one(run)
             if run.run_id == "struck":
-                heartbeats = (
-                    max(
-                        (tmp_path / "work").iterdir(),
-                        key=lambda path: path.stat().st_mtime,
-                    )
-                    / "heartbeats"
-                )
-                threading.Thread(
-                    target=strike, args=(heartbeats, 0, signum, True), daemon=True
-                ).start()
+                strike_soon(tmp_path, 0, signum, parent=True)
 
-    killed = signum != signal.SIGSTOP
+    ended = signum == signal.SIGTERM
     found = Struck(
         [
-            make_run("struck", epochs=10**5 if killed else 400),
-            *[make_run("after")] * killed,
+            make_run("struck", epochs=10**5 if ended else 400),
+            *[make_run("after")] * ended,
         ],
         tmp_path,
     )
-    if killed:
-        reason = (
-            "15 (Terminated)"
-            if signum == signal.SIGTERM
-            else "9 (Killed, perhaps for want of memory)"
-        )
+    if ended:
         assert found.outcomes["struck"].status == "failed"
         assert found.outcomes["struck"].error.startswith(
-            f"mpirun was ended by signal {reason}"
+            "mpirun was ended by signal 15 (Terminated)"
         )
         assert found.outcomes["after"].status == "completed"
         return
@@ -215,21 +215,11 @@ def test_killed_mpirun_is_named_and_a_stopped_one_is_killed(
     assert in_order(message, "last run", "mpirun is stopped", "killed")
 
 
-@needs_mpi
-def test_deleted_logs_end_their_launch_only(tmp_path):
+def test_deleted_logs_end_their_launch_only(swept):
     """As by a purge of old files: the run under way cannot report any more, the next one gets another folder."""
-
-    class Purged(Recorder):
-        def started_one(self, run):
-            super().started_one(run)
-            if run.run_id == "hung":
-                shutil.rmtree(self.folder / "work")
-
-    found = Purged([faulty("hung", "hang"), make_run("after")], tmp_path)
-    assert found.outcomes["hung"].status == "failed"
-    assert in_order(found.outcomes["hung"].error, "launch-1", "deleted", "ranks wrote")
-    assert found.outcomes["after"].status == "completed"
-    assert len(found.messages) == 1
+    purged = swept.outcomes["purged"]
+    assert purged.status == "failed"
+    assert in_order(purged.error, "launch-4", "deleted", "ranks wrote")
 
 
 # Strategy, rank, signal, and the outcome: a server in CI, a client and a worker without
@@ -282,20 +272,18 @@ class Striking(Recorder):
     def started_one(self, run):
         super().started_one(run)
         if run.run_id in STRUCK:
-            heartbeats = (
-                max(
-                    (self.folder / "work").iterdir(),
-                    key=lambda path: path.stat().st_mtime,
-                )
-                / "heartbeats"
-            )
             _, rank, signum, *_ = STRUCK[run.run_id]
-            threading.Thread(
-                target=strike, args=(heartbeats, rank, signum), daemon=True
-            ).start()
+            strike_soon(self.folder, rank, signum)
 
 
-def strike(heartbeats, rank, signum, parent=False):
+def strike_soon(folder, rank, signum, parent=False):
+    """Send a signal to a rank of the latest launch as soon as it trains, or to the process that started it."""
+    latest = max((folder / "work").iterdir(), key=lambda path: path.stat().st_mtime)
+    words = (latest / "heartbeats", rank, signum, parent)
+    threading.Thread(target=strike, args=words, daemon=True).start()
+
+
+def strike(heartbeats, rank, signum, parent):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         beat = read_heartbeats(heartbeats)[rank]

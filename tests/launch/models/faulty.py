@@ -37,7 +37,7 @@ class Faulty(torch.nn.Module):
         elif self.fault == "hang":
             time.sleep(3600)
         elif self.fault == "compute" and self.calls == self.at + 1:
-            until = time.monotonic() + 8
+            until = time.monotonic() + 6
             while time.monotonic() < until:
                 torch.ones(100, 100) @ torch.ones(100, 100)
         elif self.fault == "thread" and self.calls == self.at + 1:
