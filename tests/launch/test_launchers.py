@@ -97,7 +97,11 @@ def test_output_of_the_ranks_is_kept(ended_well):
 
 
 @pytest.mark.parametrize(
-    ("how", "signum"), [("killed", int(signal.SIGKILL)), ("exits", None)]
+    ("how", "signum"),
+    [
+        pytest.param("killed", int(signal.SIGKILL), marks=pytest.mark.thorough),
+        ("exits", None),
+    ],
 )
 def test_the_rank_that_ended_first_is_named(launcher, tmp_path, how, signum):
     done, _, _ = started(launcher, tmp_path, how)
