@@ -73,6 +73,17 @@ STYLES = {  # model, ranks, degree
     "styles-2": ("transformer", 4, 2),
     "styles-3": ("transformer", 4, 4),
 }
+OURS = {  # model, strategy, replicas and micro-batches on four ranks
+    "ours-0": ("deep", {"pipeline": {"stages": 4, "micro_batches": 8}}, 1, 8),
+    "ours-1": ("mlp", {"tensor": {"degree": 2}}, 2, 1),
+    "ours-2": ("mlp", {"hybrid": {"pipeline": 2, "tensor": 2}}, 1, 4),
+    "ours-3": ("mlp", {"fsdp": {"shard": 3}}, 4, 1),
+}
+# Of torch's own ways a run of each schedule, of pieces of unequal sizes, of each way
+# to share a model.
+ALWAYS = {f"pipeline-{place}" for place in (1, 2, 4, 5)}
+ALWAYS |= {"styles-0", "styles-2", "shards-0", "shards-1"}
+ALWAYS |= WHOLE.keys() | OURS.keys()
 
 ON_EIGHT = [  # model, strategy, replicas, micro-batches
     ("mlp", {"model_parallel": {"stages": 4}}, 2, 1),
@@ -101,7 +112,6 @@ ON_EIGHT = [  # model, strategy, replicas, micro-batches
     ("transformer", {"fsdp": {"shard": 1}}, 8, 1),
     ("transformer", {"adaptive": {"layout": "least", "again": False}}, 8, 1),
 ]
-ON_EIGHT_ALWAYS = [4, 5, 8, 11]  # places of small ones of each kind
 TORCHS_ON_EIGHT = [
     ("deep", {"torch_pipeline": {"stages": 4, "schedule": "zbv"}}, 2, 4),
     ("convolutional", {"torch_pipeline": {"stages": 4}}, 2, 4),
@@ -129,7 +139,7 @@ def small(make_run, engine, name, strategy, workers, model, batch=8):
 
 @pytest.fixture(scope="module")
 def on_gloo(make_run, patterns, tmp_path_factory):
-    """Each run, and what its ranks ended with; all in one launch."""
+    """Function: a run, and what its ranks ended with; all that run with every change are one launch, the others too."""
     runs = {
         name: small(
             make_run, "gloo", name, {"torch_pipeline": options}, workers, model, batch
@@ -147,19 +157,16 @@ def on_gloo(make_run, patterns, tmp_path_factory):
         )
     for name, (strategy, workers) in WHOLE.items():
         runs[name] = small(make_run, "gloo", name, strategy, workers, "convolutional")
-    for place in ON_EIGHT_ALWAYS:
-        model, strategy, _, _ = ON_EIGHT[place]
-        name = f"eight-{place}"
-        runs[name] = small(make_run, "gloo", name, strategy, 8, model)
-    found = launched(
-        "gloo",
-        list(runs.values()),
-        [],
-        patterns,
-        tmp_path_factory.mktemp("on_gloo"),
-        ranks=8,
-    )
-    return {name: (run, found[run.run_id]) for name, run in runs.items()}
+    for name, (model, strategy, _, _) in OURS.items():
+        runs[name] = small(make_run, "gloo", name, strategy, 4, model)
+
+    @cache
+    def trained(always):
+        wanted = [run for name, run in runs.items() if (name in ALWAYS) == always]
+        folder = tmp_path_factory.mktemp("on_gloo")
+        return launched("gloo", wanted, [], patterns, folder)
+
+    return lambda name: (runs[name], trained(name in ALWAYS)[runs[name].run_id])
 
 
 def check_twin(run, native, patterns, machine):
@@ -307,12 +314,12 @@ def test_eight_real_ranks_train_as_virtual_workers_and_whole_models_do(
     check_all(runs, found, expected, patterns, machine)
 
 
-@pytest.mark.parametrize("place", ON_EIGHT_ALWAYS)
-def test_parts_on_eight_ranks_train_as_whole_models_do(
-    on_gloo, patterns, machine, place
+@pytest.mark.parametrize("name", OURS)
+def test_parts_on_ranks_of_gloo_train_as_whole_models_do(
+    on_gloo, patterns, machine, name
 ):
-    run, native = on_gloo[f"eight-{place}"]
-    _, _, replicas, pieces = ON_EIGHT[place]
+    run, native = on_gloo(name)
+    _, _, replicas, pieces = OURS[name]
     expected = {run.run_id: (replicas, pieces)}
     check_all([run], {run.run_id: native}, expected, patterns, machine)
 
@@ -320,7 +327,7 @@ def test_parts_on_eight_ranks_train_as_whole_models_do(
 @pytest.mark.parametrize("name", WHOLE)
 def test_one_rank_a_replica_is_serial_bit_for_bit(on_gloo, patterns, machine, name):
     """Of two replicas allreduce."""
-    run, native = on_gloo[name]
+    run, native = on_gloo(name)
     whole = run.model_copy(
         update={
             "execution": "virtual",
@@ -333,10 +340,10 @@ def test_one_rank_a_replica_is_serial_bit_for_bit(on_gloo, patterns, machine, na
     assert native["metrics"].tolist() == [each.metric for each in outcome.evaluations]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", some(list(PIPELINES), *ALWAYS))
 def test_torchs_own_pipelines_train_as_ours(on_gloo, patterns, machine, name):
     """Weights, metrics and bytes; torch fills unequal micro-batches up, and so sends more."""
-    run, native = on_gloo[name]
+    run, native = on_gloo(name)
     _, _, _, replicas, pieces, batch = PIPELINES[name]
     check_whole(run, native, patterns, replicas, pieces)
     counted = check_twin(run, native, patterns, machine)
@@ -344,19 +351,19 @@ def test_torchs_own_pipelines_train_as_ours(on_gloo, patterns, machine, name):
     assert (native["counted"] >= counted).all()
 
 
-@pytest.mark.parametrize("name", SHARDS)
+@pytest.mark.parametrize("name", some(list(SHARDS), *ALWAYS))
 def test_torchs_own_shards_train_as_ours(on_gloo, patterns, machine, name):
     """Weights and metrics, with running statistics and after warm-up steps, which are undone."""
-    run, native = on_gloo[name]
+    run, native = on_gloo(name)
     check_whole(run, native, patterns, run.workers)
     counted = check_twin(run, native, patterns, machine)
     assert native["counted"][:, 0].tolist() == counted[:, 0].tolist()
 
 
-@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize("name", some(list(STYLES), *ALWAYS))
 def test_torchs_own_styles_train_as_ours(on_gloo, patterns, machine, name):
     """Weights, metrics and bytes, after warm-up steps, which are undone."""
-    run, native = on_gloo[name]
+    run, native = on_gloo(name)
     check_whole(run, native, patterns, run.workers // run.strategy.options["degree"])
     counted = check_twin(run, native, patterns, machine)
     assert native["counted"].tolist() == counted.tolist()
