@@ -30,6 +30,7 @@ from scalebench.figures.selection import EVERYTHING, Selection
 from scalebench.figures.style import STYLES, Style, choose_style, parse_width
 from scalebench.records.store import Store
 from scalebench.tables.latex import to_latex
+from tests.conftest import some
 from tests.facts import in_order, naming, together
 from tests.records_factory import run_row, study_rows
 
@@ -115,7 +116,7 @@ def test_png_is_as_wide_as_asked_at_300_dots_per_inch(results, tmp_path):
         assert image.width == pytest.approx(84 / 25.4 * 300, abs=1)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", some(list(STYLES), "ieee", "slides"))
 def test_texts_of_a_column_do_not_overlap(results, style):
     from tests.figures.test_plotting import overlapping
 

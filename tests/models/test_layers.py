@@ -17,6 +17,7 @@ from scalebench.models.zoo.layers import (
     write_layers,
 )
 from scalebench.pricing.table_cut import TableCut
+from tests.conftest import some
 
 # Parameters: torchvision's and transformers' model pages. Multiplications and additions
 # (GFLOPS there): torchvision's. Of AmoebaNet-D (18, 256) nothing is published: it is as
@@ -70,7 +71,13 @@ def test_published_totals(name):
         assert table.flops / 2e9 == pytest.approx(gmacs, abs=0.0051)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# Those left out for a change have the layers of another table, more often.
+@pytest.mark.parametrize(
+    "name",
+    some(
+        list(PUBLISHED), *(PUBLISHED.keys() - {"resnet101", "resnet152", "bert_large"})
+    ),
+)
 def test_flops_of_training_are_those_of_torchs_counter(name):
     model, sample = meta(name)
     with FlopCounterMode(display=False) as forward:

@@ -145,7 +145,12 @@ def test_worth_interval_matches_the_band_of_efficiency(seed: int):
 
 
 @pytest.mark.parametrize(
-    ("true", "low", "high"), [(12, 0.93, 0.97), (62, 0.93, 0.97), (80, 1, 1)]
+    ("true", "low", "high"),
+    [
+        pytest.param(12, 0.93, 0.97, marks=pytest.mark.thorough),
+        (62, 0.93, 0.97),
+        (80, 1, 1),
+    ],
 )
 def test_an_interval_holds_the_truth_in_95_percent_up_to_the_end_of_the_band_and_always_beyond(
     true, low, high
