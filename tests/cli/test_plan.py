@@ -160,7 +160,7 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     if not table:
         study["execution"] = "virtual"
         (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    invoke("run", "study.yaml")
+    invoke("run", "study.yaml", "--jobs", "1")
     runs = load(tmp_path / "results" / study["name"]).completed
     assert len(runs) == len(study["strategies"])
     staged = [each["pipeline"] for each in study["strategies"] if "pipeline" in each]

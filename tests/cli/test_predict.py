@@ -424,6 +424,10 @@ def test_what_takes_most_of_the_time_binds(varied):
         "2",
         "--jitter",
         "0",
+        "--epochs",
+        "1",
+        "--samples",
+        "12800",
     )
     for asked in (slow, (*often, "--strategy", "local_sgd:steps=4", *varied)):
         output = invoke(*asked).output

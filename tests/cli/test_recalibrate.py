@@ -100,6 +100,8 @@ def test_recalibrated_runs_get_new_times_and_keep_their_results(machine, invoke,
     said = invoke(
         "recalibrate",
         "results/mine",
+        "--jobs",
+        "1",
         *(("--calibration", machine.calibration()) if given else ()),
     )
     assert runs_charged(said) == (len(before), 0)
@@ -197,14 +199,20 @@ def test_times_of_another_machine_are_refused_beside_real_runs(machine, invoke):
     model = str(load_study(MINE / "study.yaml", {}, []).model)
     other = found.model_copy(update={"measured": Measurement(model=model, **of)})
     Path("other.json").write_text(other.model_dump_json())
-    invoke("recalibrate", "results/mine", "--calibration", "other.json")
+    invoke("recalibrate", "results/mine", "--jobs", "1", "--calibration", "other.json")
     text = (MINE / "study.yaml").read_text()
     (MINE / "study.yaml").write_text(
         text.replace("execution: virtual", "execution: auto")
     )
     before = (MINE / "runs.csv").read_bytes()
     assert "of another machine" in invoke(
-        "recalibrate", "results/mine", "--calibration", "other.json", code=2
+        "recalibrate",
+        "results/mine",
+        "--jobs",
+        "1",
+        "--calibration",
+        "other.json",
+        code=2,
     )
     assert (MINE / "runs.csv").read_bytes() == before
 
@@ -216,6 +224,8 @@ def test_study_with_a_calibration_is_charged_as_on_a_cluster_that_states_its_ste
     invoke(
         "recalibrate",
         "results/mine",
+        "--jobs",
+        "1",
         "--cluster",
         "juwels-booster",
         "--device-step-time",
@@ -232,7 +242,7 @@ def test_check_recommends_recalibrate_for_a_disturbed_calibration(machine, invok
     ignored = ("check", "results/mine", "--ignore", "reduction-base")
     assert named in " ".join(invoke(*ignored).split())
     machine.taken = 0.0
-    invoke("recalibrate", "results/mine")
+    invoke("recalibrate", "results/mine", "--jobs", "1")
     assert "scalebench recalibrate" not in invoke(*ignored)
 
 
@@ -242,7 +252,9 @@ def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(
     invoke(*RUN)
     before = (MINE / "runs.csv").read_bytes(), (MINE / "calibration.json").read_bytes()
     machine.quiet, machine.factor = False, 2.0
-    said = invoke("recalibrate", "results/mine", "--require-quiet", code=1)
+    said = invoke(
+        "recalibrate", "results/mine", "--jobs", "1", "--require-quiet", code=1
+    )
     assert re.search(r"error: .*steps .*leave out --require-quiet", said)
     assert before == (
         (MINE / "runs.csv").read_bytes(),
@@ -250,7 +262,7 @@ def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(
     )
     first = rows()
     assert set(first["calibration"]) == {"quiet"}
-    invoke("recalibrate", "results/mine")
+    invoke("recalibrate", "results/mine", "--jobs", "1")
     assert times(rows(), "serial") == pytest.approx(2 * times(first, "serial"))
     assert set(rows()["calibration"]) == {"disturbed"}
 
@@ -261,7 +273,7 @@ def test_study_without_virtual_runs_is_refused(machine, invoke):
     invoke(*RUN[:5], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
            "--name", "mine")  # fmt: skip
     before = (MINE / "runs.csv").read_bytes()
-    said = invoke("recalibrate", "results/mine", code=2)
+    said = invoke("recalibrate", "results/mine", "--jobs", "1", code=2)
     assert re.search(r"results/mine .*no completed virtual run.*`scalebench run`", said)
     assert len(said.strip().splitlines()) == 1
     assert (MINE / "runs.csv").read_bytes() == before
@@ -303,7 +315,7 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     )
     first, lost, charged = rows(), losses(), read_calibration(MINE / "calibration.json")
     machine.factor = 5.0
-    said = invoke("recalibrate", "results/mine", "--jitter", "none")
+    said = invoke("recalibrate", "results/mine", "--jobs", "1", "--jitter", "none")
     assert runs_charged(said) == (len(first), 0)
     assert "results/mine/earlier/1/" in said
     assert read_calibration(MINE / "calibration.json") == charged, (
@@ -331,6 +343,8 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     invoke(
         "recalibrate",
         "results/mine",
+        "--jobs",
+        "1",
         "--cluster",
         "juwels-booster",
         "--device-step-time",
@@ -346,11 +360,13 @@ def test_other_jitter_and_cluster_make_another_study_of_the_folder_and_keep_the_
     assert not (MINE / "calibration.json").exists(), "it charges nothing"
     assert runs_made(invoke("run", "results/mine/study.yaml")) == (0, 3)
     assert "results/mine/earlier/3/" in invoke(
-        "recalibrate", "results/mine", "--jitter", "lognormal"
+        "recalibrate", "results/mine", "--jobs", "1", "--jitter", "lognormal"
     )
     assert "jitter_sigma" in invoke(
         "recalibrate",
         "results/mine",
+        "--jobs",
+        "1",
         "--jitter",
         "normal",
         "--jitter-sigma",
@@ -368,6 +384,8 @@ def test_native_rows_stay_beside_other_virtual_ones(machine, invoke):
     invoke(
         "recalibrate",
         "results/mine",
+        "--jobs",
+        "1",
         "--cluster",
         "juwels-booster",
         "--device-step-time",
@@ -381,5 +399,5 @@ def test_groups_of_another_size_are_trained_again(machine, invoke):
     words = [*RUN[:-6], "--workers", "8", "--strategy", "allreduce", "--strategy", "post_local_sgd: {subgroup: 0}",
              "--name", "mine"]  # fmt: skip
     invoke(*words, "--cluster", "juwels-booster", "--device-step-time", "0.02")
-    said = invoke("recalibrate", "results/mine", "--cluster", "dgx-h100")
+    said = invoke("recalibrate", "results/mine", "--jobs", "1", "--cluster", "dgx-h100")
     assert runs_charged(said) == (1, 1), "of eight workers a node, not four"
