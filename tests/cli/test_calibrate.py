@@ -128,8 +128,8 @@ def bits(name):
 
 
 def test_file_says_how_gradients_are_computed(scalebench, monkeypatch, tmp_path):
-    words = ("run", "--dataset", "wine", "--execution", "virtual", "--jobs", "1", "--epochs", "1", "--workers", "4",
-             "--strategy", "epoch_average", "--repetitions")  # fmt: skip
+    words = ("run", "--quiet", "--dataset", "wine", "--execution", "virtual", "--jobs", "1", "--epochs", "1",
+             "--workers", "4", "--strategy", "epoch_average", "--repetitions")  # fmt: skip
     slow = Choice(records=True, reason="measured as slow")
     monkeypatch.setattr(charging, "choice_for", lambda *_: slow)
     scalebench(*words, 1, "--name", "mine")
@@ -264,6 +264,7 @@ def test_steps_of_the_first_study_stay_as_they_are_beside_busy_programs(
         "1",
         "--jobs",
         "1",
+        "--quiet",
         "--set",
         "repetitions=1",
     )
@@ -319,6 +320,7 @@ def test_next_study_takes_what_strategies_of_the_first_compute_beside_steps(
         "1",
         "--jobs",
         "1",
+        "--quiet",
         "--set",
         "repetitions=1",
     )
@@ -346,6 +348,7 @@ def test_disturbed_steps_are_not_kept(scalebench):
         "1",
         "--jobs",
         "1",
+        "--quiet",
         "--set",
         "repetitions=1",
     )

@@ -20,8 +20,9 @@ from scalebench.errors import DisturbedError
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi, runs_made
 
-RUN = ("run", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1", "--repetitions", "1",
-       "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average", "--name", "mine")  # fmt: skip
+RUN = ("run", "--quiet", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1",
+       "--repetitions", "1", "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average",
+       "--name", "mine")  # fmt: skip
 MINE = Path("results/mine")
 
 
@@ -270,7 +271,7 @@ def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(
 def test_study_without_virtual_runs_is_refused(machine, invoke):
     if reason := engines.available("mpi"):
         pytest.skip(reason)
-    invoke(*RUN[:5], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
+    invoke(*RUN[:6], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
            "--name", "mine")  # fmt: skip
     before = (MINE / "runs.csv").read_bytes()
     said = invoke("recalibrate", "results/mine", "--jobs", "1", code=2)

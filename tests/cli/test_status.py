@@ -72,7 +72,7 @@ def half_failed(scalebench, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(EpochAverage, "train_epoch", broken)
-        scalebench("run", "study.yaml", "--jobs", "1", code=1)
+        scalebench("run", "study.yaml", "--jobs", "1", "--quiet", code=1)
     return scalebench
 
 
@@ -238,7 +238,7 @@ def test_retry_skips_runs_never_tried(half_failed, tmp_path):
     assert progress(half_failed) == (5, 1, 2, 2)
     half_failed("retry", "results/mine", "--jobs", "1")
     assert progress(half_failed) == (5, 3, 0, 2)
-    half_failed("run", "study.yaml", "--jobs", "1")
+    half_failed("run", "study.yaml", "--jobs", "1", "--quiet")
     assert progress(half_failed) == (5, 5, 0, 0)
 
 
@@ -250,7 +250,7 @@ def test_status_counts_repeated_rows(half_failed, tmp_path):
 
 
 def test_extended_study_continues_the_numbers(scalebench, tmp_path):
-    scalebench("run", "study.yaml", "--jobs", "1")
+    scalebench("run", "study.yaml", "--jobs", "1", "--quiet")
     scalebench(
         "run", "study.yaml", "--jobs", "1", "--workers", "1,2,4", "--repetitions", "2"
     )
@@ -314,7 +314,7 @@ def test_changed_calibration_option_is_another_study(half_failed, tmp_path):
 def test_lost_calibration_is_not_measured_again(scalebench, tmp_path):
     (tmp_path / "study.yaml").write_text(STUDY.replace("calibration: given.json\n", ""))
     (tmp_path / "results" / "mine").mkdir(parents=True)
-    scalebench("run", "study.yaml", "--workers", "1", "--jobs", "1")
+    scalebench("run", "study.yaml", "--workers", "1", "--jobs", "1", "--quiet")
     (tmp_path / "results" / "mine" / "calibration.json").unlink()
     before = (tmp_path / "results" / "mine" / "runs.csv").read_text()
     said = scalebench("run", "study.yaml", "--jobs", "1", code=2)
@@ -337,7 +337,7 @@ def test_study_of_stated_step_times_resumes(scalebench, tmp_path, stated):
 
 
 def test_changed_calibration_file_is_refused(scalebench, tmp_path):
-    scalebench("run", "study.yaml", "--jobs", "1")
+    scalebench("run", "study.yaml", "--jobs", "1", "--quiet")
     kept = tmp_path / "results" / "mine" / "calibration.json"
     assert json.loads(kept.read_text()) == json.loads(
         (tmp_path / "given.json").read_text()
@@ -367,7 +367,7 @@ def test_further_worker_counts_use_the_first_calibration(
         "--set",
         "batch_global=64",
     )
-    scalebench(*run, "--workers", "2")
+    scalebench(*run, "--workers", "2", "--quiet")
     path = tmp_path / "results" / "mine" / "calibration.json"
     before = Calibration.model_validate_json(path.read_text())
     if background:
@@ -401,7 +401,7 @@ def test_new_puts_a_changed_study_into_its_own_folder(half_failed, tmp_path):
     assert "use --new" in half_failed(
         "run", "study.yaml", "--lr", "0.5", "--jobs", "1", code=2
     )
-    half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
+    half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1", "--quiet")
     assert (tmp_path / "results" / "mine-2" / "runs.csv").exists()
     said = half_failed("run", "study.yaml", "--lr", "0.5", "--new", "--jobs", "1")
     assert runs_made(said) == (0, 5)

@@ -29,7 +29,7 @@ def build(input_shape, outputs):
 OTHER = NET.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.0), ")
 RUN = ("run", "--name", "mine", "--dataset", "wine", "--epochs", "1", "--execution", "virtual", "--jobs", "1",
        "--strategy", "serial", "--workers", "1", "--cluster", "juwels-booster", "--device-step-time", "0.002",
-       "--repetitions", "1")  # fmt: skip
+       "--repetitions", "1", "--quiet")  # fmt: skip
 CLUSTER = """\
 name: ours
 nodes: 2
