@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scalebench import artifact
 from scalebench.artifact import write_artifact, write_wheel
 from scalebench.artifact.artifact_description import PaperFile, load_paper
 from scalebench.artifact.verification import verify_artifact
@@ -59,6 +60,20 @@ def no_figures(monkeypatch):
     """Draw nothing, to save time, except in tests with `one_figure`."""
     left_out = [Drawn("time-reduction", [], "left out")]
     monkeypatch.setattr("scalebench.artifact.plot_folder", lambda *_, **__: left_out)
+
+
+@pytest.fixture(autouse=True)
+def one_file(monkeypatch):
+    """Pack one file of the package, to save time, except in tests with `whole_package`."""
+    all_files = artifact._package_files
+    monkeypatch.setattr(artifact, "_package_files", lambda: [("scalebench/x.py", b"")])
+    return all_files
+
+
+@pytest.fixture
+def whole_package(monkeypatch, one_file):
+    """Pack the package as it is."""
+    monkeypatch.setattr(artifact, "_package_files", one_file)
 
 
 @pytest.fixture
@@ -220,10 +235,7 @@ def test_verify_finds_changed_row_and_changed_file(study, tmp_path):
 
 
 @pytest.mark.usefixtures("one_figure")
-def test_same_records_give_same_bytes(study, tmp_path, monkeypatch):
-    # the real ones may be edited while this runs
-    files = [("scalebench/__init__.py", b"")]
-    monkeypatch.setattr("scalebench.artifact._package_files", lambda: files)
+def test_same_records_give_same_bytes(study, tmp_path):
     folder = study()
     first, second = (
         write_artifact(folder, tmp_path / name, PaperFile()).archive.read_bytes()
@@ -279,6 +291,7 @@ def test_artifact_is_replaced_unless_changed_by_hand(study, tmp_path):
 
 
 @pytest.mark.usefixtures("one_figure")
+@pytest.mark.usefixtures("whole_package")
 def test_artifact_holds_no_user_host_home_or_secret(study, tmp_path):
     home, host = os.environ["HOME"], platform.node()
     own = Path(home) / "models" / "net.py"
@@ -409,6 +422,7 @@ def test_hardware_lists_gpus_and_nodes_of_real_runs(study, tmp_path, monkeypatch
     assert dict(said)["nodes of real runs"] == "2 of another CPU, 64 cores"
 
 
+@pytest.mark.usefixtures("whole_package")
 def test_wheel_installs_with_pip(tmp_path):
     pytest.importorskip("pip")
     wheel = write_wheel(tmp_path)
