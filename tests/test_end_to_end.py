@@ -173,14 +173,10 @@ def test_metrics_do_not_depend_on_the_execution(results):
 
 
 def test_figures_of_both_executions_are_drawn(results):
-    formats = [
-        option for suffix in ("png", "svg", "pdf") for option in ("--format", suffix)
-    ]
-    done = scalebench(
-        "plot", "virtual/small", "--output", "plots", *formats, cwd=results
-    )
+    words = "plot", "virtual/small", "--output", "plots", "--format", "svg"
+    done = scalebench(*words, cwd=results)
     assert done.returncode == 0, done.stderr
     for figure in ("strong-scaling", "time-reduction", "convergence", "breakdown"):
-        for suffix in ("png", "svg", "pdf", "csv"):
+        for suffix in ("svg", "csv"):
             (path,) = (results / "plots").rglob(f"{figure}.{suffix}")
             assert path.stat().st_size > 100

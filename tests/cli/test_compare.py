@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import chdir
@@ -19,8 +20,8 @@ from tests.facts import in_order, together
 from tests.records_factory import in_proportion, study_rows
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
     """`before`, and in `after` real allreduce has become 30 % slower; `other` has another learning rate.
 
     In `once` epoch_average ran once; it is `before` otherwise.
@@ -41,10 +42,18 @@ def call(tmp_path, monkeypatch, capsys):
             lambda row: row.strategy == "epoch_average" and row.repetition > 0
         ),
     }
+    folder = tmp_path_factory.mktemp("results")
     for name, doctor in doctors.items():
         study = make_sound()
         doctor(study)
-        study.write(tmp_path / "results" / name)
+        study.write(folder / name)
+    return folder
+
+
+@pytest.fixture
+def call(studies, tmp_path, monkeypatch, capsys):
+    """`scalebench compare` beside a copy of the studies."""
+    shutil.copytree(studies, tmp_path / "results")
     monkeypatch.chdir(tmp_path / "results")
 
     def invoke(*words, code=0):

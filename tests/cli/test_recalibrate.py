@@ -15,10 +15,11 @@ from scalebench.calibration.calibration_file import (
     read_calibration,
 )
 from scalebench.calibration.steps_under_load import MeasuredTables
-from scalebench.comm import engines
 from scalebench.errors import DisturbedError
+from scalebench.records.store import Store
 from scalebench.study.load import load_study
 from tests.conftest import needs_mpi, runs_made
+from tests.records_factory import keep_study, run_row
 
 RUN = ("run", "--quiet", "--dataset", "wine", "--epochs", "2", "--execution", "virtual", "--jobs", "1",
        "--repetitions", "1", "--workers", "1,2", "--strategy", "serial", "--strategy", "epoch_average",
@@ -269,10 +270,10 @@ def test_disturbed_recalibration_changes_nothing_where_quiet_is_required(
 
 
 def test_study_without_virtual_runs_is_refused(machine, invoke):
-    if reason := engines.available("mpi"):
-        pytest.skip(reason)
-    invoke(*RUN[:6], "--execution", "native", "--repetitions", "1", "--workers", "1", "--strategy", "serial",
-           "--name", "mine")  # fmt: skip
+    native = {"execution": "native", "engine": "mpi", "strategy": "serial"}
+    with Store(MINE) as store:
+        store.append(run_row(study="mine", **native))
+    keep_study(MINE, {"name": "mine", "execution": "native", "strategies": ["serial"]})
     before = (MINE / "runs.csv").read_bytes()
     said = invoke("recalibrate", "results/mine", "--jobs", "1", code=2)
     assert re.search(r"results/mine .*no completed virtual run.*`scalebench run`", said)
