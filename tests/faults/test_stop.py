@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.comm import engines
 
-LONG = ("--set", "epochs=15", "--set", "workers=4")
+LONG = ("--set", "epochs=8", "--set", "workers=4")
 
 
 def rows(place, output="out"):
