@@ -15,14 +15,9 @@ import pandas as pd
 
 from scalebench.errors import ResultsError
 from scalebench.formatting import counted
+from scalebench.records import reading
 from scalebench.records.attempts import latest_places
 from scalebench.records.folder import EPOCHS, RUNS, STUDY
-from scalebench.records.reading import (
-    TEXT,
-    check_completed,
-    columns_not_recorded,
-    read_table,
-)
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.cell import BATCH, CELL, Cell
 from scalebench.study.spec import SIMULATED
@@ -200,7 +195,7 @@ def _of_earlier_versions(folder: Path) -> list[str]:
     notes = []
     for name, row_type in ((RUNS, RunRow), (EPOCHS, EpochRow)):
         path = folder / name
-        lacking = columns_not_recorded(path, row_type) if path.is_file() else []
+        lacking = reading.columns_not_recorded(path, row_type) if path.is_file() else []
         if lacking:
             notes.append(
                 f"{name} is of an earlier version, without the columns {', '.join(lacking)}; they are read as empty"
@@ -215,7 +210,7 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
     epochs.csv was deleted.
     """
     epochs = (
-        read_table(path, EpochRow)
+        reading.read_table(path, EpochRow)
         if path.is_file()
         else pd.DataFrame(columns=columns(EpochRow))
     )
@@ -229,7 +224,7 @@ def _read_epochs(path: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str
         dtype=bool, na_value=False
     )
     of_none = place < 0
-    check_completed(
+    reading.check_completed(
         path,
         epochs,
         EpochRow,
@@ -293,7 +288,7 @@ def _read_rows(folder: Path) -> pd.DataFrame:
         raise ResultsError(
             f"{folder} holds no runs.csv; expected the folder of a study, such as results/<study>"
         )
-    rows = read_table(path, RunRow)
+    rows = reading.read_table(path, RunRow)
     # A paced run that did not keep its pace had too few cores, whatever their number
     # says.
     rows["oversubscribed"] = rows["oversubscribed"].astype(bool) | (
@@ -381,7 +376,9 @@ def conditions(runs: pd.DataFrame) -> list[str]:
 def clusters_of(runs: pd.DataFrame) -> pd.Series[str]:
     """Identity of the cluster of each run: its name, and the checksum of a cluster file."""
     content = (
-        " (sha256 " + runs["cluster_sha256"].astype(TEXT).str[:_OF_A_CHECKSUM] + ")"
+        " (sha256 "
+        + runs["cluster_sha256"].astype(reading.TEXT).str[:_OF_A_CHECKSUM]
+        + ")"
     )
     return runs["cluster"] + content.fillna("")
 

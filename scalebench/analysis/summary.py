@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 from rich.text import Text
 
+from scalebench.analysis import native_check
 from scalebench.analysis.comparing import NO_RUN, ratios
 from scalebench.analysis.grouping import (
     DISTURBED_BY,
@@ -27,12 +28,6 @@ from scalebench.analysis.grouping import (
 from scalebench.analysis.intervals import NOTHING_VARIES
 from scalebench.analysis.loading import Results, cells_in
 from scalebench.analysis.methodology import Evidence, check, findings
-from scalebench.analysis.native_check import (
-    PREFERRED_ENGINES,
-    agreement,
-    checked,
-    virtual_error,
-)
 from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.quantities import (
     SAVINGS,
@@ -151,7 +146,7 @@ def _cell(at: Place, line: Line) -> Text | str:
 
 def _one_engine(table: pd.DataFrame) -> pd.DataFrame:
     """The cells of the preferred engine, where a strategy ran on several."""
-    order = ["virtual", *PREFERRED_ENGINES]
+    order = ["virtual", *native_check.PREFERRED_ENGINES]
     first = table.assign(rank=table["engine"].map(order.index)).sort_values(
         "rank", kind="stable"
     )
@@ -374,10 +369,10 @@ def _time_and_epochs(cell: Row) -> str:
 
 
 def _agreement_note(results: Results) -> list[str]:
-    error = virtual_error(results)
+    error = native_check.virtual_error(results)
     if error is None:
         return []
-    fair = checked(agreement(results))
+    fair = native_check.checked(native_check.agreement(results))
     # The farthest in either direction.
     logs = fair["ratio"].astype(float).map(math.log)
     worst = fair.iloc[int(logs.abs().to_numpy().argmax())]

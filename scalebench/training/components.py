@@ -26,12 +26,7 @@ from scalebench.models.parts import Layer, LayerFacts, layers_of
 from scalebench.models.sharding import Held, held_by, sharing_degrees_of
 from scalebench.strategies.base import Batch, LayerProfile
 from scalebench.system.clock import Clock
-from scalebench.training.division import (
-    Division,
-    floating,
-    trained_vector,
-    with_trained,
-)
+from scalebench.training import division
 from scalebench.training.stage import (
     StageArithmetic,
     StageCompute,
@@ -168,7 +163,7 @@ def sharers(comm: Communicator, degree: int) -> tuple[Communicator, Communicator
     )
 
 
-class SharedLayout(Division):
+class SharedLayout(division.Division):
     """Runs of `sizes` consecutive layers of a model, the c-th of which is shared by `degrees[c]` neighbouring workers.
 
     This worker holds its shares of `whole`; `build` makes a model like it, which is
@@ -199,7 +194,9 @@ class SharedLayout(Division):
         self._held = self._shares_of(whole)
         self._models = [each.model for each in self._held]
         # parameters of each component
-        self.lengths = [trained_vector(model).numel() for model in self._models]
+        self.lengths = [
+            division.trained_vector(model).numel() for model in self._models
+        ]
 
     @property
     def model(self) -> nn.Module:
@@ -209,7 +206,7 @@ class SharedLayout(Division):
     def share_of(self, whole: nn.Module) -> Tensor:
         """Return the parameters of a whole model that this worker holds, (n,)."""
         return torch.cat(
-            [trained_vector(each.model) for each in self._shares_of(whole)]
+            [division.trained_vector(each.model) for each in self._shares_of(whole)]
         )
 
     def whole(self, vector: Tensor) -> nn.Module:
@@ -218,7 +215,9 @@ class SharedLayout(Division):
         for place, (own, values) in enumerate(
             zip(self._models, slices(vector, self.lengths), strict=True)
         ):
-            buffers = [each.reshape(-1).to(vector.dtype) for each in floating(own)]
+            buffers = [
+                each.reshape(-1).to(vector.dtype) for each in division.floating(own)
+            ]
             joined = torch.cat([values, *buffers]).detach()
             of_all = (
                 [joined]
@@ -281,11 +280,13 @@ class SharedLayout(Division):
 
     def kept(self, vector: Tensor, *, here: bool) -> Tensor | None:
         model = self.whole(vector)
-        return trained_vector(model) if here else None
+        return division.trained_vector(model) if here else None
 
     def assembled(self, vector: Tensor, model: nn.Module) -> tuple[Tensor, nn.Module]:
-        whole = with_trained(self._build(), vector)
-        for buffer, own in zip(floating(whole), floating(model), strict=True):
+        whole = division.with_trained(self._build(), vector)
+        for buffer, own in zip(
+            division.floating(whole), division.floating(model), strict=True
+        ):
             buffer.copy_(own)
         return vector, whole
 

@@ -10,13 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.analysis.environment import (
-    DECISIVE,
-    calibration_in,
-    changed_packages,
-    hardware,
-    machines_of,
-)
+from scalebench.analysis import environment
 from scalebench.analysis.loading import conditions
 from scalebench.analysis.methodology import Evidence, Finding, finding, rule
 from scalebench.analysis.tuning_trials import tuned_cells
@@ -264,9 +258,10 @@ def dirty_commit(evidence: Evidence) -> Iterator[Finding]:
 def mixed_machines(evidence: Evidence) -> Iterator[Finding]:
     """Times of different machines are not comparable; virtual times do not depend on the machine."""
     runs = evidence.measured
-    machines = machines_of(runs, evidence.provenance)
+    machines = environment.machines_of(runs, evidence.provenance)
     kinds = {
-        host: hardware(facts) if facts else None for host, facts in machines.items()
+        host: environment.hardware(facts) if facts else None
+        for host, facts in machines.items()
     }
     alike = None not in kinds.values() and len(set(kinds.values())) == 1
     several = runs["host_hash"].nunique() > 1
@@ -293,8 +288,8 @@ def mixed_packages(evidence: Evidence) -> Iterator[Finding]:
     hashes = list(runs["packages_hash"].dropna().unique())
     if len(hashes) < 2:
         return
-    changed = changed_packages(evidence.provenance, hashes)
-    decisive = [name for name in changed if name in DECISIVE]
+    changed = environment.changed_packages(evidence.provenance, hashes)
+    decisive = [name for name in changed if name in environment.DECISIVE]
     what = [f"{name} {' / '.join(versions)}" for name, versions in changed.items()]
     yield finding(
         "error" if decisive else "warning",
@@ -331,7 +326,7 @@ def no_provenance(evidence: Evidence) -> Iterator[Finding]:
     charged = runs[
         runs["execution"].isin(SIMULATED) & (runs["cluster"] == "this-machine")
     ]
-    if len(charged) and calibration_in(evidence.results.folder) is None:
+    if len(charged) and environment.calibration_in(evidence.results.folder) is None:
         yield finding(
             "warning",
             f"no calibration.json that can be read: nothing says what {counted(len(charged), 'virtual run')} cost, nor "
@@ -346,7 +341,9 @@ def frequency_scaling(evidence: Evidence) -> Iterator[Finding]:
     """With a governor other than `performance` the clock rate follows the load, and times depend on earlier load."""
     governors = {
         str(facts["cpu"]["governor"])
-        for facts in machines_of(evidence.measured, evidence.provenance).values()
+        for facts in environment.machines_of(
+            evidence.measured, evidence.provenance
+        ).values()
         if facts and (facts.get("cpu") or {}).get("governor")
     } - {"performance"}
     if governors:
