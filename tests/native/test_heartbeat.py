@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -157,42 +158,42 @@ activities[sys.argv[2]](time.monotonic() + 60)
 """
 
 
-@pytest.mark.parametrize(
-    ("activity", "alive", "operation"),
-    [
-        ("computes", True, ""),
-        ("waits", False, "allreduce"),
-        ("differentiates", False, "backward"),
-        ("sleeps", False, "<lambda>"),
-    ],
-)
-def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(
-    tmp_path, activity, alive, operation
-):
-    path = tmp_path / "heartbeats"
-    create_heartbeats(path, 1)
-    with subprocess.Popen([sys.executable, "-c", WATCHED, path, activity]) as rank:
+def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_path):
+    """Each activity in a process of its own, all at once: every one is watched for 1.5 s."""
+    operations = {
+        "computes": "",
+        "waits": "allreduce",
+        "differentiates": "backward",
+        "sleeps": "<lambda>",
+    }
+    paths = {activity: tmp_path / activity for activity in operations}
+
+    def beat(activity):
+        return read_heartbeats(paths[activity])[0]
+
+    def has_begun(activity):
+        return beat(activity).operation or beat(activity).computed > 3
+
+    with ExitStack() as watched:
+        ranks = []
+        for activity, path in paths.items():
+            create_heartbeats(path, 1)
+            words = [sys.executable, "-c", WATCHED, path, activity]
+            ranks.append(watched.enter_context(subprocess.Popen(words)))
         deadline = time.monotonic() + 60
-        while not read_heartbeats(path)[0].pid:
+        while not all(map(has_begun, operations)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        if alive or operation:
-            while not (
-                read_heartbeats(path)[0].computed > 3
-                if alive
-                else read_heartbeats(path)[0].operation
-            ):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
         time.sleep(1.0)  # what came before the activity has been looked at
-        before = read_heartbeats(path)[0].computed
+        before = {activity: beat(activity).computed for activity in operations}
         time.sleep(0.5)
-        beat = read_heartbeats(path)[0]
-        assert beat.operation == operation
-        if not alive:
-            assert beat.computed == before
-        mark_over(path)
-        assert rank.wait(60) == 1, "it ends with its launch"
+        for activity, operation in operations.items():
+            assert beat(activity).operation == operation
+            if activity != "computes":
+                assert beat(activity).computed == before[activity], activity
+        for path in paths.values():
+            mark_over(path)
+        assert [rank.wait(60) for rank in ranks] == [1] * 4, "each ends with its launch"
 
 
 def test_silence_in_which_the_launcher_itself_was_stopped_does_not_count(four, clock):
