@@ -256,7 +256,7 @@ class EngineCosts(BaseModel):
         ]
 
     def with_stated(self, entry: EngineCost) -> EngineCosts:
-        """Return the costs with `entry` in place of what was measured of its engine."""
+        """Return these costs with `entry` as the only one of its engine."""
         others = [each for each in self.entries if each.engine != entry.engine]
         return self.model_copy(update={"entries": [*others, entry]})
 

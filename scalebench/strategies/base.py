@@ -293,7 +293,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """Description of a strategy's synchronisation: how often, of what, and how."""
+    """How often a strategy synchronises, what, and by which rule."""
 
     every: int = 1  # units between two synchronisations; 0: never
     unit: Literal["batch", "epoch", "none"] = "batch"
