@@ -213,6 +213,10 @@ class DispatchMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first operation imports torch's compiler, in two seconds
+
 
 class _Work(DispatchMode):
     """Counter of floating-point operations of a forward pass. Torch's own takes seconds to import."""

@@ -34,6 +34,7 @@ from scalebench.training.replica import Replica
 from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
 from scalebench.virtual.lock_step import Trace, rows_stay
 from scalebench.virtual.recorded import RecordedReplica
+from scalebench.virtual.tape import value_reads
 
 ONE_BATCH = "one_batch"  # arithmetic of equal replicas
 _TRIED = 16  # workers, at most, among which batched gradients are tried
@@ -341,6 +342,8 @@ def _why_single(replica: Replica, run: Run) -> str:
         return "the model draws random numbers"
     if changes_attributes(replica):
         return "the model keeps a state that is no buffer"
+    if reads := reads_in_a_step(replica):
+        return f"the model reads values of tensors: {', '.join(reads)}"
     return ""
 
 
@@ -350,6 +353,15 @@ def drawn_in_a_step(replica: Replica) -> frozenset[str]:
     with replica.rehearsal():
         replica.gradient(next(replica.batches(0)))
         return drawn_since(before)
+
+
+def reads_in_a_step(replica: Replica) -> list[str]:
+    """Return the calls by which a step reads values of tensors: with other values it may have other operations."""
+    with replica.rehearsal():
+        batch = next(replica.batches(0))
+        with value_reads() as reads:
+            replica.gradient(batch)
+    return list(dict.fromkeys(reads))
 
 
 def _gives_tensor(replica: Replica) -> bool:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+
+from scalebench.models.parts import DispatchMode
 
 Results = Sequence[Tensor | None]
 _TIMES = torch.ops.aten.mul.Scalar
+# Methods by which values leave torch without an operation.
+_EXPORTS = frozenset({"tolist", "numpy", "__array__", "__dlpack__", "__repr__"})
 
 
 def record(
@@ -58,7 +63,80 @@ def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
         torch._foreach_copy_(reached, found)
 
 
-class _Tape(TorchDispatchMode):
+@contextmanager
+def value_reads() -> Iterator[list[str]]:
+    """Yield the calls by which the program inside reads values of tensors, on which its operations may depend.
+
+    Counted are numbers and truths of tensors, exports to lists and other libraries, and
+    results whose shape depends on values. The reading itself is found, whatever branch
+    is taken on it.
+    """
+    found: list[str] = []
+    calls = _Calls(found)
+    with calls, _Readings(found, calls):
+        yield found
+
+
+class _Readings(DispatchMode):
+    """Adds to `found` the `calls` whose operations give numbers, or shapes that depend on values."""
+
+    def __init__(self, found: list[str], calls: _Calls) -> None:
+        super().__init__()
+        self._found, self._calls = found, calls
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        types: Any,
+        arguments: Any = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        made = operation(*arguments, **(keywords or {}))
+        if isinstance(made, bool | int | float | complex) or _shape_depends_on_values(
+            operation, arguments
+        ):
+            self._found.append(self._calls.innermost or operation._schema.name)
+        return made
+
+
+class _Calls(TorchFunctionMode):
+    """Knows the function of torch that is being called, and adds exports of values to `found`."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+        self.innermost = ""
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        arguments: Any = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in _EXPORTS:
+            self._found.append(name)
+        outer, self.innermost = self.innermost, name
+        try:
+            return function(*arguments, **(keywords or {}))
+        finally:
+            self.innermost = outer
+
+
+def _shape_depends_on_values(operation: Any, arguments: Sequence[Any]) -> bool:
+    """Return True for `nonzero` and the like, and for an index that is a mask."""
+    if torch.Tag.dynamic_output_shape not in operation.tags:
+        return False
+    if operation is not torch.ops.aten.index.Tensor:
+        return True
+    return any(
+        index is not None and index.dtype in (torch.bool, torch.uint8)
+        for index in arguments[1]
+    )
+
+
+class _Tape(DispatchMode):
     """Takes down operations below autograd and vmap, without views of inputs and what changes nothing.
 
     They become the lines of a function in Python. `torch.fx` writes such lines too, but
@@ -66,7 +144,7 @@ class _Tape(TorchDispatchMode):
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._places = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         self._lines: list[str] = []
         self._bound: dict[str, Any] = {}  # operations and values, by name in the lines
@@ -74,10 +152,6 @@ class _Tape(TorchDispatchMode):
         self._made = 0
         # of which one stands for two, equal as long as none is changed
         self._once: set[Tensor] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or the first operation imports torch's compiler, in two seconds
 
     def repeat(self, results: Results) -> Callable[[], Results]:
         """Return a function that executes the operations again and returns what `results` are then."""

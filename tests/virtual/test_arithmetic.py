@@ -368,7 +368,7 @@ class Branching(nn.Linear):
         ),
         (hooked, False, "hooks"),
         (lambda: Coupled(2, 3), False, ""),
-        (lambda: Branching(2, 3), False, "data-dependent"),
+        (lambda: Branching(2, 3), False, "reads values of tensors: __bool__"),
     ],
     ids=["buffers", "dropout", "hooks", "coupled", "branching"],
 )
@@ -388,6 +388,88 @@ def test_models_without_a_batched_form_keep_single_gradients(
     assert choice.records is (not reason or "differ" in reason)
     assert reason in choice.reason
     assert choice.batched is (not reason)
+
+
+class ReadsGradient(torch.autograd.Function):
+    """Scales a gradient by a value that is read in the backward pass."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * (3 if gradient.abs().sum().item() > 1e9 else 1)
+
+
+# A sum above a limit, read in each way.
+READS = {
+    "__bool__": lambda x: bool(x.sum() > LIMIT),
+    "item": lambda x: x.sum().item() > LIMIT,
+    "__float__": lambda x: float(x.sum()) > LIMIT,
+    "__int__": lambda x: int(x.sum()) > LIMIT,
+    "__index__": lambda x: bool([0, 1][(x.sum() > LIMIT).long()]),
+    "__format__": lambda x: float(f"{x.sum():.3f}") > LIMIT,
+    "tolist": lambda x: sum(map(sum, x.tolist())) > LIMIT,
+    "numpy": lambda x: x.numpy().sum() > LIMIT,
+    "__array__": lambda x: np.asarray(x).sum() > LIMIT,
+    "__dlpack__": lambda x: np.from_dlpack(x).sum() > LIMIT,
+    "nonzero": lambda x: len(torch.nonzero(x.sum() > LIMIT)) > 0,
+    "__getitem__": lambda x: len(x.sum()[x.sum() > LIMIT]) > 0,
+    "equal": lambda x: torch.equal(x.sum(), x.sum().clamp(min=LIMIT)),
+}
+LIMIT = 6.2  # of two batches of 8 samples, and of none of those that are tried
+
+
+class Rare(nn.Linear):
+    """Doubles what it makes of batches whose sum is found above a limit by `reads`."""
+
+    def __init__(self, reads):
+        super().__init__(2, 3)
+        self._reads = reads
+
+    def forward(self, x):
+        made = super().forward(x)
+        return 2 * made if self._reads(x.detach()) else made
+
+
+@pytest.mark.parametrize("way", READS)
+def test_models_that_read_values_are_computed_by_each_replica(
+    way, make_run, blobs, machine, monkeypatch
+):
+    """Whatever branch was taken where the model was tried: on the batches of all it might take another."""
+
+    def built(*_, **__):
+        torch.manual_seed(0)
+        return Rare(READS[way]).double()
+
+    monkeypatch.setattr("scalebench.training.replica.build_model", built)
+    run = make_run("allreduce", WORKERS, batch_per_worker=8)
+    ((_, outcome, weights),) = simulate_alike([run], blobs, machine)
+    assert outcome.facts.arithmetic == "per_replica"
+    choice = choice_for(run, blobs, 8)
+    assert f"the model reads values of tensors: {way}" in choice.reason
+    _, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
+    assert torch.equal(weights["final"], expected)
+    one = Choice(one_batch=True)
+    _, wrong = weights_by(one, run, blobs, machine, monkeypatch)
+    assert (wrong - expected).abs().max() > 1e-3, "the branch matters"
+
+
+def test_values_that_are_read_in_a_backward_pass_are_found(
+    make_run, blobs, monkeypatch
+):
+    class Backwards(nn.Linear):
+        def forward(self, x):
+            return ReadsGradient.apply(super().forward(x))
+
+    def built(*_, **__):
+        torch.manual_seed(0)
+        return Backwards(2, 3).double()
+
+    monkeypatch.setattr("scalebench.training.replica.build_model", built)
+    choice = choice_for(make_run("allreduce", WORKERS), blobs, 8)
+    assert choice == Choice(reason="the model reads values of tensors: item")
 
 
 def test_operation_without_a_batched_form_gives_no_warning(
