@@ -43,16 +43,11 @@ COLUMNS = (
 )
 QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
 # Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks
-# of 20 GB/s, V100 6 of 25, A100 12 of 25 (H100 has 18; the rows do not tell them
-# apart).
-_INTRA = {
-    "PCIe": 15.75e9,
-    "NVLink1": 80e9,
-    "NVLink2": 150e9,
-    "NVLink/NVSwitch": 300e9,
-    "4 x NVLink3": 100e9,
-}
-_PCIE = _INTRA["PCIe"]
+# of 20 GB/s, V100 6 of 25, A100 12 of 25, H100 18 of 25. All links of a device lead to
+# a switch where there is one.
+_PCIE = 15.75e9
+_NVLINK = {"NVLink1": 80e9, "NVLink2": 150e9, "4 x NVLink3": 100e9}
+_NVSWITCH = {"v100": 150e9, "a100": 300e9, "h100": 450e9}
 # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is
 # limited to 5 Gbps
 _FLOW = 5e9 / 8
@@ -239,10 +234,7 @@ def stated_cluster(
     inside one. `one_flow`: a ring on the network of cloud instances is one TCP flow to
     each neighbour, which that network limits; it reaches `flow_share` of that limit.
     """
-    intra = next(
-        (rate for name, rate in _INTRA.items() if str(row.intra_node).startswith(name)),
-        _PCIE,
-    )
+    intra = _intra_rate(str(row.intra_node), str(getattr(row, "device", "")))
     if family(str(row.strategy)) == "server":
         # variables lie in the memory of the host, or are copied through it
         intra = _PCIE
@@ -266,12 +258,28 @@ def stated_cluster(
     )
 
 
-def linked(links: str, devices: int) -> cluster_file.Cluster:
-    """Return a node of devices that are joined by `links`, as a row names them."""
-    rate = next(
-        (rate for name, rate in _INTRA.items() if links.startswith(name)), _PCIE
-    )
+def linked(links: str, device: str, devices: int) -> cluster_file.Cluster:
+    """Return a node of equal devices that are joined by `links`, as a row names them."""
+    rate = _intra_rate(links, device)
     return _cluster(devices, rate, 1, rate, 4e-6)
+
+
+def _intra_rate(links: str, device: str) -> float:
+    """Return bytes/s of a device's links inside a node, as a row names them; PCIe if it names no NVLink.
+
+    Raises:
+        ResultsError: how many links lead from such a device to a switch is not known.
+    """
+    if not links.startswith("NVLink/NVSwitch"):
+        return next(
+            (rate for name, rate in _NVLINK.items() if links.startswith(name)), _PCIE
+        )
+    for name, rate in _NVSWITCH.items():
+        if device.lower().startswith(name):
+            return rate
+    raise ResultsError(
+        f"links NVLink/NVSwitch of device {device!r}: expected a device that begins with {', '.join(_NVSWITCH)}"
+    )
 
 
 @cache

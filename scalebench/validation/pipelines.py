@@ -146,7 +146,8 @@ def _priced(alone: Stated, row: Any) -> Measured:
     batch = int(row.batch)
     roofline = Roofline(load_device(str(row.device)))
     platform = Platform(
-        measurements.linked(str(row.links), stages), Scaled(alone, roofline, roofline)
+        measurements.linked(str(row.links), str(row.device), stages),
+        Scaled(alone, roofline, roofline),
     )
     piece = -(-batch // pieces)  # all but the last are as large
     workload = prediction.Workload(

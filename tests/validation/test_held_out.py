@@ -16,6 +16,7 @@ from scalebench.validation.measurements import (
     family,
     read_published,
     records,
+    stated_cluster,
     step_seconds,
 )
 from scalebench.validation.prediction_errors import error_by_source, with_errors
@@ -256,6 +257,22 @@ def test_slower_links_and_a_single_flow_take_longer() -> None:
     assert communication_s(row, 0.5) > communication_s(row, one_flow=False)
     # 5 of 50 Gbit/s
     assert communication_s(row) > 5 * communication_s(row, one_flow=False)
+
+
+def test_links_of_a_switch_are_those_of_the_device() -> None:
+    """An A100 has 12 NVLinks, an H100 18."""
+    row = next(
+        row
+        for row in records(some_rows("MosaicML"))
+        if row.device == "h100_80gb" and row.nodes == 1
+    )
+    of_a100, of_h100 = (
+        stated_cluster(row._replace(device=device)).links.intra.bandwidth_bytes_per_s
+        for device in ("a100_80gb", "h100_80gb")
+    )
+    assert of_h100 / of_a100 == pytest.approx(18 / 12)
+    with pytest.raises(ResultsError, match="expected a device that begins with v100"):
+        stated_cluster(row._replace(device="cpu"))
 
 
 def test_the_device_of_the_largest_variable_receives_it_from_all_others() -> None:
