@@ -310,7 +310,7 @@ class Simulation(Prepared):
         # those of worker 0 count, where several have kept the model
         for worker in reversed(workers):
             moments.update(worker.moments)
-        facts = {"arithmetic": trace.arithmetic} | self._served()
+        facts = trace.facts | self._served()
         return self.outcome(
             self.run,
             reports,

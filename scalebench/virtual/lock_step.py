@@ -95,7 +95,7 @@ def time(
         }
         evaluations = trace.evaluations(priced.moments())
         outcome = prepared.outcome(run, reports, evaluations, 0.0, parameters)
-        outcome.add_facts(arithmetic=trace.arithmetic)
+        outcome.add_facts(**trace.facts)
         outcomes.append(outcome)
     for place, priced in zip(steady, times[len(runs) :], strict=True):
         outcomes[place].add_facts(train_s_no_jitter=priced.train_s)
@@ -126,6 +126,7 @@ class Trace:
     weights: Weights = field(default_factory=dict)
     eval_s: float | None = None
     is_trained: bool = True
+    why_single: str = ""  # each worker computed its own gradients
 
     @classmethod
     def of(cls, outcome: Outcome, weights: Weights | None = None) -> Trace:
@@ -138,12 +139,18 @@ class Trace:
             arithmetic=outcome.facts.arithmetic,
             weights=weights or {},
             eval_s=outcome.eval_s,
+            why_single=outcome.facts.why_single,
         )
 
     @classmethod
     def untrained(cls, run: Run) -> Trace:
         """Return the trace of a run that is not computed, of which only the time is asked for."""
         return cls([[None] * run.epochs] * run.workers, [], is_trained=False)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How the gradients were computed."""
+        return {"arithmetic": self.arithmetic, "why_single": self.why_single}
 
     def require_same_arithmetic(
         self, schedules: Sequence[Schedule], workers_per_node: int

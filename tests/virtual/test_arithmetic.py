@@ -490,12 +490,13 @@ def test_operation_without_a_batched_form_gives_no_warning(
     ("choice", "why"),
     [(Choice(reason="it draws"), "it draws"), (Choice(batched=True), "")],
 )
+@pytest.mark.parametrize("strategy", ["local_sgd", "allreduce", "ddp", "epoch_async"])
 def test_why_gradients_are_single_is_a_fact_of_the_run(
-    choice, why, make_run, blobs, machine, monkeypatch
+    strategy, choice, why, make_run, blobs, machine, monkeypatch
 ):
-    outcome, _ = weights_by(
-        choice, make_run("local_sgd", WORKERS), blobs, machine, monkeypatch
-    )
+    """Also of one whose time is that of its schedule."""
+    run = make_run(strategy, WORKERS)
+    outcome, _ = weights_by(choice, run, blobs, machine, monkeypatch)
     assert outcome.facts.why_single == why
 
 

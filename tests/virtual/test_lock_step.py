@@ -198,8 +198,7 @@ def test_strategy_is_timed_or_refuses(make_run, blobs, machine, name):
     assert [each.metric for each in found.evaluations] == [
         each.metric for each in computed.evaluations
     ]
-    # why_single is measured where gradients are computed
-    assert found.facts == replace(computed.facts, why_single="")
+    assert found.facts == computed.facts
     slower = replace(machine, tables=[table.scaled(2.0) for table in machine.tables])
     (twice,) = time([run], blobs, slower, [Trace.of(computed)])
     for report, before in zip(twice.workers, found.workers, strict=True):
