@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.simulated import lone_communicator
@@ -324,17 +324,7 @@ def _why_single(replica: Replica, run: Run) -> str:
         return f"optimizer {run.optimizer.name} steps layer by layer"
     if next(replica.model.buffers(), None) is not None:
         return "the model has buffers"
-    hooks = (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-    )
-    if any(
-        getattr(module, name, None)
-        for module in replica.model.modules()
-        for name in hooks
-    ):
+    if has_hooks(replica.model):
         return "the model has hooks"
     if replica.gives_labels or not _gives_tensor(replica):
         return "the model gives a loss, or logits, of its own"
@@ -345,6 +335,26 @@ def _why_single(replica: Replica, run: Run) -> str:
     if reads := reads_in_a_step(replica):
         return f"the model reads values of tensors: {', '.join(reads)}"
     return ""
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Return True if functions are called with what modules take and give, or with gradients of parameters."""
+    of_modules = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(
+        getattr(holder, name, None)
+        for holders, names in (
+            (model.modules(), of_modules),
+            (model.parameters(), of_parameters),
+        )
+        for holder in holders
+        for name in names
+    )
 
 
 def drawn_in_a_step(replica: Replica) -> frozenset[str]:

@@ -341,6 +341,26 @@ def hooked():
     return net
 
 
+def doubled(gradient):
+    return 2 * gradient
+
+
+def hooked_at_a_parameter():
+    net = nn.Linear(2, 3)
+    net.bias.register_hook(doubled)
+    return net
+
+
+def clip(parameter):
+    parameter.grad.clamp_(-0.01, 0.01)
+
+
+def hooked_behind_a_gradient():
+    net = nn.Linear(2, 3)
+    net.weight.register_post_accumulate_grad_hook(clip)
+    return net
+
+
 class Coupled(nn.Linear):
     """Its output of a sample depends on the others of the batch, without any buffer."""
 
@@ -367,10 +387,20 @@ class Branching(nn.Linear):
             "random numbers",
         ),
         (hooked, False, "hooks"),
+        (hooked_at_a_parameter, False, "hooks"),
+        (hooked_behind_a_gradient, False, "hooks"),
         (lambda: Coupled(2, 3), False, ""),
         (lambda: Branching(2, 3), False, "reads values of tensors: __bool__"),
     ],
-    ids=["buffers", "dropout", "hooks", "coupled", "branching"],
+    ids=[
+        "buffers",
+        "dropout",
+        "hooks",
+        "hook of a parameter",
+        "hook behind a gradient",
+        "coupled",
+        "branching",
+    ],
 )
 def test_models_without_a_batched_form_keep_single_gradients(
     build, one_batch, reason, make_run, blobs, monkeypatch
