@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -31,19 +32,39 @@ NEEDS = {
     "hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
     "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
 }
-KNOWN = {name: registry.create(name, {}, "virtual") for name in registry.names()}
-TRAITS = {name: strategy.traits for name, strategy in KNOWN.items()}
-WHOLE = [  # models
-    name
-    for name, traits in TRAITS.items()
-    if traits.mesh(4).parts == 1 and not traits.sharded and not traits.mixed
+WITH = {"powersgd": {"start": 2}}  # or it begins behind all steps of these tests
+
+
+def variants(name):
+    """The strategy by default, with each compression or number of bits that it has, and with sums of gradients."""
+    fields = registry.find(name, "virtual").model_fields
+    needed = NEEDS.get(name, {})
+    yield needed
+    for option in ("compression", "bits"):
+        if option in fields:
+            for value in get_args(fields[option].annotation):
+                if value != fields[option].default:
+                    yield {**needed, option: value, **WITH.get(value, {})}
+    if "accumulate" in fields:
+        yield {**needed, "accumulate": 2}
+
+
+# Every strategy for several workers, none of them named here.
+EVERY = [
+    (name, options)
+    for name in registry.names()
+    if registry.find(name, "virtual").requires
+    for options in variants(name)
 ]
-SEVERAL = sorted(name for name in WHOLE if KNOWN[name].requires)
-ONE_BATCH = sorted(
-    name
-    for name, traits in TRAITS.items()
-    if traits.equals_one_batch and KNOWN[name].requires
-)
+TRAITS = {
+    (name, str(options)): registry.create(name, options, "virtual").traits
+    for name, options in EVERY
+}
+ONE_BATCH = [
+    {name: options}
+    for name, options in EVERY
+    if TRAITS[name, str(options)].equals_one_batch
+]
 ONE_BATCH_WITH = [
     {"allreduce": {"collective": "tree"}},
     {"ssp": {"staleness": 0}},
@@ -72,22 +93,35 @@ def losses(outcome):
     )
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+def case(value):
+    """A strategy with options, as one writes it."""
+    return value if isinstance(value, str) else str(value or "").replace("'", "")
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY, ids=case)
 def test_batched_gradients_give_the_weights_and_times_of_single_ones(
-    name, make_run, blobs, machine, monkeypatch
+    name, options, make_run, blobs, machine, monkeypatch
 ):
     values = {
+        "model": {"mlp": {"hidden": [16]}},  # PowerSGD shrinks a matrix of it
         "optimizer": {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}},
         "virtual": {"jitter": "lognormal"},
     }
-    run = make_run({name: NEEDS.get(name, {})}, WORKERS, **values)
+    run = make_run({name: options}, WORKERS, **values)
     single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     batched, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
+    traits = TRAITS[name, str(options)]
+    whole = traits.mesh(WORKERS).parts == 1 and not traits.sharded and not traits.mixed
     # A sum that is rounded differently has another sign now and then.
-    way = "per_replica" if TRAITS[name].takes_signs else "batched"
+    way = "batched" if whole and not traits.takes_signs else "per_replica"
     assert (single.facts.arithmetic, batched.facts.arithmetic) == ("per_replica", way)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
-    assert losses(batched) == pytest.approx(losses(single), abs=SUMS)
+    assert losses(batched) == pytest.approx(losses(single), abs=SUMS, nan_ok=True), (
+        "no loss on all but the last stage"
+    )
+    assert [each.bytes_sent for each in batched.workers] == [
+        each.bytes_sent for each in single.workers
+    ]
     assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), (
         "sleeping takes no turn of another worker"
     )
@@ -119,7 +153,7 @@ def by_epoch(outcome):
     ]
 
 
-@pytest.mark.parametrize("strategy", [*ONE_BATCH, *ONE_BATCH_WITH])
+@pytest.mark.parametrize("strategy", [*ONE_BATCH, *ONE_BATCH_WITH], ids=case)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_one_replica_gives_the_weights_and_times_of_all_that_average_gradients(
     strategy, workers, make_run, blobs, machine, monkeypatch
