@@ -33,6 +33,7 @@ from scalebench.calibration.engine_measurement import measure_engines
 from scalebench.calibration.quiet_rounds import Until, quiet_rounds
 from scalebench.calibration.steps_under_load import Budget, measure_steps
 from scalebench.cluster.engine_costs import EngineCosts, joined
+from scalebench.cluster.mesh import Mesh
 from scalebench.comm.engines import named
 from scalebench.comm.launchers import using
 from scalebench.data.batch_plan import BatchPlan
@@ -60,12 +61,14 @@ from scalebench.pricing.machine import (
 )
 from scalebench.records.folder import CALIBRATION
 from scalebench.strategies import registry
-from scalebench.strategies.base import Batch, library_overhead
+from scalebench.strategies.base import Batch
 from scalebench.study.load import to_home
 from scalebench.study.spec import Run
+from scalebench.system.clock import Task, WallClock
 from scalebench.system.disturbance import BackgroundLoad, disturbed
 from scalebench.system.file_access import read_text, write_atomic
 from scalebench.system.parent_watch import start_forkserver
+from scalebench.training.division import step_overhead
 from scalebench.training.loop import train
 from scalebench.training.reference_step import Gauge
 from scalebench.training.replica import Replica
@@ -75,7 +78,7 @@ from scalebench.virtual.lock_step import strategy_of
 from scalebench.virtual.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
-    from scalebench.comm.torch_dist import TorchCommunicator
+    from scalebench.comm.native import NativeCommunicator
 
 _ENGINES_SHARE = 0.4  # of the time for a calibration
 # on which it depends whether gradients can be batched
@@ -87,11 +90,11 @@ _BUDGET_S = 2.0  # of the processor, for each run
 _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 # Seconds of a strategy, at most, and their share of the time for a calibration.
 _RUNS_S, _RUNS_SHARE = 1.0, 0.1
-# Of the steps by a library's program and by ours, whose arithmetic is not measured;
-# batch normalisation needs two samples, and torch plans its gathers in the first steps.
-_FEW_SAMPLES, _WARM_UP_STEPS, _MOST_STEPS = 2, 3, 16
+# Of the steps of a divided model: torch plans its gathers in the first ones.
+_WARM_UP_STEPS, _MOST_STEPS = 3, 16
 # by operation: (multiple of the messages, seconds)
 _Found = dict[str, list[tuple[int, float]]]
+_ByTask = dict[tuple[Task, int], float]  # and samples
 
 
 def machine_for(
@@ -504,12 +507,8 @@ def measure_operations(
     times: OperationTimes = {}
     gauge = Gauge()
     for name, run in smallest.items():
-        strategy, dataset = strategy_of(run), datasets[run.workers]
-        attempt = partial(_played, run, dataset, machine)
-        if strategy.traits.by_library:
-            attempt = partial(_of_library, run, dataset)
-        # only steps and averages of gradients
-        elif strategy.arithmetic(run.workers) is not None:
+        attempt = _attempt(run, datasets[run.workers], machine)
+        if attempt is None:
             times[name] = {}
             continue
         until: Until[_Found] = Until(seconds, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
@@ -528,6 +527,28 @@ def measure_operations(
             for operation, calls in sorted(found.items())
         }
     return times
+
+
+def _attempt(
+    run: Run, dataset: Dataset, machine: Machine
+) -> Callable[[], _Found] | None:
+    """Return a measurement of what the strategy of `run` computes beside its steps; None if there is nothing."""
+    traits = strategy_of(run).traits
+    # Others of a named arithmetic compute only steps and averages of gradients.
+    plays = strategy_of(run).arithmetic(run.workers) is None
+    shares = traits.shares_layers(run.workers)
+    if not plays and not shares:
+        return None
+
+    def attempt() -> _Found:
+        found = _played(run, dataset, machine) if plays else {}
+        if shares:
+            seconds = step_overheads(run, dataset, _BUDGET_S)
+            # In place of that of the played steps, which takes no time there.
+            found[name_of(step_overhead)] = [(1, each) for each in seconds]
+        return found
+
+    return attempt
 
 
 def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
@@ -557,59 +578,82 @@ def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
     return found
 
 
-def _of_library(run: Run, dataset: Dataset) -> _Found:
-    seconds = library_overheads(run, dataset, _BUDGET_S)
-    return {name_of(library_overhead): [(1, each) for each in seconds]}
+class _StepClock(WallClock):
+    """Processor seconds of a worker's own tasks, and the shares of the model's work that these are charged as."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # by task and the samples that it is of
+        self._seconds: _ByTask = defaultdict(float)
+        self._shares: _ByTask = defaultdict(float)
+
+    def of(self, step: Callable[[], None]) -> tuple[_ByTask, _ByTask]:
+        """Return the seconds and shares of a step."""
+        self._seconds, self._shares = defaultdict(float), defaultdict(float)
+        self.mark = time.thread_time()
+        step()
+        return self._seconds, self._shares
+
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
+        now = time.thread_time()
+        if task != Task.COMM:  # which is charged for itself
+            self._seconds[task, samples] += now - self.mark
+            self._shares[task, samples] += share
+        self.mark = now
 
 
-def library_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float]:
-    """Return processor seconds by which steps of the library's program took longer than ours.
+def step_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float]:
+    """Return processor seconds by which steps of a worker took longer than the shares of the model's own step.
 
-    fully_shard and DTensor call hooks, copy, and dispatch each operation in Python:
-    some milliseconds a block of a small transformer, whatever the batch. Both programs
-    take steps in one process, among ranks that are not there: communication, which is
-    charged for itself, takes no time.
+    The shares are those by which virtual runs charge a divided model. Layers that all
+    workers compute, small operations in Python, and copies of shards are not divided;
+    fully_shard and DTensor call hooks and dispatch each operation besides: some
+    milliseconds a block of a small transformer. Both take steps in one process, one
+    after the other, the worker among ranks that are not there: communication takes no
+    time.
     """
     from scalebench.comm.torch_dist import silent_group  # a second of imports
 
     torch.set_num_threads(run.threads_per_worker)
-    native = registry.preferred_engine(run.strategy.name)
-    with silent_group(run.workers) as comm:
-        ours, librarys = (
-            _library_step(run, dataset, comm, engine) for engine in ("virtual", native)
-        )
+    clock = _StepClock()
+    engine = registry.preferred_engine(run.strategy.name)
+    strategy = registry.create(run.strategy.name, run.strategy.options, engine)
+    with silent_group(run.workers, clock) as comm:
+        worker = _replica(run, dataset, comm, strategy.traits.mesh(run.workers))
+        strategy.setup(worker)
+        whole = _replica(run, dataset, comm.split(lambda rank: rank))
+        batch = next(worker.batches(0))
+
+        def overhead() -> float:
+            taken, shares = clock.of(partial(strategy.warm_up, worker, batch))
+            # In turn: the speed of a shared machine changes.
+            step: _ByTask = {}
+            for samples in {samples for _, samples in shares if samples}:
+                step |= clock.of(partial(whole.local_step, _of_size(batch, samples)))[0]
+            charged = (share * step.get(task, 0.0) for task, share in shares.items())
+            return sum(taken.values()) - sum(charged)
+
+        for _ in range(_WARM_UP_STEPS):
+            overhead()
         found: list[float] = []
         deadline = time.thread_time() + budget_s
         while not found or (len(found) < _MOST_STEPS and time.thread_time() < deadline):
-            # In turn: the speed of a shared machine changes.
-            found.append(_step_seconds(librarys) - _step_seconds(ours))
+            found.append(overhead())
     return found
 
 
-def _library_step(
-    run: Run, dataset: Dataset, comm: TorchCommunicator, engine: str
-) -> Callable[[], None]:
-    """Return a step of worker 0 by the program for `engine`, which has made some."""
-    strategy = registry.create(run.strategy.name, run.strategy.options, engine)
-    mesh = strategy.traits.mesh(run.workers)
+def _replica(
+    run: Run, dataset: Dataset, comm: NativeCommunicator, mesh: Mesh | None = None
+) -> Replica:
+    mesh = mesh or Mesh(comm.size)
     plan = BatchPlan.of(run, run.workers, run.seed, dataset, mesh.parts)
-    replica = Replica(run, dataset, plan, comm, comm.clock, mesh=mesh)
-    strategy.setup(replica)
-    x, y = replica.shard.epoch(0)
-    batch = Batch(x[:_FEW_SAMPLES], y[:_FEW_SAMPLES], 1.0, 0, first_of_block=True)
-
-    def step() -> None:
-        strategy.warm_up(replica, batch)
-
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    return step
+    return Replica(run, dataset, plan, comm, comm.clock, mesh=mesh)
 
 
-def _step_seconds(step: Callable[[], None]) -> float:
-    began = time.thread_time()
-    step()
-    return time.thread_time() - began
+def _of_size(batch: Batch, samples: int) -> Batch:
+    """Return a batch of so many samples, those of `batch` repeated."""
+    places = torch.arange(samples) % len(batch.x)
+    return batch._replace(x=batch.x[places], y=batch.y[places])
 
 
 def _time(calls: list[tuple[int, float]], workers: int) -> OperationTime:

@@ -185,7 +185,7 @@ def process_group(backend: str, place: Place) -> Iterator[TorchCommunicator]:
 
 
 @contextmanager
-def silent_group(size: int) -> Iterator[TorchCommunicator]:
+def silent_group(size: int, clock: WallClock) -> Iterator[TorchCommunicator]:
     """Join this process with `size` - 1 ranks that are not there; communication ends at once, with any values."""
     # torch's own tests plan on it; nothing public has ranks without processes.
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -193,7 +193,7 @@ def silent_group(size: int) -> Iterator[TorchCommunicator]:
     store: Any = FakeStore()
     dist.init_process_group("fake", store=store, rank=0, world_size=size)
     try:
-        yield TorchCommunicator(WallClock())
+        yield TorchCommunicator(clock)
     finally:
         dist.destroy_process_group()
 

@@ -44,6 +44,7 @@ from scalebench.system.random_state import (
 )
 from scalebench.training.components import Component as SharedLayers
 from scalebench.training.components import Passes, sharers, slices
+from scalebench.training.division import step_overhead
 from scalebench.training.loop import train
 from scalebench.training.optimizers import build_optimizer
 from scalebench.training.outcome import Meters
@@ -171,6 +172,7 @@ class RecordingWorker:
         self.sharded: recorders.RecordedUnits | None = None
         self._passes: Passes | None = None
         self._update_share = 1.0
+        self._shares_layers = False
         self._loss_is_elsewhere = False
         self.model: Any = model
         numbers = trainable_numbers(model)
@@ -364,6 +366,7 @@ class RecordingWorker:
             for stage, segments in held.chunks
         ]
         self.stage = Stage(chunks, order, micro_batches, replica, mesh)
+        self._shares_layers = tensor > 1
         # An update takes time in proportion to the numbers that it steps.
         self._update_share = numbers / whole
 
@@ -391,6 +394,7 @@ class RecordingWorker:
             compute = StageShapes(stage, segments, group, self.parameters)
             components.append(SharedLayers(stage, compute, degree, group, peers, own))
         self._passes = Passes(components, rank)
+        self._shares_layers = True
         self._update_share = sum(numbers) / whole
         return components
 
@@ -412,12 +416,19 @@ class RecordingWorker:
         )
         self.sharded = recorders.RecordedUnits(facts, rule, self.size, self.parameters)
         self.parameters, self.gradients = self.sharded.shards()
+        self._shares_layers = True
         self._update_share = self.parameters.numel() / whole
 
     def is_finite(self) -> bool:
         return True
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
+        self._compute(batch, weight)
+        if self._shares_layers:
+            self.clock.work(step_overhead)
+
+    def _compute(self, batch: Batch, weight: float) -> None:
+        """Write both passes of a batch, with what is exchanged between them."""
         if self.sharded is not None:
             self.sharded.step(batch.x.shape[0], self.clock)
             return

@@ -179,8 +179,10 @@ def outside(
         not entry.stated for entry in platform.engines.entries
     ) or isinstance(platform.device, MeasuredSteps)
     # A named arithmetic is that of steps and means of gradients: there is nothing else
-    # to measure, but of a library that takes them.
-    besides = program.traits.by_library or program.arithmetic(workers) is None
+    # to measure, but where workers take these steps by shares of layers.
+    besides = (
+        program.traits.shares_layers(workers) or program.arithmetic(workers) is None
+    )
     if (
         workers > 1
         and measured

@@ -436,13 +436,6 @@ class Strategy(Choice):
         return vector
 
 
-def library_overhead() -> None:
-    """Stand for what a library computes in a step beside our program of it, which virtual runs follow.
-
-    Hooks, copies and dispatch of a step, measured by `calibration.charging`.
-    """
-
-
 _DESCRIPTIONS = {
     "arithmetic",
     "check",

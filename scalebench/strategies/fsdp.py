@@ -11,14 +11,7 @@ from scalebench.comm.base import Capability, Communicator
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
 from scalebench.strategies.allreduce import mean_of_gradients
-from scalebench.strategies.base import (
-    Batch,
-    Setting,
-    Strategy,
-    Unit,
-    Worker,
-    library_overhead,
-)
+from scalebench.strategies.base import Batch, Setting, Strategy, Unit, Worker
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.study.spec import BY_LAYER
@@ -86,8 +79,6 @@ class Fsdp(Strategy):
 
     def step(self, worker: Worker, batch: Batch) -> None:
         worker.gradient(batch, batch.weight)
-        if self.traits.by_library and worker.size > 1:
-            worker.clock.work(library_overhead)
         worker.update()
 
     def warm_up(self, worker: Worker, batch: Batch) -> None:
@@ -123,7 +114,7 @@ class VirtualTorchFsdp(Fsdp):
     """`fully_shard` of each layer, then of the model: parameters, gradients and optimizer state in shards.
 
     A virtual run takes the steps of `fsdp`, which exchanges as much, but does not
-    overlap it with compute, and is charged torch's overhead as calibrated.
+    overlap it with compute, and is charged the overhead of torch's as calibrated.
     """
 
     # fully_shard always divides gradients, so that there is no 1.
@@ -136,10 +127,6 @@ class VirtualTorchFsdp(Fsdp):
     summary = "the real fully_shard (FSDP2) of each layer: parameters, gradients, optimizer (option shard)"
     source = "Zhao et al., VLDB 2023 (FSDP); torch.distributed.fsdp.fully_shard"
     engines = providing(Capability.PROCESS_GROUP)
-
-    @property
-    def traits(self) -> Traits:
-        return replace(super().traits, by_library=True)
 
 
 @register()

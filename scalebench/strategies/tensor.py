@@ -11,8 +11,7 @@ from pydantic import Field
 from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
-from scalebench.strategies.allreduce import Allreduce
-from scalebench.strategies.base import Move, Strategy, Worker, library_overhead
+from scalebench.strategies.base import Move, Worker
 from scalebench.strategies.parts import PartsOfModel, whole_batch
 from scalebench.strategies.registry import register
 from scalebench.strategies.traits import Traits
@@ -61,26 +60,12 @@ class TensorParallel(PartsOfModel):
         return self.repeated()
 
 
-class _AllreduceBesideStyles(Allreduce):
-    """allreduce, in whose steps torch divides the products."""
-
-    def exchange(self, worker: Worker, scale: float = 1.0) -> None:
-        if worker.mesh.parts > 1:
-            worker.clock.work(library_overhead)
-        super().exchange(worker, scale)
-
-    # Stated again: a class that changes the program loses what its bases state of it.
-    @property
-    def traits(self) -> Traits:
-        return super().traits
-
-
 @register("virtual")
 class VirtualTorchTensor(TensorParallel):
     """ColwiseParallel of the first of two products, RowwiseParallel of the second: DTensors in place of parameters.
 
-    A virtual run takes the steps of `tensor`, which sums as much, and is charged torch's
-    overhead as calibrated. Torch has styles for `nn.Linear` alone: models in which
+    A virtual run takes the steps of `tensor`, which sums as much, and is charged the
+    overhead of torch's as calibrated. Torch has styles for `nn.Linear` alone: models in which
     `tensor` would divide convolutions, or batch normalisation between two products, are
     refused.
     """
@@ -94,10 +79,6 @@ class VirtualTorchTensor(TensorParallel):
     source = "torch.distributed.tensor.parallel"
     engines = providing(Capability.PROCESS_GROUP)
 
-    @property
-    def rule(self) -> Strategy:
-        return _AllreduceBesideStyles()
-
     def require_shares(
         self, layers: Sequence[Layer], sizes: Sequence[int], mesh: Mesh
     ) -> None:
@@ -109,7 +90,7 @@ class VirtualTorchTensor(TensorParallel):
     # Stated again: a class that changes the program loses what its bases state of it.
     @property
     def traits(self) -> Traits:
-        return replace(self.repeated(), by_library=True)
+        return self.repeated()
 
 
 @register()

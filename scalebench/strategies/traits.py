@@ -80,8 +80,6 @@ class Traits:
     wire: str | None = None  # dtype that travels in place of the study's
     # variables that the engine reads at its start
     environment: Mapping[str, str] = field(default_factory=dict)
-    # native steps are a library's, so that virtual ones are charged its overhead
-    by_library: bool = False
     # native runs measure compute and communication separately
     split_is_measured: bool = True
     # at the end of an epoch, from nothing but a replica's weights, buffers and
@@ -155,6 +153,10 @@ class Traits:
         return workers > 1 and (
             self.pipeline * self.tensor > 1 or self.sharded > 1 or self.mixed
         )
+
+    def shares_layers(self, workers: int) -> bool:
+        """Return True if each of several workers computes or keeps a share of a layer."""
+        return workers > 1 and bool(self.tensor > 1 or self.sharded or self.mixed)
 
     def server_ranks(self, workers: int) -> int:
         """Return the ranks of the parameter server for `workers`; 0 without one."""

@@ -171,6 +171,8 @@ class SharedLayout(division.Division):
     Collective.
     """
 
+    shares_layers = True
+
     def __init__(
         self,
         whole: nn.Module,

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from scalebench.training.torch_stage import TorchStage
 
 
+def step_overhead() -> None:
+    """Stand for what a worker that shares layers computes in a step beyond its share of the model's step.
+
+    Layers that all compute, the small operations of a share in Python, copies of
+    shards, a library's hooks and dispatch: measured by `calibration.charging`.
+    """
+
+
 class Division:
     """A model of which each worker holds all; derived classes are those of which it holds less.
 
@@ -36,6 +44,7 @@ class Division:
     # workers that hold a model together; None: each holds all of it
     holders: Communicator | None = None
     share = 1.0  # of the model's parameters: those that this worker updates
+    shares_layers = False  # with other workers, each of which has a share of a layer
 
     def step(
         self,
@@ -100,6 +109,7 @@ class Part(Division):
         self.stage: Stage | TorchStage | TorchStyles = stage
         self.chunks = stage.chunks
         self.share = share
+        self.shares_layers = mesh.tensor > 1
         self.holders = self._replica = replica
         self._build = build
         self._sizes = sizes

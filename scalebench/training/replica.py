@@ -42,7 +42,12 @@ from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
 from scalebench.training import components, optimizers
-from scalebench.training.division import Division, Part, with_trained
+from scalebench.training.division import (
+    Division,
+    Part,
+    step_overhead,
+    with_trained,
+)
 from scalebench.training.initial_weights import load_weights
 from scalebench.training.outcome import Meters
 from scalebench.training.sharded import ShardedModel
@@ -430,6 +435,8 @@ class Replica:
         if not add:
             self.gradients.zero_()
         mean = self.division.step(batch, weight, self.batch_loss, self.clock)
+        if self.division.shares_layers:
+            self.clock.work(step_overhead)
         if mean is not None:
             self.computed(mean, batch.x.shape[0])
         self._loss_is_elsewhere = self.mesh.pipeline > 1

@@ -99,6 +99,8 @@ class ShardedModel(Division):
     other.
     """
 
+    shares_layers = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -32,6 +32,8 @@ class TorchShards(Division):
     layer stay: its backward pass is next.
     """
 
+    shares_layers = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -12,6 +12,7 @@ import torch
 from scalebench.calibration import charging
 from scalebench.calibration.charging import measure_operations
 from scalebench.pricing.machine import OperationTime, name_of
+from scalebench.system.clock import Task
 
 TOPK = {"allreduce": {"compression": "topk"}}
 WIDE = {"mlp": {"hidden": [16, 16]}}
@@ -79,33 +80,49 @@ def test_operations_on_parts_of_a_model_are_measured(make_run, blobs, machine, s
     }
 
 
-@pytest.mark.parametrize(
-    ("strategy", "workers"),
-    [("torch_fsdp", 2), ({"torch_tensor": {"degree": 2}}, 2), ("torch_fsdp", 4)],
-    ids=str,
-)
-def test_overhead_of_a_library_is_that_of_its_steps_beyond_ours(
+SHARING = [  # workers that share layers
+    ("torch_fsdp", 2),
+    ({"torch_tensor": {"degree": 2}}, 2),
+    ("torch_fsdp", 4),
+    ("fsdp", 2),
+    ("tensor", 2),
+    ("adaptive", 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "workers"), SHARING, ids=str)
+def test_overhead_of_a_worker_is_what_its_steps_take_beyond_their_shares(
     make_run, blobs, machine, monkeypatch, strategy, workers
 ):
-    """Steps of the library take 5 ms, and those of ours, in turn with them, 2 ms; no rank is started."""
-    times = cycle([5e-3, 2e-3])
+    """A worker's pass takes 5 ms for half of one that takes 4 ms, in turn with it; no rank is started."""
+    passes = (Task.FORWARD, 16)
+    of_turns = cycle([({passes: 5e-3}, {passes: 0.5}), ({passes: 4e-3}, {passes: 1.0})])
 
-    def seconds(step):
+    def of(clock, step):
         step()
-        return next(times)
+        return next(of_turns)
 
-    monkeypatch.setattr(charging, "_step_seconds", seconds)
+    monkeypatch.setattr(charging._StepClock, "of", of)
     run = make_run(strategy, workers)
     found = measure_operations([run], {workers: blobs}, machine)
-    (time,) = found[str(run.strategy)].items()
-    assert time == ("library_overhead", OperationTime(seconds=5e-3 - 2e-3))
+    time = found[str(run.strategy)]["step_overhead"]
+    assert time.seconds == pytest.approx(5e-3 - 0.5 * 4e-3)
     assert not torch.distributed.is_initialized()
 
 
-def test_library_takes_longer_than_our_steps(make_run, blobs):
-    """DTensor dispatches each operation in Python: more than a hundredfold of the tolerance for noise."""
-    run = make_run({"torch_tensor": {"degree": 2}}, 2)
-    assert np.median(charging.library_overheads(run, blobs, 0.5)) > 1e-5
+@pytest.mark.parametrize("strategy", ["torch_tensor", "tensor", "fsdp"])
+def test_a_worker_takes_longer_than_its_share_of_small_layers(
+    make_run, blobs, strategy
+):
+    """Torch dispatches each operation in Python: more than tenfold of the tolerance for noise."""
+    run = make_run(strategy, 2, model=WIDE)
+    assert np.median(charging.step_overheads(run, blobs, 0.5)) > 1e-5
+
+
+def test_steps_of_whole_layers_have_no_overhead(make_run, blobs, machine, seconds):
+    run = make_run({"pipeline": {"micro_batches": 2}}, 2, model=WIDE)
+    (found,) = measure_operations([run], {2: blobs}, machine).values()
+    assert "step_overhead" not in found
 
 
 def test_cost_of_further_messages_is_measured_with_twice_as_many(
@@ -155,10 +172,16 @@ def test_compression_is_charged_at_every_step_without_changing_results(
         ({"easgd": {"steps": 4}}, 2, "Easgd._draw", 3),
         ("epoch_async", 1, "EpochAsync._merge", 2),
         ({"fedprox": {"local_epochs": 2}}, 2, "FedProx._hold", 12),
-        ("torch_fsdp", 2, "library_overhead", 12),
-        ("torch_fsdp", 1, "library_overhead", 0),
-        ({"torch_tensor": {"degree": 2}}, 4, "library_overhead", 12),
-        ({"torch_tensor": {"degree": 1}}, 2, "library_overhead", 0),
+        ("torch_fsdp", 2, "step_overhead", 12),
+        ("torch_fsdp", 1, "step_overhead", 0),
+        ({"torch_tensor": {"degree": 2}}, 4, "step_overhead", 12),
+        ({"torch_tensor": {"degree": 1}}, 2, "step_overhead", 0),
+        ("fsdp", 4, "step_overhead", 6),
+        ({"fsdp": {"shard": 1}}, 2, "step_overhead", 12),
+        ("tensor", 2, "step_overhead", 24),
+        ({"hybrid": {"pipeline": 1, "tensor": 2}}, 2, "step_overhead", 24),
+        ("adaptive", 2, "step_overhead", 12),
+        ({"pipeline": {"micro_batches": 2}}, 2, "step_overhead", 0),
     ],
     ids=str,
 )

@@ -357,14 +357,17 @@ def test_parts_of_a_model_are_predicted_as_every_step_is_priced(strategy, worker
     [
         ("torch_fsdp", "fsdp", 4),
         ("torch_tensor: {degree: 2}", "tensor: {degree: 2}", 4),
+        ("fsdp: {shard: 1}", "fsdp: {shard: 1}", 2),
+        ("tensor: {degree: 2}", "tensor: {degree: 2}", 4),
+        ("adaptive: {layout: least}", "adaptive: {layout: least}", 2),
     ],
 )
-def test_overhead_of_a_library_is_added_to_each_step_of_ours(strategy, ours, workers):
+def test_overhead_of_shared_layers_is_added_to_each_step(strategy, ours, workers):
     component, plain = (
         Component.model_validate(yaml.safe_load(each)) for each in (strategy, ours)
     )
     own = cuttable()
-    measured = {str(component): {"library_overhead": OperationTime(seconds=1e-3)}}
+    measured = {str(component): {"step_overhead": OperationTime(seconds=1e-3)}}
     platform = replace(own.platform, operations=measured)
     slower, uncharged, faster = (
         own.times(each, workers, [Case(place, 16)]).time[0]

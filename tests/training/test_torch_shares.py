@@ -10,7 +10,7 @@ from scalebench.comm.torch_dist import silent_group
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
-from scalebench.system.clock import Task
+from scalebench.system.clock import Task, WallClock
 from scalebench.training.replica import Replica
 
 
@@ -22,7 +22,7 @@ def test_torchs_styles_take_the_share_of_a_step_that_our_program_takes(make_run,
         strategy = registry.create("torch_tensor", {"degree": 2}, engine)
         mesh = strategy.traits.mesh(2)
         plan = BatchPlan.of(run, 2, run.seed, blobs, mesh.parts)
-        with silent_group(2) as comm:
+        with silent_group(2, WallClock()) as comm:
             comm.clock.did = lambda task, samples=0, share=1.0, to=found: to.update(
                 {task: share}
             )
