@@ -359,6 +359,8 @@ class ElasticLaunch:
                 )
             elif "began" in event:
                 if self._began:
+                    # The last look may have come before the death.
+                    self._lives.look()
                     self._note_death(event["began"], event["epoch"])
                 self._began.append(event)
                 # training went on from the last epoch that was kept
@@ -371,7 +373,6 @@ class ElasticLaunch:
 
     def _note_death(self, began_s: float, epoch: int) -> None:
         """Note the death of a rank behind which training began again at `began_s`, in `epoch`."""
-        # infinite where no look noticed the death before training began again
         died_s = min(self._lives.died_s, began_s)
         moment = datetime.now(UTC) - timedelta(seconds=time.monotonic() - died_s)
         lost_s = max(0.0, died_s - self._last_kept_s)
@@ -439,15 +440,18 @@ class _Lives:
         self._path = path
         self._rank_of: dict[int, int] = {}  # by process that lives
         self._dead: set[int] = set()
+        # On a busy machine a look may come seconds after a death, behind which training
+        # has begun again: a death is dated by the last look at which the rank lived.
+        self.died_s = math.inf  # of time.monotonic
         self.forget_dead()
 
     def forget_dead(self) -> None:
         """Wait for the next death."""
         self.rank: int | None = None
-        self.died_s = math.inf  # of time.monotonic
 
     def look(self) -> None:
         """Find processes that have started or died since the last look."""
+        looked_s = time.monotonic()
         # a rank writes its process here when it starts, also the one that replaces
         # another
         for rank, beat in enumerate(heartbeat.read_heartbeats(self._path)):
@@ -457,7 +461,9 @@ class _Lives:
             rank = self._rank_of.pop(pid)
             self._dead.add(pid)
             if self.rank is None:
-                self.rank, self.died_s = rank, time.monotonic()
+                self.rank = rank
+        if self.rank is None:
+            self.died_s = looked_s
 
 
 def _lives(pid: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,11 @@ from scalebench.comm import engines
 from scalebench.comm.launchers import horovodrun, using
 from scalebench.data.catalog import prepare
 from scalebench.errors import EngineError
+from scalebench.launch import elastic
 from scalebench.launch.elastic import ElasticLaunch, elastic_runs
 from scalebench.launch.planning import plan_study
+from scalebench.native.heartbeat import Beat, Phase
+from scalebench.native.job_files import JsonLines
 from scalebench.study.spec import Component, Study
 from tests.arrays import arrays_in
 from tests.conftest import some
@@ -159,6 +164,33 @@ def test_a_run_whose_ranks_die_too_often_fails(tmp_path, engine, restarts):
     assert "\n" not in ended.outcome.error
     assert [death.rank for death in ended.deaths] == [1] * restarts
     assert ended.total_s is None
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_death_is_dated_by_the_last_look_at_which_the_rank_lived(
+    tmp_path, monkeypatch, noticed
+):
+    """On a busy machine the launcher looks again when others train already, or reads of that before it looks."""
+    rank = subprocess.Popen(["sleep", "600"])
+    beat = Beat(rank.pid, Phase.TRAINING, 0, 0)
+    monkeypatch.setattr(elastic.heartbeat, "read_heartbeats", lambda path: [beat])
+    run = make_run("mortal", workers=2, strategy="epoch_average", engine="gloo")
+    launch = ElasticLaunch(run, tmp_path, tmp_path, None, 1, patience_s=60.0)
+    events = JsonLines(tmp_path / "events")
+    events.append({"began": 0.0, "epoch": 0, "workers": 2})
+    launch._hear(events)
+    launch._lives.look()
+    alive_s = time.monotonic()
+    rank.kill()
+    rank.wait()
+    began_s = time.monotonic()
+    if noticed:
+        launch._lives.look()
+    events.append({"began": began_s, "epoch": 1, "workers": 1})
+    launch._hear(events)
+    (death,) = launch._deaths
+    assert death.rank == 0
+    assert death.pause_s >= began_s - alive_s
 
 
 @pytest.mark.parametrize(
