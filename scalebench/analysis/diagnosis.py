@@ -400,7 +400,7 @@ def slow_network(results: Results) -> Iterator[Symptom]:
         yield Symptom(
             "slow network",
             in_words(cells_in(rows)),
-            f"{what} of {worst['label']} at {worst['workers']} workers took {seconds(worst['took_s'])}, and "
+            f"{what} of {worst['label']} at {counted(worst['workers'], 'worker')} took {seconds(worst['took_s'])}, and "
             f"{seconds(worst['priced_s'])} by the calibration: {share(worst['more'])} of its time",
             _run_ids(rows),
             "virtual times and predictions of these strategies are too short by as much",

@@ -25,6 +25,7 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.cluster.device import load_device
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.figures.predicted import draw_what_if
+from scalebench.formatting import counted
 from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
@@ -335,7 +336,7 @@ class WhatIf(StrictModel):
         place = (
             ""
             if any(axis.name == "workers" for axis in plane.axes)
-            else f" at {self.workers:,} workers"
+            else f" at {counted(self.workers, 'worker')}"
         )
         platform = self._platform()
         what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"

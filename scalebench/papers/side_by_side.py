@@ -231,7 +231,13 @@ def _lines(axis: Any, own: Sequence[Pair]) -> None:
     axis.set_xlabel(first.unit)
     # the names of the lines take their room from the panel's width
     beside = max(map(len, names)) // 2
-    _title(axis, f"{what}, {first.workers} workers" if first.workers else what, beside)
+    _title(
+        axis,
+        f"{what}, {formatting.counted(first.workers, 'worker')}"
+        if first.workers
+        else what,
+        beside,
+    )
 
 
 def _title(axis: Any, text: str, beside: int = 0) -> None:
@@ -442,7 +448,11 @@ def _section(paper: Paper, judged: Judged) -> list[str]:
     lines += [f"Claimed in: {claim.source}.", ""]
     for check, one in judged.obtained:
         answer = {True: "holds", False: "does not hold", None: "open"}[check.holds(one)]
-        at = f" at {check.workers} workers" if check.workers else ""
+        at = (
+            f" at {formatting.counted(check.workers, 'worker')}"
+            if check.workers
+            else ""
+        )
         what = in_words(check.quantity)
         lines.append(
             f"- {', '.join(filter(None, [what, check.strategy]))}{at}: {with_interval(one.measured)} ({one.execution}, "

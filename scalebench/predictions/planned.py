@@ -82,7 +82,7 @@ class Planned:
         """Yield the best layout, whether it is that at the ends of the intervals, and what the greedy choice loses."""
         planner, found = self.planner, self.found
         best, workload = found.best, planner.predictor.workload
-        where = f"{planner.devices:,} {planner.predictor.platform.device.name}"
+        where = planner.predictor.platform.device.counted(planner.devices)
         line = (
             f"{workload.layers.name} on {where} at a global batch of {planner.batch:,}: {best.layout.strategy} is the "
             f"fastest of {counted(found.tried, 'layout')}, {seconds(best.time.value)} a step and "
@@ -253,7 +253,8 @@ class Planned:
             Column("memory", lambda step: Measured(step.memory.total), MEMORY),
         ]
         platform = planner.predictor.platform
-        title = f"modelled ({platform.device.source}): a step on {planner.devices:,} workers of {platform.cluster.name}"
+        where = f"{counted(planner.devices, 'worker')} of {platform.cluster.name}"
+        title = f"modelled ({platform.device.source}): a step on {where}"
         return Table.of(title, columns, found.steps, self._layout_notes())
 
     def _layout_notes(self) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.errors import ResultsError, UsageError
-from scalebench.formatting import digits, seconds, share
+from scalebench.formatting import counted, digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
 from scalebench.pricing import advice
@@ -85,7 +85,7 @@ class Predicted:
         )
         if choice is None:
             return []
-        said = [advice.answer(points, choice, scale, predictor.platform.device.name)]
+        said = [advice.answer(points, choice, scale, predictor.platform.device)]
         said += advice.decision(predictor, choice, scale, price)
         # Epochs that were measured replace the assumption of equal ones.
         if not to_target and (
@@ -201,7 +201,7 @@ class Predicted:
             )
             cost = last.worker_hours * each
             gain = f"half of its time makes the training {max(last.gains.values()):.2f} times as fast"
-            line = f"{strategy}: at {last.workers:,} workers bound by {last.binds} ({gain}: {_shares(last)}); "
+            line = f"{strategy}: at {counted(last.workers, 'worker')} bound by {last.binds} ({gain}: {_shares(last)}); "
             line += (
                 f"knee at {bend.workers:,} (efficiency {100 * bend.efficiency:.0f} %); "
                 if bend
@@ -217,7 +217,7 @@ class Predicted:
             if last.workers > 1:
                 yield from _needs(predictor, last)
         for crossing in advice.crossovers(predictor, advised):
-            yield f"{crossing.faster} is faster than {crossing.slower} from {crossing.workers:,} workers on."
+            yield f"{crossing.faster} is faster than {crossing.slower} from {counted(crossing.workers, 'worker')} on."
         if budget is not None:
             yield from _best(grid, budget, predictor.platform.hours, to_target)
         yield from target_sentences(grid, to_target)
@@ -334,7 +334,7 @@ def _best(
     )
     if best is not None:
         cost = advice.hours_of(best, seconds_of) * each
-        where = f"{best.strategy} at {best.workers:,} workers, {seconds(seconds_of(best))}{aim}"
+        where = f"{best.strategy} at {counted(best.workers, 'worker')}, {seconds(seconds_of(best))}{aim}"
         yield f"Best for {budget:g} {hour}: {where} for {digits(cost)}."
         return
     least = min(advice.hours_of(point, seconds_of) * each for point in points)
@@ -366,7 +366,8 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
         )
     if (interval := advice.interval_for(predictor, point)) is not None:
         ways.append(f"{interval[0]}={interval[1]:,}")
-    yield f"  80 % efficiency at {point.workers:,} workers: {' or '.join(ways) or 'no batch or interval holds it'}."
+    said = " or ".join(ways) or "no batch or interval holds it"
+    yield f"  80 % efficiency at {counted(point.workers, 'worker')}: {said}."
 
 
 def _row(

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from scalebench.errors import UsageError
-from scalebench.formatting import percent
+from scalebench.formatting import counted, percent
 from scalebench.measured import Measured
 from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
 from scalebench.predictions.points import engine_asked_for
@@ -47,7 +47,7 @@ class Variation:
         place = (
             ""
             if along_workers
-            else f"{workers:,} {self.predictor.platform.device.name}: "
+            else f"{self.predictor.platform.device.counted(workers)}: "
         )
         said = [place + text for text in _answers(chosen, planes)]
         # Few values of one axis are decided on one by one, others are compared as a
@@ -250,7 +250,7 @@ def _decision(
 
     first = best(0)
     time = planes[first].time((0, 0))
-    said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({workers:,} workers) with "
+    said = f"Decision: {strategies[first]} on {nodes:,} node{'s' * (nodes > 1)} ({counted(workers, 'worker')}) with "
     said += f"{axis.at(axis.values[0])}: {advice.SPAN.text(time)} for "
     said += advice.hours_span(time, workers * each, hour, price)
     for place in range(1, len(axis.values)):

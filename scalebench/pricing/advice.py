@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from scalebench.errors import UsageError
-from scalebench.formatting import digits, seconds, share
+from scalebench.formatting import counted, digits, seconds, share
 from scalebench.measured import Measured
+from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.grid import Point
 from scalebench.pricing.memory import lacking
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
@@ -141,7 +142,10 @@ def hours_span(time: Measured, workers: float, hour: str, price: float | None) -
 
 
 def answer(
-    points: Sequence[Point], choice: Choice, scale: Mapping[Point, float], device: str
+    points: Sequence[Point],
+    choice: Choice,
+    scale: Mapping[Point, float],
+    device: TimeModel,
 ) -> str:
     """Return one sentence: the times of all strategies at the chosen workers, and what their difference is worth."""
     workers = choice.point.workers
@@ -152,9 +156,10 @@ def answer(
     named = [
         f"{each.strategy} {span(each, scale.get(each, 1.0))}" for each in own[:_NAMED]
     ]
-    more = f", {len(own) - _NAMED} more are slower" if len(own) > _NAMED else ""
+    left = len(own) - _NAMED
+    more = f", {left} more {'is' if left == 1 else 'are'} slower" if left > 0 else ""
     aim = ", to the target" if scale else ""
-    return f"{workers:,} {device}{aim}: {', '.join(named)}{more}{_verdict(own, choice)}"
+    return f"{device.counted(workers)}{aim}: {', '.join(named)}{more}{_verdict(own, choice)}"
 
 
 def _verdict(own: Sequence[Point], choice: Choice) -> str:
@@ -204,7 +209,8 @@ def decision(
     point, (hour, each) = choice.point, predictor.platform.hours
     factor = scale.get(point, 1.0)
     time = point.time.map(lambda seconds: factor * seconds)
-    said = f"Decision: {point.strategy} on {point.nodes:,} node{'s' * (point.nodes > 1)} ({point.workers:,} workers), "
+    place = f"{counted(point.nodes, 'node')} ({counted(point.workers, 'worker')})"
+    said = f"Decision: {point.strategy} on {place}, "
     said += hours_span(time, point.workers * each, hour, price)
     said += " to the target" if scale else ""
     said += _robust(choice)
@@ -216,9 +222,9 @@ def _robust(choice: Choice) -> str:
         return "; it is the same at both ends of the interval."
     words: dict[str, list[str]] = {}
     for end, other in choice.changes.items():
-        words.setdefault(f"{other.strategy} at {other.workers:,} workers", []).append(
-            end
-        )
+        words.setdefault(
+            f"{other.strategy} at {counted(other.workers, 'worker')}", []
+        ).append(end)
     ends = "; ".join(
         f"{point} with {ends_in_words(own)}" for point, own in words.items()
     )

@@ -120,8 +120,12 @@ class TimeModel:
 
     @property
     def name(self) -> str:
-        """Name of the device, `workers` where it is not known."""
-        return "workers"
+        """Name of the device, empty where it is not known."""
+        return ""
+
+    def counted(self, number: int) -> str:
+        """Return `4 workers`, or `4 a100-40gb` of a device that is known."""
+        return f"{number:,} {self.name}" if self.name else counted(number, "worker")
 
     def of_layers(self, layers: LayerTable) -> str:
         """Return how the times of single layers are obtained."""

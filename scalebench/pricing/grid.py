@@ -175,7 +175,7 @@ def predict(
         for reasons in refused.values():
             where = ", ".join(f"{workers:,}" for workers in reasons)
             grid.refusals.append(
-                f"{strategy} at {where} workers: {reasons[max(reasons)]}"
+                f"{strategy} at {where} worker{'s' * (list(reasons) != [1])}: {reasons[max(reasons)]}"
             )
     return grid
 

@@ -100,7 +100,7 @@ def spoken(results: Results) -> list[str]:
     if others:
         other = comparison.headline(others)
         start = Phrase(
-            f"{_OBTAINED[other.cell.execution]}, at {other.cell.workers} workers: "
+            f"{_OBTAINED[other.cell.execution]}, at {formatting.counted(other.cell.workers, 'worker')}: "
         )
         own = (
             start,
@@ -142,7 +142,7 @@ def _headline_sentences(
     """The sentences of the headline: to the target metric first, where that is shown, and for all epochs."""
     aimed = comparison.sooner(found, results)
     if aimed is None:
-        start = Phrase(f"At {first.cell.workers} workers, ")
+        start = Phrase(f"At {formatting.counted(first.cell.workers, 'worker')}, ")
         yield (
             start,
             *_clauses(first, results, f"per-batch {first.baseline.label}", brief=brief),
@@ -169,7 +169,7 @@ def _headline_sentences(
     obtained = first.cell.execution != aimed.one.cell.execution
     yield (
         *clause,
-        Phrase(f"; at {first.cell.workers} workers{where}, "),
+        Phrase(f"; at {formatting.counted(first.cell.workers, 'worker')}{where}, "),
         *_time(
             first,
             results,
@@ -375,9 +375,7 @@ def _beside(
         if one.cell.workers == first.cell.workers and one is not first
     ]
     if rivals:
-        compared = (
-            f"{len(rivals) + 1} strategies compared at {first.cell.workers} workers"
-        )
+        compared = f"{len(rivals) + 1} strategies compared at {formatting.counted(first.cell.workers, 'worker')}"
         yield plain(
             f"Of the {compared} {first.cell.label} {_standing(first, rivals, results)}."
         )
@@ -398,7 +396,11 @@ def _beside(
                 if other.cell.execution == other.cell.engine
                 else f"{other.cell.execution} on {other.cell.engine}"
             )
-            start = Phrase(_capital(f"{where}, at {other.cell.workers} workers: "))
+            start = Phrase(
+                _capital(
+                    f"{where}, at {formatting.counted(other.cell.workers, 'worker')}: "
+                )
+            )
             yield (start, *_clauses(other, results, other.baseline.label))
     if first.cell.execution == "virtual":
         yield plain(_error_of_virtual_times(results))

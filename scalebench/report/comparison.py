@@ -376,7 +376,7 @@ class ToTarget:
         self, *, brief: bool = False, how: str = "", than: str = ""
     ) -> Sentence:
         """`At 8 workers, local_sgd takes 8 % less time to accuracy 0.9 than allreduce (...).`"""
-        start = f"At {self.one.cell.workers} workers, "
+        start = f"At {formatting.counted(self.one.cell.workers, 'worker')}, "
         return _to_target(
             self.row,
             self.one,
@@ -455,7 +455,12 @@ def answer_to_target(
         yield plain(f"To {aim}: {reached}.")
         for last in both[-1:]:
             yield _to_target(
-                last, one, aim, times, brief, f"At {last['workers']} workers, "
+                last,
+                one,
+                aim,
+                times,
+                brief,
+                f"At {formatting.counted(last['workers'], 'worker')}, ",
             )
 
 

@@ -104,7 +104,7 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
         yield finding(
             "warning",
             f"allreduce is slower than {name}, by up to {percent(1 / worst['ratio'] - 1).lstrip('+')} of {name}'s "
-            f"time at {worst['workers']} workers: a reduction against allreduce flatters",
+            f"time at {counted(worst['workers'], 'worker')}: a reduction against allreduce flatters",
             own,
             f"give the reduction against {name} as well",
         )
@@ -124,7 +124,7 @@ def superlinear(evidence: Evidence) -> Iterator[Finding]:
         yield finding(
             "warning",
             f"efficiency is up to {worst['efficiency']:.2f}{without} ({worst['label']}, "
-            f"{worst['workers']} workers), more than ideal",
+            f"{counted(worst['workers'], 'worker')}), more than ideal",
             over,
             "say why: a slow base case, fewer steps at more workers, or caches; check the base first",
         )

@@ -64,7 +64,8 @@ def mixed_executions(evidence: Evidence) -> Iterator[Finding]:
     }
     if len(kinds) > 1:
         spans = ", ".join(
-            f"{kind} at {listed(sorted(at))} workers" for kind, at in kinds.items()
+            f"{kind} at {listed(sorted(at))} worker{'s' * (set(at) != {1})}"
+            for kind, at in kinds.items()
         )
         yield finding(
             "note",
