@@ -34,7 +34,6 @@ _SHARE, _SECONDS = Number(min=0, max=10), Number(min=0, max=1e9)
 _GIB = _Gib(min=0, min_open=True)
 
 _MODEL = (
-    click.argument("model", required=False),
     click.option(
         "--layers",
         metavar="FILE.csv",
@@ -51,7 +50,7 @@ _PLACE = (
     click.option(
         "--cluster",
         metavar="NAME|FILE",
-        help="Nodes and links.  [default, with --calibration: this-machine]",
+        help="Nodes and links.  [default: those of RESULTS; with --calibration, this-machine]",
     ),
     click.option(
         "--calibration",
@@ -81,7 +80,8 @@ _PLACE = (
     click.option(
         "--measured-on",
         metavar="NAME|FILE",
-        help="Device of --step-time or --calibration, which is then scaled to --device by their rooflines.",
+        help="Device of --step-time, --calibration or RESULTS, whose steps are scaled by rooflines to --device, or "
+        "to the cluster's.",
     ),
     click.option(
         "--dtype",
@@ -131,7 +131,7 @@ _TRAINING = (
         "--batch",
         type=_COUNT,
         metavar="N",
-        help="Samples of a worker's batch.  [default: 64, or the largest measured]",
+        help="Samples of a worker's batch.  [default: that of RESULTS, else the largest measured, or 64]",
     ),
     click.option(
         "--batch-global",
@@ -156,10 +156,18 @@ _TRAINING = (
         help="Training samples.  [default: ImageNet's, or the measured data's]",
     ),
     click.option(
-        "--epochs", type=_COUNT, default=90, show_default=True, help="Epochs."
+        "--epochs",
+        type=_COUNT,
+        metavar="N",
+        help="Epochs.  [default: those of RESULTS, or 90]",
     ),
 )
 # Of model, workload and platform; `predictions.asked.predictor_of` reads them.
-platform_options = all_of(*_MODEL, *_PLACE, *_TRAINING)
+platform_options = all_of(
+    click.argument("model", required=False, metavar="[MODEL|RESULTS]"),
+    *_MODEL,
+    *_PLACE,
+    *_TRAINING,
+)
 # without the batch and the length of a training
-layout_options = all_of(*_MODEL, *_PLACE)
+layout_options = all_of(click.argument("model", required=False), *_MODEL, *_PLACE)

@@ -1,4 +1,4 @@
-"""`scalebench predict MODEL`: time, cost and bottleneck of trainings on a machine that is not here.
+"""`scalebench predict MODEL|RESULTS`: time, cost and bottleneck of trainings on a machine that is not here.
 
 With `--vary` along one axis or two, and what binds it where; `what-if` is the name that
 this had in version 0.1.
@@ -85,7 +85,7 @@ vary_option = click.option(
 )
 @vary_option
 @options.strategies_option(
-    "Strategies; repeatable.  [default: allreduce, epoch_average]"
+    "Strategies; repeatable.  [default: those of RESULTS, or allreduce, epoch_average]"
 )
 @click.option(
     "--budget",
@@ -125,6 +125,9 @@ def predict(
     **flags: Any,
 ) -> int:
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
+
+    RESULTS, a study's folder or its runs.csv, stands for its model, data, strategies
+    and epochs, on the machine that its calibration was measured on.
 
     Schedules of the strategies are recorded and priced on the cluster, with step times
     that are stated or a device's roofline, or as `scalebench calibrate` measured them:
@@ -230,6 +233,7 @@ def _show_variation(
 
 def _draw_variation(path: Path, found: Variation) -> None:
     from scalebench.figures.predicted import draw_what_if
+    from scalebench.formatting import counted
 
     planes = {
         str(name): plane
@@ -240,7 +244,7 @@ def _draw_variation(path: Path, found: Variation) -> None:
     place = (
         ""
         if any(axis.name == "workers" for axis in one.axes)
-        else f" at {found.workers:,} workers"
+        else f" at {counted(found.workers, 'worker')}"
     )
     what = f"{found.predictor.training}{by}{place}, where nothing else is said"
     draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from scalebench.calibration.calibration_file import (
+    THIS_MACHINE,
     Calibration,
     read_calibration,
-    require_measured_cluster,
 )
 from scalebench.cluster.cluster_file import Cluster, load_cluster
 from scalebench.cluster.device import Device, load_device
@@ -21,10 +21,12 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import Network
 from scalebench.comm.engines import named
 from scalebench.errors import ClusterError, UsageError
+from scalebench.launch.calibrating import request_of
 from scalebench.launch.engine_choice import check_provided
+from scalebench.launch.planning import plan_study
 from scalebench.models.layer_counting import count_model
 from scalebench.models.registry import build_model
-from scalebench.models.zoo.layers import load_layers
+from scalebench.models.zoo.layers import layers_of, load_layers
 from scalebench.pricing import devices
 from scalebench.pricing.platform import Platform, faster
 from scalebench.pricing.prediction import (
@@ -35,15 +37,113 @@ from scalebench.pricing.prediction import (
     optimizer_states,
 )
 from scalebench.pricing.uncertainty import JITTER
+from scalebench.records.folder import CALIBRATION, RUNS, STUDY, study_in
 from scalebench.strategies import registry
 from scalebench.study.choices import BACKENDS, Backend
 from scalebench.study.heterogeneity import STATED
-from scalebench.study.load import written_component
-from scalebench.study.spec import Component, TaskOptions
+from scalebench.study.load import load_study, written_component
+from scalebench.study.spec import Component, Study, TaskOptions
 
 STRATEGIES = ("allreduce", "epoch_average")  # by default
 _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
+_EPOCHS = 90  # of its usual recipe
+
+
+def training_asked_for(
+    model: str | None, strategies: Sequence[str], flags: Mapping[str, Any]
+) -> tuple[Predictor, list[Component]]:
+    """Return the predictor and the strategies for the command's options; what they leave out is as in RESULTS.
+
+    RESULTS stands in the place of MODEL: the folder of a study, or its runs.csv.
+    """
+    folder = _results_in(model)
+    if folder is None:
+        chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
+        return predictor_of(model, flags), chosen
+    study = load_study(folder / STUDY, {}, [])
+    flags = _completed(flags, study, folder)
+    chosen = strategies_on(flags["engine"], strategies) or _of_several(study)
+    measured = (
+        _measured(None, flags)
+        if flags["calibration"] is not None
+        else _with_stated_steps(study, folder)
+    )
+    return _predictor("", flags, measured), chosen
+
+
+def _results_in(model: str | None) -> Path | None:
+    """Return the folder of the study that `model` is the results of, None for a model."""
+    if model is None:
+        return None
+    path = Path(model).expanduser()
+    folder = study_in(path.parent if path.name == RUNS else path)
+    return folder if (folder / STUDY).is_file() else None
+
+
+def _of_several(study: Study) -> list[Component]:
+    """Return the strategies of the study that run at several workers, all of them if none does."""
+    several = [
+        each
+        for each in study.strategies
+        if registry.create(each.name, each.options, "virtual").requires
+    ]
+    return several or study.strategies
+
+
+def _completed(flags: Mapping[str, Any], study: Study, folder: Path) -> dict[str, Any]:
+    """Return the options, completed by what the study trained, for how long, and on what."""
+    if study.scaling == "weak" and flags["samples"] is None:
+        raise UsageError(
+            f"{folder}: samples grow with the workers of this study, and a prediction has the same at each count; "
+            "give --samples"
+        )
+    flags = dict(flags)
+    if flags["batch"] is None and flags["batch_global"] is None:
+        flags["batch"] = study.batch_per_worker
+        flags["batch_global"] = study.batch_global
+    if flags["engine"] == "auto":
+        flags["engine"] = study.virtual.engine
+    if flags["engine"] == "tasks" and flags["backend"] is None:
+        flags["backend"] = study.tasks.backend
+    if flags["collective"] == "auto":
+        flags["collective"] = study.virtual.collective
+    own: dict[str, object] = {
+        "cluster": study.cluster,
+        "epochs": study.epochs,
+        "dtype": study.dtype,
+    }
+    if study.virtual.jitter == "none":
+        own["jitter"] = 0.0
+    elif study.virtual.jitter in STATED:
+        own["jitter"] = study.virtual.jitter_sigma
+    if flags["calibration"] is None and study.device_step_time is not None:
+        # --device names another device than that of these steps
+        if flags["step_time"] is None and (
+            flags["device"] is None or flags["measured_on"] is not None
+        ):
+            own["step_time"] = study.device_step_time
+            own["step_batch"] = study.batch_global or study.batch_per_worker
+    elif (folder / CALIBRATION).is_file():
+        own["calibration"] = str(folder / CALIBRATION)
+    elif flags["calibration"] is None:
+        raise ClusterError(
+            f"{folder} has no {CALIBRATION} to predict by, as it holds no virtual runs; measure one with: "
+            f"scalebench calibrate {folder / STUDY}, then add --calibration {CALIBRATION}"
+        )
+    return flags | {name: value for name, value in own.items() if flags[name] is None}
+
+
+def _with_stated_steps(study: Study, folder: Path) -> Calibration:
+    """Return the model and data of a study whose step times are stated, without any measured time."""
+    modelled = load_study(folder / STUDY, {"execution": "modelled"}, [])
+    plan = plan_study(modelled, timed=False)
+    return Calibration(
+        key="",
+        trained=request_of(plan, plan.sweep.simulated).trained,
+        tables=[],
+        engines=EngineCosts(),
+    )
 
 
 def predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
@@ -58,7 +158,13 @@ def predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
             raise UsageError(
                 f"{what} is missing; give it, or what was measured with --calibration"
             )
-    workload = _workload(model or "", flags, measured)
+    return _predictor(model or "", flags, measured)
+
+
+def _predictor(
+    model: str, flags: Mapping[str, Any], measured: Calibration | None
+) -> Predictor:
+    workload = _workload(model, flags, measured)
     return Predictor(workload, _platform(workload, flags, measured))
 
 
@@ -85,8 +191,13 @@ def _measured(model: str | None, flags: Mapping[str, Any]) -> Calibration:
         if flags[flag] is not None and not (
             flag == "device" and flags["measured_on"] is not None
         ):
+            scaling = (
+                "; to scale that to the device, add --measured-on DEVICE"
+                if flag == "device"
+                else ""
+            )
             raise UsageError(
-                f"--{flag.replace('_', '-')}: --calibration says what a step takes; give one of them"
+                f"--{flag.replace('_', '-')}: {path} says what a step takes; give one of them{scaling}"
             )
     for flag, value in own.items():
         asked = str(Component.model_validate(flags[flag])) if flags[flag] else value
@@ -103,7 +214,9 @@ def _workload(
     if flags["batch"] is not None and flags["batch_global"] is not None:
         raise UsageError("give --batch or --batch-global, not both")
     largest = (
-        max(batch.samples for batch in measured.tables[0].batches) if measured else 64
+        max(batch.samples for batch in measured.tables[0].batches)
+        if measured and measured.tables
+        else 64
     )
     batch = flags["batch_global"] or flags["batch"] or largest
     asked = (
@@ -113,13 +226,15 @@ def _workload(
     )
     # tf32 and bf16-mixed name how products are computed; parameters stay float32
     dtype, products = PRECISIONS.get(asked, (asked, ""))
-    epochs, in_all = flags["epochs"], flags["batch_global"] is not None
+    epochs, in_all = flags["epochs"] or _EPOCHS, flags["batch_global"] is not None
     # the model that was timed, built again without memory to count its layers
     if measured is not None and (own := measured.trained) is not None:
         built = build_model(
             own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0
         ).to("meta")
-        layers = count_model(built, str(own.model), own.input_shape)
+        layers = layers_of(own.model) or count_model(
+            built, str(own.model), own.input_shape
+        )
         samples = flags["samples"] or own.samples
         return Workload(
             layers, samples, epochs, batch, in_all, own.optimizer, dtype, own
@@ -146,11 +261,18 @@ def _platform(
 ) -> Platform:
     cluster = load_cluster(flags["cluster"] or "this-machine")
     jitter, jitter_range, jitter_source = _jitter(flags["jitter"], cluster, measured)
-    if measured is not None:
-        require_measured_cluster(Path(flags["calibration"]), cluster)
+    scaled = flags["measured_on"] is not None
+    is_timed = flags["step_time"] is not None or flags["calibration"] is not None
     # a cluster of one kind of node knows its device
-    if measured is None and flags["step_time"] is None and flags["device"] is None:
+    if flags["device"] is None and (scaled or not is_timed):
         flags = {**flags, "device": cluster.node.device}
+    is_there = cluster.compute == THIS_MACHINE
+    if flags["calibration"] is not None and not (is_there or scaled):
+        raise ClusterError(
+            f"calibration: {flags['calibration']} holds what this machine costs, and cluster {cluster.name} has other "
+            "nodes; name the device that was measured, as --measured-on epyc-7742, to scale its steps to the "
+            "cluster's, or leave the calibration out"
+        )
     device = _device(workload, flags, measured)
     operations = measured.operations if measured else {}
     if isinstance(device, devices.Scaled):  # they stream vectors
@@ -160,7 +282,10 @@ def _platform(
         )
         operations = faster(operations, there / here)
     Network(cluster, 1, flags["collective"])  # refuses an unknown one
-    engines = _engines(flags["engine"], flags["backend"], measured)
+    # messages between other nodes are priced by the links of their cluster
+    engines = _engines(
+        flags["engine"], flags["backend"], measured if is_there else None
+    )
     return Platform(
         cluster,
         device,
@@ -201,14 +326,15 @@ def _jitter(
 ) -> tuple[float, tuple[float, float] | None, str]:
     """Return the spread of a step's compute, its interval where it is assumed, and where it is from."""
     if asked is not None:
-        return asked, None, "--jitter"
+        return asked, None, "stated"
     # the nearest word counts: the option, the cluster file, the calibration, an
     # assumption
     if cluster.uneven.jitter == "none":
         return 0.0, None, f"of the cluster file {cluster.name}"
     if cluster.uneven.jitter in STATED:
         return cluster.uneven.jitter_sigma, None, f"of the cluster file {cluster.name}"
-    if measured is not None and (drawn := measured.tables[0].jitter):
+    tables = measured.tables if measured is not None else []
+    if tables and (drawn := tables[0].jitter):
         return pstdev(drawn), None, "of the calibration"
     return _JITTER, JITTER, "assumed"
 
@@ -218,7 +344,7 @@ def _device(
 ) -> devices.TimeModel:
     """Return what gives the times of a step: a calibration, a stated time, one of them scaled, or a device."""
     base: devices.TimeModel | None = None
-    if measured is not None:
+    if measured is not None and measured.tables:
         of = measured.measured
         base = devices.MeasuredSteps(
             tuple(measured.tables),
@@ -232,14 +358,16 @@ def _device(
     if flags["measured_on"] is not None:
         if base is None or flags["device"] is None:
             raise UsageError(
-                "--measured-on: scales --step-time or --calibration to --device; give both"
+                "--measured-on: scales --step-time or --calibration to --device, or to the cluster's; give both"
             )
         return devices.Scaled(
             base,
             _roofline(flags["measured_on"], workload),
             _roofline(flags["device"], workload),
         )
-    if measured is None and (base is None) == (flags["device"] is None):
+    if not (measured and measured.tables) and (base is None) == (
+        flags["device"] is None
+    ):
         raise UsageError(
             "give the seconds of a step with --step-time, or a --device (a100-40gb, v100-16gb, ...), one of them; both "
             "with --measured-on DEVICE scale the step time"

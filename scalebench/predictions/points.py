@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from scalebench.errors import ResultsError, UsageError
 from scalebench.formatting import counted, digits, seconds, share
 from scalebench.measured import Measured
-from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
+from scalebench.predictions.asked import training_asked_for
 from scalebench.pricing import advice
 from scalebench.pricing.grid import Grid, Point, predict
 from scalebench.pricing.uncertainty import outside
@@ -98,7 +98,7 @@ class Predicted:
         if platform.jitter and max(point.workers for point in points) > 1:
             out = (
                 "; --jitter 0 leaves it out"
-                if platform.jitter_source != "--jitter"
+                if platform.jitter_source != "stated"
                 else ""
             )
             said.append(
@@ -251,8 +251,7 @@ def predicted(
     flags: Mapping[str, Any],
 ) -> Predicted:
     """Predict what the options of `scalebench predict` ask for."""
-    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
-    predictor = predictor_of(model, flags)
+    predictor, chosen = training_asked_for(model, strategies, flags)
     grid = predict(predictor, chosen, workers)
     if epochs_to_target is None:
         return Predicted(predictor, grid)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.errors import UsageError
 from scalebench.formatting import counted, percent
 from scalebench.measured import Measured
-from scalebench.predictions.asked import STRATEGIES, predictor_of, strategies_on
+from scalebench.predictions.asked import training_asked_for
 from scalebench.predictions.points import engine_asked_for
 from scalebench.pricing import advice
 from scalebench.pricing.uncertainty import ENDS, ends_in_words
@@ -195,8 +195,7 @@ def varied_training(
     if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
-    predictor = predictor_of(model, flags)
+    predictor, chosen = training_asked_for(model, strategies, flags)
     planes = [what_if(predictor, strategy, counts[0], axes) for strategy in chosen]
     return Variation(predictor, chosen, planes, counts[0])
 

@@ -116,9 +116,16 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     refused = scalebench("predict", "resnet50", "--calibration", FILE, code=2)
     assert "measured for mlp(hidden=[128])" in refused
     assert len(refused.strip().splitlines()) == 1
-    assert "has nothing" in scalebench(
-        "predict", "--calibration", FILE, "--cluster", "juwels-booster", code=2
-    )
+    # results bring their calibration, and the strategies and epochs of the study
+    words = ("predict", "results/mine", "--workers", "1,2")
+    said = scalebench(*words)
+    assert said.startswith("1 worker: epoch_average ")
+    assert together(said, "on this-machine", "1 epoch of 142 samples")
+    assert "allreduce" not in said
+    elsewhere = (*words, "--cluster", "juwels-booster")
+    assert "as --measured-on epyc-7742, to scale" in scalebench(*elsewhere, code=2)
+    said = scalebench(*elsewhere, "--measured-on", "epyc-7742")
+    assert together(said, "on juwels-booster", "scaled by roofline of a100-40gb")
 
 
 def bits(name):

@@ -547,7 +547,6 @@ def test_hours_are_those_of_the_device(tmp_path):
             ["--step-time", "0.1", "--epochs-to-target", "0,20000"],
             "epochs at batch 0 is 0; expected a number greater",
         ),
-        (["--step-time", "0.1", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--device", "a100-40gb", "--measured-on", "v100-16gb"], "--measured-on"),
         (["--step-time", "0.1", "--input-rate", "0"], "--input-rate"),
         (["--step-time", "0.1", "--collective", "rign"], "ring"),
@@ -622,9 +621,23 @@ def test_engine_charges_as_in_the_modelled_rows_of_a_study(tmp_path, engine, bac
     found = {
         (row["strategy"], int(row["workers"])): float(row["train_s"]) for row in rows
     }
-    assert found == pytest.approx(
-        study_rows(tmp_path, engine, backend or "processes"), rel=1e-9
+    of_study = study_rows(tmp_path, engine, backend or "processes")
+    assert found == pytest.approx(of_study, rel=1e-9)
+    # its results in the place of MODEL state all that, epochs included
+    results, again = tmp_path / "priced", tmp_path / "again.csv"
+    words = ["predict", str(results / "runs.csv"), "--workers", "1,8"]
+    CliRunner().invoke(
+        main,
+        [*words, "--csv", str(again)],
+        standalone_mode=False,
+        catch_exceptions=False,
     )
+    with again.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["engine"] for row in rows} == {engine}
+    assert {
+        (row["strategy"], int(row["workers"])): float(row["train_s"]) for row in rows
+    } == pytest.approx(of_study, rel=1e-9)
 
 
 def test_backend_of_tasks_tells_in_the_answer_of_varied_numbers():
