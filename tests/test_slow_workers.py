@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,18 @@ def test_paced_worker_has_the_stated_jitter(make_run, kind):
     assert max(factors) > 1.2
     # what was measured, the machine does itself
     assert jitter_of(make_run("allreduce", 2), 1) is None
+
+
+def test_jitter_of_a_worker_takes_the_memory_of_a_thousand_numbers():
+    tracemalloc.start()
+    try:
+        factor = jitter_source("lognormal", 0.1, seed=0, worker=0)
+        before, _ = tracemalloc.get_traced_memory()
+        assert type(factor(0)) is float
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * 8 * 1024  # each takes 8 bytes, in a list 32 more
 
 
 def test_slow_link_between_two_nodes_slows_its_messages():

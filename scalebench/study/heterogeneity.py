@@ -6,6 +6,7 @@ Factors on the compute of single steps are equal for virtual and paced workers.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -242,24 +243,24 @@ class Jitter:
 
     def __init__(self, chunk: Callable[[int], Floats]) -> None:
         self._chunk = chunk
-        # the last thousand, as an array and as a list: single numbers are faster out of
-        # a list
-        self._held: tuple[int, Floats, list[float]] = (-1, np.empty(0), [])
+        # The last thousand. Single numbers are faster out of an `array` than out of
+        # numpy's, and a list of them would take five times its memory.
+        self._held = -1, array("d")
 
     def __call__(self, step: int) -> float:
         index, place = divmod(step, _CHUNK)
-        return self._of(index)[1][place]
+        return self._of(index)[place]
 
     def span(self, low: int, high: int) -> Floats:
         """Return the factors of the steps from `low` to before `high`."""
         parts = []
         for index in range(low // _CHUNK, (high - 1) // _CHUNK + 1):
             begin = index * _CHUNK
-            parts.append(self._of(index)[0][max(low - begin, 0) : high - begin])
+            factors = np.frombuffer(self._of(index))
+            parts.append(factors[max(low - begin, 0) : high - begin])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _of(self, index: int) -> tuple[Floats, list[float]]:
+    def _of(self, index: int) -> array[float]:
         if self._held[0] != index:
-            factors = self._chunk(index)
-            self._held = index, factors, factors.tolist()
-        return self._held[1:]
+            self._held = index, array("d", self._chunk(index).tobytes())
+        return self._held[1]
