@@ -154,13 +154,13 @@ class Replica:
         self.parameters, self.gradients, velocity = flat.side_by_side(
             model, velocities, memory
         )
+        self.initial = self.parameters.clone()
         self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
         self._optimise(velocity if velocities else None)
 
     def _optimise(self, velocity: Tensor | None = None) -> None:
         """Set the optimizer of `parameters` and `gradients`, with memory for the velocity of SGD if it is given."""
         run = self.run
-        self.initial = self.parameters.clone()
         self._flat_parameter = torch.nn.Parameter(self.parameters)
         self._flat_parameter.grad = self.gradients
         by_layer = run.optimizer.name in BY_LAYER
@@ -325,6 +325,7 @@ class Replica:
             self.model, layers, rule, self.comm, self._sample(), self.loss
         )
         self.parameters, self.gradients = shards.parameters, shards.gradients
+        self.initial = self.parameters.clone()
         self._optimise()
         self.division = shards
 

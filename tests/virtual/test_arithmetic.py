@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalebench.cluster.operation import BY_MESSAGES
 from scalebench.data.batch_plan import BatchPlan
@@ -144,6 +145,31 @@ def test_rows_of_a_run_are_free_when_it_ends(make_run, blobs, machine, monkeypat
         assert [rows() for rows in made] == [None]
     finally:
         gc.enable()
+
+
+class CountedClones(TorchDispatchMode):
+    """Counts clones of tensors of `numbers` elements."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.count = numbers, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.clone.default:
+            self.count += args[0].numel() == self.numbers
+        return function(*args, **(kwargs or {}))
+
+
+def test_replicas_of_rows_share_one_copy_of_their_initial_weights(
+    make_run, blobs, machine
+):
+    simulation = engine.Simulation(make_run("epoch_average", WORKERS), blobs, machine)
+    pool = batched.Batched(simulation.replica(0), WORKERS, fills=True)
+    simulation._pool = pool
+    with CountedClones(len(pool.initial)) as clones:
+        replicas = [simulation.replica(rank) for rank in range(WORKERS)]
+    assert all(replica.initial is pool.initial for replica in replicas)
+    assert clones.count == 0
 
 
 def by_epoch(outcome):
