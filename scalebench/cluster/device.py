@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from scalebench.errors import ClusterError, nearest
 from scalebench.study.spec import Name
@@ -34,6 +34,10 @@ class Device(StrictModel):
         description="seconds of a kernel that computes nothing"
     )
     memory_gib: PositiveFloat = Field(description="GiB of the device's memory")
+    multiprocessors: PositiveInt | None = Field(
+        None,
+        description="each computes a tile of a matrix product at a time; without them tiles fill a device",
+    )
     source: str = Field(
         min_length=3,
         description="source of the numbers; `assumed` with a range if there is none",

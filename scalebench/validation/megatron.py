@@ -7,7 +7,9 @@ devices, d times:
 
 S are the seconds of a stage with a micro-batch. Its kernels take those of the device's
 roofline, divided by an efficiency that the rows of split=base give (the mean of what
-each of them needs); backward kernels, and what is computed again, likewise. In each
+each of them needs); backward kernels, and what is computed again, likewise. A matrix
+product takes whole waves: each of the device's multiprocessors computes a tile of the
+result at a time, and a tile or a wave that is not full takes as long as a full one. In each
 block two sums over t devices follow in each pass, and where a whole block is computed
 again; chunks send their outputs and gradients while nothing else happens, each of the t
 devices its share, on its share of the node's links. The d replicas scatter gradients of
@@ -24,7 +26,8 @@ its inner width. Norms, dropout behind the products by rows, and residuals are w
 every device, or divided by the sequence.
 
 Sources: Shoeybi et al., arXiv 1909.08053 (Megatron-LM); Narayanan et al., SC 2021
-(arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer.
+(arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer;
+NVIDIA, Matrix Multiplication Background User's Guide (tiles and waves).
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ QUANTITIES = (
     "activations",
 )  # seconds; GiB of parameters with all that belongs to them
 _GIB = 2**30
+# rows and columns: the largest tiles of cuBLAS, which the guide calls the most efficient
+_TILES = ((256, 128), (128, 256))
 _NUMBER, _MASK = 2, 1  # bytes of an activation, and of dropout's mask of one
 _COMPUTED_AGAIN: dict[str, tuple[str, ...]] = {  # kernels, by what is computed again
     "none": (),
@@ -357,22 +362,64 @@ def memory_gib(row: Any) -> Memory:
     return Memory(_HELD * parameters / _GIB, kept / _GIB)
 
 
-class Kernel(NamedTuple):
-    """One kernel of the forward pass of a sample: its floating-point operations, numbers that it moves, bytes it keeps.
+class Product(NamedTuple):
+    """`matrices` products of (rows, depth) and (depth, columns)."""
 
-    `weights` are numbers that do not grow with the batch. A product has two kernels in
-    the backward pass, another one.
+    rows: float
+    columns: float
+    depth: float
+    matrices: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.matrices * self.rows * self.columns * self.depth
+
+    @property
+    def gradients(self) -> tuple[Product, Product]:
+        """The products of the backward pass: gradients of the left matrix and of the right one."""
+        rows, columns, depth, matrices = self
+        return Product(rows, depth, columns, matrices), Product(
+            depth, columns, rows, matrices
+        )
+
+    def whole_waves(self, multiprocessors: int) -> float:
+        """Return the floating-point operations if every tile and every wave of tiles were full."""
+        wave = multiprocessors * math.prod(_TILES[0])
+        tiles = min(
+            self.matrices * math.ceil(self.rows / high) * math.ceil(self.columns / wide)
+            for high, wide in _TILES
+        )
+        return 2 * self.depth * wave * math.ceil(tiles / multiprocessors)
+
+
+class Kernel(NamedTuple):
+    """One kernel of the forward pass of a sample: numbers that it moves, bytes it keeps, and its matrix product.
+
+    `weights` are numbers that do not grow with the batch: of a product with weights the
+    rows do, of another one the matrices. A product has two kernels in the backward pass,
+    another kernel one.
     """
 
     name: str
-    flops: float
     moved: float
     kept: float
+    product: Product | None = None
     weights: float = 0.0
 
     @property
-    def backward_kernels(self) -> int:
-        return 2 if self.flops else 1
+    def flops(self) -> float:
+        return self.product.flops if self.product else 0.0
+
+    def products(self, samples: int) -> list[Product]:
+        """Return the products of `samples`: of the forward pass, then those of the backward pass."""
+        if self.product is None:
+            return []
+        rows, columns, depth, matrices = self.product
+        if self.weights:
+            own = Product(samples * rows, columns, depth, matrices)
+        else:
+            own = Product(rows, columns, depth, samples * matrices)
+        return [own, *own.gradients]
 
 
 @dataclass(frozen=True)
@@ -399,47 +446,57 @@ class Gpt:
 def block_kernels(model: Gpt, degree: int, *, by_sequence: bool) -> list[Kernel]:
     """Return the kernels of a block for one sample on one of `degree` devices."""
     h = float(model.width)
-    places = model.tokens * float(model.width)
+    tokens = float(model.tokens)
+    places = tokens * h
     own = places / degree
-    scores = model.heads * float(model.tokens) ** 2 / degree
+    scores = model.heads * tokens**2 / degree
     whole = own if by_sequence else places  # of norms, dropout and residuals
 
     def product(
         name: str, wide: float, narrow: float, moved: float, kept: float
     ) -> Kernel:
-        weights = wide * narrow / degree
-        return Kernel(name, 2 * model.tokens * weights, moved, kept, weights)
+        weights = Product(tokens, wide, narrow)
+        return Kernel(name, moved, kept, weights, wide * narrow)
 
-    def attention(name: str, moved: float, kept: float) -> Kernel:
-        return Kernel(name, 2 * model.tokens * own, moved, kept)
+    def attention(
+        name: str, wide: float, narrow: float, moved: float, kept: float
+    ) -> Kernel:
+        heads = Product(tokens, wide, narrow, model.heads / degree)
+        return Kernel(name, moved, kept, heads)
 
-    norm = Kernel("norm", 0.0, 2 * whole, _NUMBER * whole)
-    join = Kernel("bias, dropout and residual", 0.0, 3 * whole, _MASK * whole)
+    norm = Kernel("norm", 2 * whole, _NUMBER * whole)
+    join = Kernel("bias, dropout and residual", 3 * whole, _MASK * whole)
+    head, part = h / model.heads, h / degree
     return [
         norm,
-        product("queries, keys, values", 3 * h, h, places + 3 * own, _NUMBER * whole),
-        attention("scores", 2 * own + scores, _NUMBER * 2 * own),
-        Kernel("softmax", 0.0, 2 * scores, _NUMBER * scores),
-        Kernel("dropout", 0.0, 2 * scores, (_MASK + _NUMBER) * scores),
-        attention("context", scores + 2 * own, _NUMBER * own),
-        product("projection", h, h, own + places, _NUMBER * own),
+        product(
+            "queries, keys, values", 3 * part, h, places + 3 * own, _NUMBER * whole
+        ),
+        attention("scores", tokens, head, 2 * own + scores, _NUMBER * 2 * own),
+        Kernel("softmax", 2 * scores, _NUMBER * scores),
+        Kernel("dropout", 2 * scores, (_MASK + _NUMBER) * scores),
+        attention("context", head, tokens, scores + 2 * own, _NUMBER * own),
+        product("projection", h, part, own + places, _NUMBER * own),
         join,
         norm,
-        product("feed-forward, first", 4 * h, h, places + 4 * own, _NUMBER * whole),
-        Kernel("gelu", 0.0, 8 * own, _NUMBER * 4 * own),
-        product("feed-forward, second", h, 4 * h, 4 * own + places, _NUMBER * 4 * own),
+        product("feed-forward, first", 4 * part, h, places + 4 * own, _NUMBER * whole),
+        Kernel("gelu", 8 * own, _NUMBER * 4 * own),
+        product(
+            "feed-forward, second", h, 4 * part, 4 * own + places, _NUMBER * 4 * own
+        ),
         join,
     ]
 
 
 def head_kernels(model: Gpt, degree: int) -> list[Kernel]:
     """Return the kernels behind the last block: the product with the vocabulary, and the loss in float32."""
-    places = model.tokens * float(model.width)
-    scores = model.tokens * model.vocabulary / degree
-    weights = float(model.width) * model.vocabulary / degree
+    width, tokens = float(model.width), float(model.tokens)
+    words = model.vocabulary / degree
+    places, scores = tokens * width, tokens * words
+    logits = Product(tokens, words, width)
     return [
-        Kernel("logits", 2 * model.tokens * weights, places + scores, 0.0, weights),
-        Kernel("loss", 0.0, 4 * scores, 0.0),
+        Kernel("logits", places + scores, 0.0, logits, width * words),
+        Kernel("loss", 4 * scores, 0.0),
     ]
 
 
@@ -456,11 +513,24 @@ def passes_s(
     kernels: list[Kernel], roofline: Roofline, samples: int
 ) -> tuple[float, float]:
     """Return the seconds of the forward and the backward pass of `samples` through kernels, on the roofline."""
-    flops = np.array([each.flops for each in kernels])
-    moved = np.array([samples * each.moved + each.weights for each in kernels])
-    seconds = roofline.kernels(samples * flops, _NUMBER * moved)
-    backward = np.array([each.backward_kernels for each in kernels])
-    return float(seconds.sum()), float((backward * seconds).sum())
+    multiprocessors = roofline.device.multiprocessors
+    # operations and bytes of each kernel
+    forward: list[tuple[float, float]] = []
+    backward: list[tuple[float, float]] = []
+    for each in kernels:
+        nbytes = _NUMBER * (samples * each.moved + each.weights)
+        flops = [
+            product.whole_waves(multiprocessors) if multiprocessors else product.flops
+            for product in each.products(samples)
+        ]
+        own, *gradients = flops or [0.0, 0.0]
+        forward.append((own, nbytes))
+        backward += [(gradient, nbytes) for gradient in gradients]
+    ahead, back = (
+        float(roofline.kernels(*np.reshape(passes, (-1, 2)).T).sum())
+        for passes in (forward, backward)
+    )
+    return ahead, back
 
 
 def kept_bytes(kernels: list[Kernel], recompute: str) -> float:

@@ -10,6 +10,7 @@ import pytest
 from scalebench.errors import ResultsError
 from scalebench.validation.megatron import (
     Gpt,
+    Product,
     block_kernels,
     computed_again,
     head_kernels,
@@ -77,6 +78,20 @@ def test_a_block_has_the_operations_and_activations_of_the_papers():
     assert (
         sum(each.flops for each in head_kernels(SMALL, 2)) == s * h * SMALL.vocabulary
     )
+
+
+def test_a_product_takes_whole_tiles_in_whole_waves():
+    """NVIDIA's guide: a row more than a tile has, or a tile more than a wave has, takes as long as another of it."""
+    tile = 2.0 * 256 * 128
+    assert Product(256, 128, 1).whole_waves(1) == tile
+    assert Product(128, 256, 1).whole_waves(1) == tile  # the other way round
+    assert Product(257, 128, 1).whole_waves(1) == 2 * tile
+    assert Product(256, 128, 1, matrices=108).whole_waves(108) == 108 * tile
+    assert Product(256, 128, 1, matrices=109).whole_waves(108) == 216 * tile
+    assert Product(256, 128, 64).whole_waves(108) == 108 * 64 * tile
+    for product in (Product(300, 200, 100, matrices=3), Product(8, 4, 2)):
+        assert [each.flops for each in product.gradients] == 2 * [product.flops]
+        assert product.whole_waves(1) >= product.flops
 
 
 def test_more_micro_batches_fill_the_pipeline():
