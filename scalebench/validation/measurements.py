@@ -42,12 +42,13 @@ COLUMNS = (
     "note",
 )
 QUANTITIES = ("throughput_total", "step_time", "allreduce_time")
-# Data sheets, bytes/s in each direction: PCI-SIG PCIe 3.0 x16; NVIDIA: P100 4 NVLinks
-# of 20 GB/s, V100 6 of 25, A100 12 of 25, H100 18 of 25. All links of a device lead to
-# a switch where there is one.
+# bytes/s in each direction; PCI-SIG, data sheet of PCIe 3.0 x16
 _PCIE = 15.75e9
-_NVLINK = {"NVLink1": 80e9, "NVLink2": 150e9, "4 x NVLink3": 100e9}
-_NVSWITCH = {"v100": 150e9, "a100": 300e9, "h100": 450e9}
+# NVIDIA, data sheets: P100 4 NVLinks, V100 6, A100 12, H100 18. What one carries of the
+# 20 or 25 GB/s of a data sheet is that of NCCL's model of them (src/graph/topo.h). All
+# links of a device lead to a switch where there is one.
+_NVLINK = {"NVLink1": 4 * 18e9, "NVLink2": 6 * 20e9, "4 x NVLink3": 4 * 20e9}
+_NVSWITCH = {"v100": 6 * 20e9, "a100": 12 * 20e9, "h100": 18 * 20.6e9}
 # bytes/s; Amazon EC2 User Guide, instance network bandwidth: single-flow traffic is
 # limited to 5 Gbps
 _FLOW = 5e9 / 8
