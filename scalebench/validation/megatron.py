@@ -9,17 +9,18 @@ S are the seconds of a stage with a micro-batch. Its kernels take those of the d
 roofline, divided by an efficiency that the rows of split=base give (the mean of what
 each of them needs); backward kernels, and what is computed again, likewise. A matrix
 product takes whole waves: each of the device's multiprocessors computes a tile of the
-result at a time, and a tile or a wave that is not full takes as long as a full one. In each
-block two sums over t devices follow in each pass, and where a whole block is computed
-again; chunks send their outputs and gradients while nothing else happens, each of the t
-devices its share, on its share of the node's links. The d replicas scatter gradients of
-4 bytes and gather parameters of 2. The update (Adam) moves 30 bytes a parameter; of d
+result at a time, and a tile or a wave that is not full takes as long as a full one. In
+each block two sums over t devices follow in each pass, and where a whole block is
+computed again; chunks send their outputs and gradients while nothing else happens, each
+of the t devices its share, on its share of the node's links. The d replicas scatter
+gradients and gather parameters of 2 bytes: they are every t-th device, so that several
+share a node. The update (Adam) reads the gradient and moves 26 bytes a parameter; of d
 replicas each has a share.
 
-A device holds 18 bytes a parameter (2, its gradient 4, Adam 12), and what its blocks
-keep of the micro-batches between their passes: the largest number of them in the order
-of the schedule. Embeddings belong to the first stage; what they and the head keep is
-left out.
+A device holds 14 bytes a parameter (2, Adam 12) and its gradient, of 2 or 4 bytes by
+how those of micro-batches are added up (`gradient_bytes`), and what its blocks keep of
+the micro-batches between their passes: the largest number of them in the order of the
+schedule. Embeddings belong to the first stage; what they and the head keep is left out.
 
 In a block on one of t devices attention is divided by heads, the feed-forward part by
 its inner width. Norms, dropout behind the products by rows, and residuals are whole on
@@ -72,6 +73,7 @@ COLUMNS = (
     "batch",
     "recompute",
     "by_sequence",
+    "gradient_bytes",
     "quantity",
     "value",
 )
@@ -89,6 +91,7 @@ _POSITIVE = (
     "chunks",
     "micro_batch",
     "batch",
+    "gradient_bytes",
     "value",
 )
 QUANTITIES = (
@@ -110,11 +113,8 @@ _COMPUTED_AGAIN: dict[str, tuple[str, ...]] = {  # kernels, by what is computed 
     ),  # little arithmetic, which keeps most
 }
 _GIVEN_UP = ("softmax", "dropout")  # what these keep, with `selective`
-_HELD, _UPDATED, _AVERAGED = (
-    18,
-    30,
-    6,
-)  # bytes a parameter: held, moved by the update, scattered and gathered
+# bytes a parameter beside its gradient: held, and moved by the update
+_HELD, _UPDATED = 14, 26
 
 
 class StepParts(NamedTuple):
@@ -264,9 +264,9 @@ def step_parts(row: Any) -> StepParts:
     head_s = sum(passes_s(head_kernels(model, degree), roofline, samples))
     nbytes = _NUMBER * samples * model.tokens * model.width
     sums = 6 if row.recompute == "full" else 4
-    stage_others_s = blocks * sums * _sum_s(network, nbytes, degree) + _messages_s(
-        row, nbytes
-    )
+    stage_others_s = blocks * sums * _sum_s(
+        network, nbytes, range(degree)
+    ) + _messages_s(row, nbytes)
     filling = (stages - 1) / int(row.chunks)
     kernels_s = pieces * (stage_s + head_s) + filling * stage_s
     others_s = (pieces + filling) * stage_others_s
@@ -274,7 +274,7 @@ def step_parts(row: Any) -> StepParts:
         model.layers * model.block_parameters / stages + model.embedding_parameters
     ) / degree
     update_s = (
-        _UPDATED
+        (_UPDATED + int(row.gradient_bytes))
         * parameters
         / int(row.data)
         / roofline.device.memory_bandwidth_bytes_per_s
@@ -286,13 +286,9 @@ def _network(row: Any) -> Network:
     return Network(measurements.stated_cluster(row), int(row.devices_per_node))
 
 
-def _sum_s(network: Network, nbytes: float, degree: int) -> float:
-    """Return the seconds of a sum over the devices that share a block."""
-    if degree == 1:
-        return 0.0
-    return network.time(
-        Operation(Kind.ALLREDUCE, nbytes, range(degree), algorithm=NCCL)
-    )
+def _sum_s(network: Network, nbytes: float, members: range) -> float:
+    """Return the seconds of a sum over the devices `members`."""
+    return network.time(Operation(Kind.ALLREDUCE, nbytes, members, algorithm=NCCL))
 
 
 def _card_share(row: Any) -> float:
@@ -308,9 +304,18 @@ def _messages_s(row: Any, nbytes: float) -> float:
 
 
 def _average_s(row: Any, parameters: float) -> float:
-    """Return the seconds in which replicas scatter gradients and gather parameters, in a ring."""
-    replicas = int(row.data)
-    return _AVERAGED * (replicas - 1) / replicas * parameters / _card_share(row)
+    """Return the seconds in which replicas scatter gradients and gather parameters, half a sum each.
+
+    The replicas of a part are every t-th device, so that 8 / t of them share a node of
+    8, whose links the t groups on it share.
+    """
+    degree = int(row.tensor)
+    network = _network(
+        row._replace(inter_gbps_per_node=row.inter_gbps_per_node / degree)
+    )
+    members = range(0, int(row.data) * degree, degree)
+    nbytes = (int(row.gradient_bytes) + _NUMBER) / 2 * parameters
+    return _sum_s(network, nbytes, members)
 
 
 def _operations(row: Any) -> float:
@@ -359,7 +364,8 @@ def memory_gib(row: Any) -> Memory:
         / chunks
         * kept_bytes(kernels, str(row.recompute))
     )
-    return Memory(_HELD * parameters / _GIB, kept / _GIB)
+    held = (_HELD + int(row.gradient_bytes)) * parameters
+    return Memory(held / _GIB, kept / _GIB)
 
 
 class Product(NamedTuple):

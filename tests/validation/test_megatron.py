@@ -26,6 +26,19 @@ from scalebench.validation.prediction_errors import error_by_source, with_errors
 
 PUBLISHED = Path(__file__).parents[2] / "experiments" / "published" / "megatron.csv"
 KORTHIKANTI = "Korthikanti et al. 2022"
+
+
+def first_row(series):
+    return next(
+        row for row in read_megatron(PUBLISHED).itertuples() if row.series == series
+    )
+
+
+def gpt_parameters(row):
+    model = Gpt(row.layers, row.width, row.heads, row.tokens, row.vocabulary)
+    return model.layers * model.block_parameters + model.embedding_parameters
+
+
 SMALL = Gpt(layers=2, width=8, heads=4, tokens=16, vocabulary=32)
 
 
@@ -113,6 +126,29 @@ def test_more_micro_batches_fill_the_pipeline():
     assert step_parts(plain).kernels_s > step_parts(few).kernels_s
     assert memory_gib(few).activations == pytest.approx(
         memory_gib(plain).activations * (1 + (stages - 1) / stages / 3)
+    )
+
+
+def test_replicas_that_share_a_node_average_over_its_own_links():
+    """Replicas are every t-th device: eight whole ones fit a node of eight, of those in two parts four do."""
+    row = first_row("BigScience")
+    alone, inside, across = (
+        row._replace(data=data, tensor=degree, batch=16 * data)
+        for data, degree in ((1, 1), (8, 1), (8, 2))
+    )
+
+    def others_s(row, gbps=400):
+        return step_parts(row._replace(inter_gbps_per_node=gbps)).others_s
+
+    assert others_s(inside) == others_s(inside, gbps=4)
+    assert others_s(across) < others_s(across, gbps=4)
+    # a ring's passes of gradients and parameters of 2 bytes each, beside the update
+    parameters = gpt_parameters(row)
+    memory = 2.039e12
+    update_s = (1 - 1 / 8) * 28 * parameters / memory
+    ring_s = 2 * 7 / 8 * 2 * parameters / 80e9
+    assert others_s(inside) - others_s(alone) + update_s == pytest.approx(
+        ring_s, rel=1e-3
     )
 
 
