@@ -12,10 +12,11 @@ product takes whole waves: each of the device's multiprocessors computes a tile 
 result at a time, and a tile or a wave that is not full takes as long as a full one. In
 each block two sums over t devices follow in each pass, and where a whole block is
 computed again; chunks send their outputs and gradients while nothing else happens, each
-of the t devices its share, on its share of the node's links. The d replicas scatter
-gradients and gather parameters of 2 bytes: they are every t-th device, so that several
-share a node. The update (Adam) reads the gradient and moves 26 bytes a parameter; of d
-replicas each has a share.
+of the t devices its share, on its share of the node's links; where they are whole on
+every device, these gather them again. The d replicas scatter gradients and gather
+parameters of 2 bytes: they are every t-th device, so that several share a node. The
+update (Adam) reads the gradient and moves 26 bytes a parameter; of d replicas each has
+a share.
 
 A device holds 14 bytes a parameter (2, Adam 12) and its gradient, of 2 or 4 bytes by
 how those of micro-batches are added up (`gradient_bytes`), and what its blocks keep of
@@ -264,9 +265,8 @@ def step_parts(row: Any) -> StepParts:
     head_s = sum(passes_s(head_kernels(model, degree), roofline, samples))
     nbytes = _NUMBER * samples * model.tokens * model.width
     sums = 6 if row.recompute == "full" else 4
-    stage_others_s = blocks * sums * _sum_s(
-        network, nbytes, range(degree)
-    ) + _messages_s(row, nbytes)
+    summed_s = _sum_s(network, nbytes, range(degree))
+    stage_others_s = blocks * sums * summed_s + _messages_s(row, network, nbytes)
     filling = (stages - 1) / int(row.chunks)
     kernels_s = pieces * (stage_s + head_s) + filling * stage_s
     others_s = (pieces + filling) * stage_others_s
@@ -296,11 +296,19 @@ def _card_share(row: Any) -> float:
     return float(row.inter_gbps_per_node) * 1e9 / 8 / int(row.devices_per_node)
 
 
-def _messages_s(row: Any, nbytes: float) -> float:
-    """Return the seconds in which a stage passes a micro-batch on: output and gradient of each of its chunks."""
+def _messages_s(row: Any, network: Network, nbytes: float) -> float:
+    """Return the seconds in which a stage passes a micro-batch on: output and gradient of each of its chunks.
+
+    Where they are whole on each of the t devices, these gather them again.
+    """
     if int(row.pipeline) == 1:
         return 0.0
-    return 2 * int(row.chunks) * nbytes / int(row.tensor) / _card_share(row)
+    degree = int(row.tensor)
+    share = nbytes / degree
+    gathered_s = 0.0
+    if row.by_sequence != "yes":
+        gathered_s = network.time(Operation(Kind.ALLGATHER, share, range(degree)))
+    return 2 * int(row.chunks) * (share / _card_share(row) + gathered_s)
 
 
 def _average_s(row: Any, parameters: float) -> float:

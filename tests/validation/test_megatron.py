@@ -152,6 +152,21 @@ def test_replicas_that_share_a_node_average_over_its_own_links():
     )
 
 
+def test_devices_gather_the_messages_that_they_shared_out():
+    """Megatron-LM: each sends its share, and all gather; not where activations stay divided by the sequence."""
+    row = first_row("Korthikanti")._replace(pipeline=2, tensor=4, chunks=1)
+    pieces, stages, degree = row.batch // row.micro_batch, 2, 4
+    nbytes = 2 * row.micro_batch * row.tokens * row.width
+    gathered_s = 2 * (degree - 1) / degree * nbytes / 240e9
+    whole, divided = (
+        step_parts(row._replace(by_sequence=each)).others_s for each in ("no", "yes")
+    )
+    assert whole - divided == pytest.approx(
+        (pieces + stages - 1) * gathered_s,
+        rel=0.06,  # latencies
+    )
+
+
 def test_a_series_of_times_needs_a_base_row(tmp_path):
     table = pd.read_csv(PUBLISHED)
     table[table["split"] == "hold"].to_csv(tmp_path / "rows.csv", index=False)
