@@ -13,10 +13,13 @@ result at a time, and a tile or a wave that is not full takes as long as a full 
 each block two sums over t devices follow in each pass, and where a whole block is
 computed again; chunks send their outputs and gradients while nothing else happens, each
 of the t devices its share, on its share of the node's links; where they are whole on
-every device, these gather them again. The d replicas scatter gradients and gather
-parameters of 2 bytes: they are every t-th device, so that several share a node. The
-update (Adam) reads the gradient and moves 26 bytes a parameter; of d replicas each has
-a share.
+every device, these gather them again. The last stage has the head, too, which the t
+devices share by the vocabulary: its gradients are summed, as are outputs of the
+embeddings. The first stage holds these, and both sum the gradients of their tokens,
+which are the weights of the head, once a step. The d replicas scatter gradients and
+gather parameters of 2 bytes: they are every t-th device, so that several share a node.
+The update (Adam) reads the gradient and moves 26 bytes a parameter; of d replicas each
+has a share.
 
 A device holds 14 bytes a parameter (2, Adam 12) and its gradient, of 2 or 4 bytes by
 how those of micro-batches are added up (`gradient_bytes`), and what its blocks keep of
@@ -267,9 +270,11 @@ def step_parts(row: Any) -> StepParts:
     sums = 6 if row.recompute == "full" else 4
     summed_s = _sum_s(network, nbytes, range(degree))
     stage_others_s = blocks * sums * summed_s + _messages_s(row, network, nbytes)
+    # of the head's input, backward; of embeddings, forward, where they are on its stage
+    head_others_s = (1 if stages > 1 else 2) * summed_s
     filling = (stages - 1) / int(row.chunks)
     kernels_s = pieces * (stage_s + head_s) + filling * stage_s
-    others_s = (pieces + filling) * stage_others_s
+    others_s = pieces * (stage_others_s + head_others_s) + filling * stage_others_s
     parameters = (
         model.layers * model.block_parameters / stages + model.embedding_parameters
     ) / degree
@@ -279,7 +284,8 @@ def step_parts(row: Any) -> StepParts:
         / int(row.data)
         / roofline.device.memory_bandwidth_bytes_per_s
     )
-    return StepParts(kernels_s, others_s + update_s + _average_s(row, parameters))
+    others_s += update_s + _average_s(row, parameters) + _tied_s(row, model)
+    return StepParts(kernels_s, others_s)
 
 
 def _network(row: Any) -> Network:
@@ -324,6 +330,14 @@ def _average_s(row: Any, parameters: float) -> float:
     members = range(0, int(row.data) * degree, degree)
     nbytes = (int(row.gradient_bytes) + _NUMBER) / 2 * parameters
     return _sum_s(network, nbytes, members)
+
+
+def _tied_s(row: Any, model: Gpt) -> float:
+    """Return the seconds in which the first and the last stage sum the gradients of the embeddings that they share."""
+    if int(row.pipeline) == 1:
+        return 0.0
+    numbers = model.vocabulary * model.width / int(row.tensor)
+    return int(row.gradient_bytes) * numbers / _card_share(row)
 
 
 def _operations(row: Any) -> float:

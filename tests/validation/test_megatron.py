@@ -167,6 +167,17 @@ def test_devices_gather_the_messages_that_they_shared_out():
     )
 
 
+def test_stages_at_the_ends_sum_gradients_of_the_embeddings_that_they_share():
+    """Megatron-LM ties the head to the embeddings; a step sums their gradients between the nodes of both."""
+    row = first_row("Korthikanti")._replace(pipeline=2)
+    larger = row._replace(vocabulary=2 * row.vocabulary)
+    more = row.vocabulary * row.width / 8  # parameters of a device
+    share = 1600e9 / 8 / 8
+    update_s = 30 * more / 2.039e12
+    longer_s = step_parts(larger).others_s - step_parts(row).others_s
+    assert longer_s == pytest.approx(4 * more / share + update_s)
+
+
 def test_a_series_of_times_needs_a_base_row(tmp_path):
     table = pd.read_csv(PUBLISHED)
     table[table["split"] == "hold"].to_csv(tmp_path / "rows.csv", index=False)
