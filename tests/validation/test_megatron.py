@@ -51,11 +51,12 @@ def test_published_steps_and_memory_are_predicted_and_topologies_are_not_ranked(
         found["points"].to_dict().items() >= {KORTHIKANTI: 7, "BigScience": 12}.items()
     )
     assert found["mape"][KORTHIKANTI] <= 0.06
+    assert found["mape"]["BigScience"] <= 0.05
     assert found["skill"][KORTHIKANTI] >= 0.6
     assert found["mape"][f"{KORTHIKANTI}, states"] <= 0.10
     assert found["mape"][f"{KORTHIKANTI}, activations"] <= 0.001
     assert found["held"].isna().all()
-    assert 0.4 < rank_correlations(predictions)["BigScience"] < 0.8
+    assert 0.7 < rank_correlations(predictions)["BigScience"] < 0.8
 
 
 def test_no_prediction_depends_on_held_values():
