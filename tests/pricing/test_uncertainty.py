@@ -124,17 +124,18 @@ def test_slower_device_takes_longer_in_every_task():
 
 def test_choice_keeps_gradient_averaging_where_little_is_saved():
     """epoch_average saves 1 % of a long step and 90 % of a short one; in between only one end of the links tells."""
-    long = predict(predictor(device=Stated(10.0, 32)), [DDP, AVERAGE], [16])
+    device = Stated(10.0, 32)
+    long = predict(predictor(device=device), [DDP, AVERAGE], [16])
     choice = choose(long.points, {})
     assert (choice.point.strategy, choice.changes) == (DDP, {})
     assert choice.fastest.strategy == AVERAGE
-    said = answer(long.points, choice, {}, "workers")
+    said = answer(long.points, choice, {}, device)
     assert said.startswith("16 workers: epoch_average ")
     assert said.endswith(": no difference worth the accuracy.")
     short = predict(predictor(device=Stated(1e-3, 32)), [DDP, AVERAGE], [16])
     choice = choose(short.points, {})
     assert (choice.point.strategy, choice.changes) == (AVERAGE, {})
-    assert together(answer(short.points, choice, {}, "workers"), "interval", "accuracy")
+    assert together(answer(short.points, choice, {}, device), "interval", "accuracy")
     between = predict(predictor(device=Stated(1.0, 32)), [DDP, AVERAGE], [16])
     choice = choose(between.points, {})
     assert choice.point.strategy == DDP
