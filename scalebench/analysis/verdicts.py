@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -50,7 +50,7 @@ from scalebench.analysis.pairing import (
 )
 from scalebench.analysis.rounds import MEASURED, CellRuns, runs_by_cell, spread, timed
 from scalebench.errors import ResultsError, UsageError, nearest
-from scalebench.formatting import counted
+from scalebench.formatting import counted, listed
 from scalebench.measured import Measured
 from scalebench.strategies.registry import is_deterministic
 from scalebench.study.cell import BATCH, Cell, in_words
@@ -122,6 +122,7 @@ _SIMULATED = [
     *(f"virtual.{name}" for name in VirtualOptions.model_fields),
 ]
 _WHOLE = "study.yaml"
+_NAMED_KEYS = 4  # keys of a refusal whose values it has, too
 _NAMED = 6  # packages listed by name; the others are counted
 KEYS = (
     *_SHARED,
@@ -216,9 +217,7 @@ def compare_studies(
     pairs = _paired(first, second)
     if not pairs:
         raise UsageError(
-            f"{a.folder} and {b.folder} have no cell in common: {in_words(first) or 'none'} against "
-            f"{in_words(second) or 'none'}; "
-            "run the same strategies at the same worker counts, with the same execution"
+            f"{a.folder} and {b.folder} have no cell in common: {_apart(first, second)}"
         )
     overridden = _refuse_unless_equal(a, b, pairs, ignore)
     comparer = Comparer(a, b)
@@ -346,6 +345,25 @@ def _label(results: Results, name: str) -> str:
     return str(labels[0])
 
 
+def _apart(first: Collection[Cell], second: Collection[Cell]) -> str:
+    """Return the first kind of thing of which two studies share nothing, else all their cells."""
+    kinds: list[tuple[str, Callable[[Cell], str | int]]] = [
+        ("execution", lambda cell: cell.execution),
+        ("strategy", lambda cell: cell.label),
+        ("worker count", lambda cell: cell.workers),
+        ("engine", lambda cell: cell.engine),
+    ]
+    for kind, of in kinds:
+        own = [set(map(of, cells)) for cells in (first, second)]
+        if own[0] and own[1] and own[0].isdisjoint(own[1]):
+            one, other = (listed(sorted(values, key=str)) for values in own)
+            return f"no {kind} is of both ({one} against {other})"
+    return (
+        f"{in_words(first) or 'none'} against {in_words(second) or 'none'}; run the same strategies at the same worker "
+        "counts, with the same execution"
+    )
+
+
 def verdict_of_time(ratio: Measured, threshold: float) -> Verdict:
     """Verdict on T_B / T_A."""
     low = math.log(ratio.low)
@@ -432,13 +450,15 @@ def differing(a: Results, b: Results, pairs: Pairs) -> list[Difference]:
     runs = [_runs_of(a, cells_a), _runs_of(b, cells_b)]
     executions = {cell.execution for cell, _ in pairs}
     every = [*_columns(*runs), *_of_cells(runs, pairs), *_study(a, b, executions)]
-    found = list(dict.fromkeys(every))  # each once, in the order of the keys
-    # Another calibration is another machine, as far as virtual times know.
-    if not executions.isdisjoint(SIMULATED):
-        found += _difference(
-            "calibration", *({calibration_of(results)} for results in (a, b))
-        )
-    return found
+    # Each key once, in their order: each execution may differ in its cluster.
+    found = {difference.key: difference for difference in reversed(every)}
+    found = {key: found[key] for key in dict.fromkeys(each.key for each in every)}
+    # Another calibration is another machine, as far as virtual times know; of stated
+    # steps there is none.
+    if not executions.isdisjoint(SIMULATED) and "device_step_time" not in found:
+        calibrations = [{calibration_of(results)} for results in (a, b)]
+        found |= {each.key: each for each in _difference("calibration", *calibrations)}
+    return list(found.values())
 
 
 def _refuse_unless_equal(
@@ -457,11 +477,15 @@ def _refuse_unless_equal(
     found = differing(a, b, pairs)
     refused = [difference for difference in found if difference.key not in ignore]
     if refused:
-        # One flag for a key, however many cells differ in it.
-        keys = dict.fromkeys(difference.key for difference in refused)
-        flags = " ".join(f"--ignore {key}" for key in keys)
+        flags = (
+            f"--ignore {refused[0].key}"
+            if len(refused) == 1
+            else "--ignore KEY for each"
+        )
+        said = "; ".join(map(str, refused[:_NAMED_KEYS]))
+        more = ", ".join(each.key for each in refused[_NAMED_KEYS:])
         raise ResultsError(
-            f"{a.folder} and {b.folder} cannot be compared: {'; '.join(str(difference) for difference in refused)}. "
+            f"{a.folder} and {b.folder} cannot be compared: {said}{f'; {more} differ, too' if more else ''}. "
             f"{_advice(refused)}or override with {flags}"
         )
     return found

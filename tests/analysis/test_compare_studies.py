@@ -14,7 +14,7 @@ from scipy import stats
 from scalebench.analysis import cells, differences, load
 from scalebench.analysis.intervals import RATIO_WHEN_STOPPED, STOPPED_LATER
 from scalebench.analysis.verdicts import compare_strategies, compare_studies
-from scalebench.errors import UsageError
+from scalebench.errors import ResultsError, UsageError
 from scalebench.study.cell import Cell
 from tests.doctored import Doctored, make_sound
 from tests.facts import naming
@@ -573,6 +573,25 @@ def test_studies_without_a_common_cell_are_refused(studies):
         match=r"no cell in common: serial at 1 worker \(native mpi\).* against none",
     ):
         compare_studies(a, b, execution="native")
+
+
+def test_refusals_are_short_and_name_each_difference_once(studies):
+    def elsewhere(study):
+        study.change(native, cluster="here")
+        study.change(lambda row: not native(row), cluster="there")
+        study.change(lr=0.7)
+
+    a, b = studies(elsewhere)
+    with pytest.raises(ResultsError, match="cannot be compared") as caught:
+        compare_studies(a, b)
+    assert str(caught.value).count("cluster") == 1
+    assert str(caught.value).endswith("or override with --ignore KEY for each")
+    a, b = studies(lambda study: study.change(strategy="ddp"))
+    with pytest.raises(
+        UsageError,
+        match=r"no strategy is of both \(allreduce, epoch_average, serial against ddp\)$",
+    ):
+        compare_studies(a, b)
 
 
 def test_two_strategies_are_compared_as_the_statistics_do(studies):
