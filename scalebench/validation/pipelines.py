@@ -13,8 +13,8 @@ that of a row over that of the base row.
 
 Plans have replicated stages. Workers divide among stages of consecutive layers; r
 workers of a stage train replicas of it. A stage with T seconds of both passes, P bytes
-of parameters, and X bytes of the larger activation at its ends takes, over links of B
-bytes/s,
+of parameters, and X bytes of the larger activation at its ends (of the first stage: of
+none) takes, over links of B bytes/s,
 
     max(T + 4 (r - 1) / r P / B,  2 X / B) / r
 
@@ -311,6 +311,7 @@ def _costs(profile: pd.DataFrame, workers: int, bandwidth: float) -> Floats:
     compute = seconds[None] - seconds[:, None]
     owned = parameters[None] - parameters[:, None]
     ends = np.maximum(crossing[:, None], crossing[None])
+    ends[0] = 0.0  # the artifact charges the output of the first stage to the next one
     stages = []
     for replicas in range(1, workers + 1):
         average = 4 * (replicas - 1) / replicas * owned / bandwidth

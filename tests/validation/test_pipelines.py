@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.errors import ResultsError
@@ -112,8 +113,8 @@ def test_pipedreams_plans_are_found_but_for_one():
     )
     assert (missed.published, missed.found) == ([15, 1], [13, 2, 1])
     assert missed.published_s / missed.found_s == pytest.approx(1.04, abs=0.005)
-    # Steps of 6 %: 1.6 and 1.8 to 9 and 10 GB/s.
-    assert missed.elsewhere == pytest.approx((1.7e9, 9.4e9), rel=0.06)
+    # Steps of 6 %: 1.6 and 1.8 to 8.4 and 9.4 GB/s.
+    assert missed.elsewhere == pytest.approx((1.7e9, 8.9e9), rel=0.06)
     assert not any(plan.elsewhere for plan in plans.values())
 
 
@@ -142,9 +143,89 @@ def seconds(profile, first, last, workers, bandwidth):
     compute = (rows["forward_ms"].sum() + rows["backward_ms"].sum()) / 1e3
     average = 4 * (workers - 1) / workers * rows["parameter_bytes"].sum() / bandwidth
     before = profile["activation_bytes"].iloc[first - 1] if first else 0
-    behind = profile["activation_bytes"].iloc[last - 1] if last < len(profile) else 0
+    inner = first > 0 and last < len(profile)
+    behind = profile["activation_bytes"].iloc[last - 1] if inner else 0
     return (
         max(compute + average, 2 * before / bandwidth, 2 * behind / bandwidth) / workers
+    )
+
+
+def artifact_s(profile, workers, bandwidth):
+    """`compute_partitioning` of PipeDream's optimizer_graph_hierarchical.py, of a sequence on one level of machines."""
+    rows = list(profile.itertuples())
+
+    def stage_s(first, last, machines):
+        own = rows[first : last + 1]
+        compute = sum(row.forward_ms + row.backward_ms for row in own) / 1000
+        nbytes = sum(row.parameter_bytes for row in own)
+        return (compute + 4 * (machines - 1) * nbytes / (bandwidth * machines)) / (
+            machines
+        )
+
+    @cache
+    def pipeline_s(last, machines):  # of layers up to `last`
+        least = stage_s(0, last, machines)
+        for before in range(last):
+            for own in range(1, machines):
+                transfers = [
+                    2 * rows[each].activation_bytes / (bandwidth * own)
+                    for each in (before, last)
+                    if each < len(rows) - 1
+                ]
+                seconds = max(
+                    pipeline_s(before, machines - own),
+                    stage_s(before + 1, last, own),
+                    *transfers,
+                )
+                least = min(least, seconds)
+        return least
+
+    return pipeline_s(len(rows) - 1, workers)
+
+
+def found_on(profile, folder, workers, bandwidth):
+    """The plan of a profile."""
+    profile.to_csv(folder / "profile.csv", index=False)
+    row = {
+        "model": "m",
+        "profile": "profile.csv",
+        "workers": workers,
+        "stages": workers,
+        "bandwidth_bytes_per_s": bandwidth,
+    }
+    (plan,) = find_plans(pd.DataFrame([row]), folder)
+    return plan
+
+
+def profile_of(layers):
+    names = ["forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"]
+    return pd.DataFrame(layers, columns=names).assign(
+        layer=[f"{place}" for place in range(len(layers))]
+    )
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            *[st.floats(0.01, 99)] * 2,
+            st.integers(1, 10**6),
+            st.integers(0, 10**6),
+        ),
+        min_size=1,
+        max_size=7,
+    ),
+    st.integers(1, 6),
+    st.sampled_from([1e6, 1e7, 1e8]),
+)
+def test_plans_are_as_fast_as_those_of_pipedreams_optimizer(
+    tmp_path_factory, layers, workers, bandwidth
+):
+    profile = profile_of(layers)
+    folder = tmp_path_factory.mktemp("profiles")
+    plan = found_on(profile, folder, workers, bandwidth)
+    assert plan.found_s == pytest.approx(
+        artifact_s(profile, workers, bandwidth), rel=1e-9
     )
 
 
@@ -153,20 +234,8 @@ def seconds(profile, first, last, workers, bandwidth):
     st.integers(1, 5),
 )
 def test_no_division_has_a_faster_slowest_stage(tmp_path_factory, layers, workers):
-    folder = tmp_path_factory.mktemp("profiles")
-    names = ["forward_ms", "backward_ms", "activation_bytes", "parameter_bytes"]
-    profile = pd.DataFrame(layers, columns=names).assign(
-        layer=[f"{place}" for place in range(len(layers))]
-    )
-    profile.to_csv(folder / "profile.csv", index=False)
-    row = {
-        "model": "m",
-        "profile": "profile.csv",
-        "workers": workers,
-        "stages": workers,
-        "bandwidth_bytes_per_s": 1e3,
-    }
-    (plan,) = find_plans(pd.DataFrame([row]), folder)
+    profile = profile_of(layers)
+    plan = found_on(profile, tmp_path_factory.mktemp("profiles"), workers, 1e3)
     every = []
     for stages in range(1, min(len(layers), workers) + 1):
         for inner in combinations(range(1, len(layers)), stages - 1):
