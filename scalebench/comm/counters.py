@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from scalebench.cluster.cluster_file import Cluster
 from scalebench.cluster.network import Network
@@ -163,6 +163,7 @@ class Counters:
         self._log = self.event_log.collectives[group]
 
 
+_Key = TypeVar("_Key")
 # communicator: () is the world, a split adds its number and color
 Group = tuple[Hashable, ...]
 # group, source, destination (ranks of the group), tag
@@ -198,6 +199,23 @@ class EventLog:
     """Requests to the server: number from 0; request; reply."""
     complete: bool = True
     """False after a synchronisation outside the communicator, at an unknown moment."""
+
+    def dated(self, moments: Callable[[Numbers], Numbers]) -> EventLog:
+        """Return a copy with moments for the marks of a clock, where collectives and messages began and ended."""
+        return EventLog(
+            _dated(self.collectives, moments),
+            _dated(self.sent, moments),
+            _dated(self.received, moments),
+            [array("d", each) for each in self.accesses],
+            array("d", self.requests),
+            self.complete,
+        )
+
+
+def _dated(
+    log: Mapping[_Key, Numbers], moments: Callable[[Numbers], Numbers]
+) -> defaultdict[_Key, Numbers]:
+    return defaultdict(numbers, {key: moments(each) for key, each in log.items()})
 
 
 Served = dict[int, Numbers]

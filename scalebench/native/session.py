@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import platform
 import time
@@ -32,7 +31,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.study.spec import Run
 from scalebench.system import disturbance, hardware, random_state
-from scalebench.system.clock import WallClock
+from scalebench.system.clock import DeviceClock, DeviceEvent, WallClock
 from scalebench.training import initial_weights, loop
 from scalebench.training.outcome import Evaluation, Outcome, RunFacts, WorkerReport
 from scalebench.training.pacing import PacedClock, PacedStep, jitter_of, slowness_of
@@ -107,8 +106,8 @@ class Session:
         random_state.seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
-        sensors.forget_peak_memory(self.device)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
+        sensors.forget_peak_memory(self.device)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
         # Horovod with settings of its own dies when it is initialised again
@@ -158,14 +157,14 @@ class Session:
             if not error.everywhere:
                 raise  # the others are inside a collective: this ends the launch
             return self._diverged(str(error), opened)
-        events = copy.deepcopy(comm.event_log)  # evaluation communicates too
+        events = comm.event_log.dated(clock.moments)  # evaluation communicates too
         self.heart.enter(heartbeat.Phase.EVALUATING)
         began = time.perf_counter()
         verdict = loop.evaluate(replica, strategy, dataset)
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
-        report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
         # Servers leave their loops once all workers have closed, and join in this.
+        report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
         told = self._close(opened)
         shares = self.mpi.gather(
             _Share(report, verdict.evaluations, events, ends, others, energy)
@@ -280,7 +279,7 @@ class Session:
             on_epoch=on_epoch,
         )
         if isinstance(clock, timeline.TracedClock):
-            report.laps = clock.laps
+            report.laps = clock.timed_laps()
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None
         _set_cores(report, before, sensors.Cores.now())
         if clocks is not None:
@@ -291,7 +290,7 @@ class Session:
             )
             report.gpu_slowdowns = clocks.slowdowns
         self.mpi.Barrier()  # the energy is that up to the last worker's end
-        return report, ends, meter.end()
+        return report, list(clock.moments(ends)), meter.end()
 
     def _facts(
         self,
@@ -397,18 +396,21 @@ class Session:
         return torch.device("cpu")
 
     def _clock(self) -> WallClock:
-        """The clock of the run; every reading is a heartbeat, after synchronising the GPU."""
-        beat = self.heart.beat
-        if self.device.type == "cuda":
-            # Kernels run on after their call: a lap would end before its work.
-            def synchronise() -> None:
-                torch.cuda.synchronize(self.device)
-                beat()
-
-        else:
-            synchronise = beat
+        """The clock of the run; every lap is a heartbeat."""
+        beat, on_gpu = self.heart.beat, self.device.type == "cuda"
         if self.run.execution != "paced":
-            return (timeline.TracedClock if self.run.trace else WallClock)(synchronise)
+            if on_gpu:
+                # Kernels run on after their call: a lap would end before its work.
+                queued = timeline.TracedDeviceClock if self.run.trace else DeviceClock
+                return queued(beat, _event)
+            return (timeline.TracedClock if self.run.trace else WallClock)(beat)
+
+        def synchronise() -> None:
+            if on_gpu:
+                # Not the whole device, on which a message may wait for its receiver.
+                torch.cuda.current_stream().synchronize()
+            beat()
+
         paced = timeline.TracedPacedClock if self.run.trace else PacedClock
         rank = self.mpi.rank
         target, samples = _pace(self.run)
@@ -419,6 +421,13 @@ class Session:
             jitter_of(self.run, rank),
             samples,
         )
+
+
+def _event() -> DeviceEvent:
+    """Put an event into the queue of this rank's GPU."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class _Share(NamedTuple):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scalebench.comm.base import BETWEEN_STAGES
 from scalebench.comm.control import ObjectGroup
 from scalebench.comm.counters import EventLog, Numbers, Served
-from scalebench.system.clock import Task, WallClock
+from scalebench.system.clock import DeviceClock, Task, WallClock
 from scalebench.training.outcome import Lap, Outcome
 from scalebench.training.pacing import PacedClock
 
@@ -239,7 +239,7 @@ def clock_offsets(
 
 
 class TracedClock(WallClock):
-    """A wall clock that keeps every lap, in seconds of `perf_counter`; only traced runs use it."""
+    """A wall clock that keeps every lap, between two of its marks; only traced runs use it."""
 
     laps: list[Lap]
 
@@ -255,9 +255,20 @@ class TracedClock(WallClock):
             activity = "communication" if task == Task.COMM else task.name.lower()
             self.laps.append(Lap(activity, before, self.mark))
 
+    def timed_laps(self) -> list[Lap]:
+        """Return the laps with moments for marks, once training is over."""
+        return [
+            Lap(lap.activity, *self.moments((lap.begin_s, lap.end_s)))
+            for lap in self.laps
+        ]
+
 
 class TracedPacedClock(TracedClock, PacedClock):
     """A paced clock that keeps every lap, as stretched."""
+
+
+class TracedDeviceClock(TracedClock, DeviceClock):
+    """A device's clock that keeps every lap."""
 
 
 def align(

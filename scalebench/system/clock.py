@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 _T = TypeVar("_T")
 # Of a stated step: a backward pass has two matrix products for each one of the forward
@@ -109,7 +110,7 @@ def sleep_until(moment: float) -> None:
 
 
 class WallClock:
-    """Measured time. `synchronise` is called before each reading, to drain the queue of a GPU.
+    """Measured time. `synchronise` is called before each reading, to wait for a device that works from a queue.
 
     `mark` is the end of the last lap, in seconds of `time.perf_counter`.
     """
@@ -139,6 +140,10 @@ class WallClock:
     def elapsed(self) -> float:
         return self.ledger.total_s + (self._read() - self.mark if self.running else 0.0)
 
+    def moments(self, marks: Iterable[float]) -> array[float]:
+        """Return the seconds of `time.perf_counter` at earlier values of `mark`, once training is over."""
+        return array("d", marks)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         # Pauses may lie inside one another.
@@ -156,3 +161,85 @@ class WallClock:
         if self._synchronise is not None:
             self._synchronise()
         return time.perf_counter()
+
+
+class DeviceEvent(Protocol):
+    """A place in the queue of a device, as torch.cuda.Event."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come here."""
+
+    def elapsed_time(self, end_event: Self) -> float:
+        """Return the milliseconds from here to a later event at which the device has been."""
+
+
+class DeviceClock(WallClock):
+    """Measured time of a device with a queue, such as a GPU: a lap ends when the device comes to its end.
+
+    Within a step nothing waits for the device: `did` leaves an event in the queue, and
+    who asks for a time waits for the last one. To wait in every lap would keep the
+    queue empty, and two stages of a pipeline could wait for each other for ever, as a
+    message is under way until the other side receives it.
+
+    `mark` numbers the ends of laps, whose `moments` are known later.
+    """
+
+    def __init__(
+        self, beat: Callable[[], None], event: Callable[[], DeviceEvent]
+    ) -> None:
+        """`event` puts an event into the queue; `beat` is called with each."""
+        self._beat, self._event = beat, event
+        self._moments: array[float] = array("d")
+        self._queued: list[tuple[Task, DeviceEvent]] = []  # after the last moment
+        super().__init__()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Seconds of all laps so far."""
+        self._settle()
+        return self._ledger
+
+    @ledger.setter
+    def ledger(self, value: Ledger) -> None:
+        self._ledger = value
+
+    def did(self, task: Task, samples: int = 0, share: float = 1.0) -> None:
+        if self.running:
+            self._beat()
+            self._queued.append((task, self._event()))
+            self.mark += 1
+
+    def elapsed(self) -> float:
+        total = self.ledger.total_s
+        if not self.running:
+            return total
+        here = self._reached()
+        return total + self._last.elapsed_time(here) / 1e3
+
+    def moments(self, marks: Iterable[float]) -> array[float]:
+        return array("d", (self._moments[int(mark)] for mark in marks))
+
+    def _read(self) -> float:
+        """Begin a lap with a moment of the host's clock, to which the device's times are added."""
+        self._settle()
+        self._last = self._reached()
+        self._moments.append(time.perf_counter())
+        return len(self._moments) - 1
+
+    def _reached(self) -> DeviceEvent:
+        """Return a new event, at which the device has come."""
+        self._beat()
+        event = self._event()
+        event.synchronize()
+        return event
+
+    def _settle(self) -> None:
+        """Wait for the end of the last lap, and add the laps up to there to the ledger."""
+        if self._queued:
+            self._queued[-1][1].synchronize()
+        for task, event in self._queued:
+            seconds = self._last.elapsed_time(event) / 1e3
+            self._ledger.seconds[task] += seconds
+            self._moments.append(self._moments[-1] + seconds)
+            self._last = event
+        self._queued.clear()

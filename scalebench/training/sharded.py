@@ -13,7 +13,7 @@ from scalebench.models.parts import Layer, facts_of
 from scalebench.strategies.base import Batch, UnitRule
 from scalebench.system.clock import Clock, Task
 from scalebench.training.division import Division, with_trained
-from scalebench.training.stage import run_backward
+from scalebench.training.stage import run_backward, scalar
 
 
 def shard_length(parameters: int, workers: int) -> int:
@@ -166,7 +166,7 @@ class ShardedModel(Division):
             clock.did(Task.FORWARD, samples, work)
             rule.after_forward(unit)
             kept.append((inputs, x))
-        gradient = torch.tensor(weight, dtype=x.dtype, device=x.device)
+        gradient = scalar(weight, x.dtype, x.device)
         mean = x.detach()
         if not self._whole_model:
             # The graph ends here, so that units exchange between their passes and never

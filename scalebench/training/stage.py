@@ -396,9 +396,7 @@ class StageArithmetic:
             # go on from it later.
             leaf = made.detach().requires_grad_()
             made = self.loss(leaf, y)
-            run_backward(
-                (made,), (torch.tensor(scale, dtype=made.dtype, device=made.device),)
-            )
+            run_backward((made,), (scalar(scale, made.dtype, made.device),))
             assert leaf.grad is not None
             self._of_loss[place] = leaf.grad
         return made
@@ -604,4 +602,5 @@ def run_backward(made: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> Non
 
 @lru_cache(maxsize=256)
 def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as a tensor (), made once: to bring it to a GPU takes a wait for its queue."""
     return torch.tensor(value, dtype=dtype, device=device)

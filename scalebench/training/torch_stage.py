@@ -51,6 +51,7 @@ class TorchStage:
         compute = chunks[0].compute
         assert isinstance(compute, StageArithmetic)
         self._loss, self._like = compute.loss, compute.like
+        self._added = compute.added
         # by micro-batches, and samples of each
         self._schedules: dict[tuple[int, int], Any] = {}
         self._weights: list[float] = []  # of the losses of the micro-batches of a step
@@ -79,11 +80,10 @@ class TorchStage:
         self._count(len(sizes), room)
         if not last:
             return None
-        shares = (
-            torch.tensor(sizes, dtype=self._like.dtype, device=self._like.device)
-            / samples
-        )
-        return torch.stack(self._found) @ shares
+        mean: Tensor | None = None
+        for loss, size in zip(self._found, sizes, strict=True):
+            mean = self._added(mean, loss, size / samples)
+        return mean
 
     def _loss_of(self, outputs: Tensor, places: Tensor) -> Tensor:
         place = int(places[0])

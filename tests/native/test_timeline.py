@@ -17,6 +17,7 @@ from scalebench.comm.base import ACTIVATIONS
 from scalebench.comm.counters import EventLog
 from scalebench.native.timeline import (
     ClockOffset,
+    TracedDeviceClock,
     align,
     bubbles,
     by_epoch,
@@ -24,6 +25,7 @@ from scalebench.native.timeline import (
     parted,
     waits,
 )
+from scalebench.system.clock import Task
 from scalebench.training.outcome import Lap, Outcome, WorkerReport
 from tests.comm.test_control import on_each
 
@@ -245,3 +247,63 @@ def test_laps_of_several_nodes_are_drawn_on_one_clock():
         ("forward", 0.0, pytest.approx(1.0)),
         ("forward", pytest.approx(0.5), pytest.approx(1.0)),
     ]
+
+
+class Device:
+    """A device that works off a queue; its clock is at `ms` where the queue ends."""
+
+    def __init__(self):
+        self.ms = 0.0
+        self.waits = 0
+
+    def event(self):
+        return Place(self, self.ms)
+
+
+class Place:
+    def __init__(self, device, at):
+        self.device, self.at = device, at
+
+    def synchronize(self):
+        self.device.waits += 1
+
+    def elapsed_time(self, end_event):
+        return end_event.at - self.at
+
+
+def test_laps_of_a_device_end_where_its_queue_comes_to_them():
+    device, beats = Device(), []
+    clock = TracedDeviceClock(lambda: beats.append(1), device.event)
+    clock.start()
+    begun, marks = device.waits, [clock.mark]
+    for task, ms in ((Task.FORWARD, 30), (Task.COMM, 500), (Task.BACKWARD, 60)):
+        device.ms += ms
+        clock.did(task)
+        marks.append(clock.mark)
+    assert device.waits == begun, "the queue runs on"
+    assert len(beats) > 3
+    ledger = clock.ledger
+    assert device.waits == begun + 1
+    assert (ledger.compute_s, ledger.comm_s) == pytest.approx((0.09, 0.5))
+    device.ms += 10
+    assert clock.elapsed() == pytest.approx(0.6)
+    with clock.paused():
+        device.ms += 4000
+    device.ms += 20
+    clock.did(Task.DATA)
+    assert clock.elapsed() == pytest.approx(clock.ledger.total_s) == pytest.approx(0.62)
+    assert np.diff(clock.moments(marks)) == pytest.approx([0.03, 0.5, 0.06])
+    lengths = [lap.end_s - lap.begin_s for lap in clock.timed_laps()]
+    assert lengths == pytest.approx([0.03, 0.5, 0.06, 0.01, 0.02])
+    assert abs(clock.moments(marks)[0] - time.perf_counter()) < 3600, "of this host"
+
+
+def test_logs_of_a_device_are_dated_when_its_marks_are_known():
+    log = EventLog()
+    log.collectives[()].extend((0, 0, 1))
+    log.sent[(), 0, 1, ACTIVATIONS].extend((1, 2))
+    dated = log.dated(lambda marks: array("d", (10 * mark for mark in marks)))
+    assert list(dated.collectives[()]) == [0, 0, 10]
+    assert list(dated.sent[(), 0, 1, ACTIVATIONS]) == [10, 20]
+    log.collectives[()].extend((2, 2, 3))
+    assert len(dated.collectives[()]) == 3, "a copy"

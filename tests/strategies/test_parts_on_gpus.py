@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from scalebench.comm import engines
+from scalebench.comm import engines, torch_dist
+from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.real_runs import RealRuns
+from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
+from scalebench.system.clock import DeviceClock
+from scalebench.training.loop import train
+from scalebench.training.replica import Replica
 from scalebench.virtual.engine import simulate
 from tests.arrays import arrays_in
 from tests.conftest import some
@@ -39,6 +46,22 @@ STRATEGIES = [  # model, strategy, options, workers
     (CONVOLUTIONAL, "hybrid", {"within": "local_sgd", "micro_batches": 2}, 4),
     (TRANSFORMER, "torch_pipeline", {}, 4),
 ]
+COMMON = {
+    "study": "test",
+    "config_hash": "x",
+    "execution": "native",
+    "repetition": 0,
+    "seed": 5,
+    "epochs": 2,
+    "time_limit_s": 120,
+    "dataset": Component(name="synthetic", options={"n_train": 96, **IMAGES}),
+    "optimizer": Component(name="sgd", options={"momentum": 0.9}),
+    "lr": 0.02,
+    "batch_per_worker": 8,
+    "dtype": "float64",
+    "warmup_steps": 1,
+    "save_weights": True,
+}
 # float64, weights of order 1: a GPU sums in other orders, and has other exp and erf
 CLOSE = {"nccl": 1e-10, "gloo": 1e-12}
 
@@ -49,50 +72,41 @@ def runs_of(engine):
         pytest.skip(reason)
     if reason := engines.available(engine) or engines.available("mpi"):
         pytest.skip(reason)
-    common = {
-        "study": "test",
-        "config_hash": "x",
-        "execution": "native",
-        "engine": engine,
-        "repetition": 0,
-        "seed": 5,
-        "epochs": 2,
-        "time_limit_s": 120,
-        "dataset": Component(name="synthetic", options={"n_train": 96, **IMAGES}),
-        "optimizer": Component(name="sgd", options={"momentum": 0.9}),
-        "lr": 0.02,
-        "batch_per_worker": 8,
-        "dtype": "float64",
-        "warmup_steps": 1,
-        "save_weights": True,
-    }
     return [
         Run(
             run_id=f"{place}-{name}-{workers}",
             model=Component(name=f"{MODELS / model}.py:build"),
             strategy=Component(name=name, options=options),
             workers=workers,
-            **common,
+            engine=engine,
+            **COMMON,
         )
         for place, (model, name, options, workers) in enumerate(STRATEGIES)
         if workers <= ranks
     ]
 
 
-@pytest.mark.parametrize("engine", some(["nccl", "gloo"], "nccl"))
-def test_parts_train_as_virtual_workers_do(engine, machine, tmp_path):
-    runs, outcomes = runs_of(engine), {}
+def launched(runs, folder):
+    """Return the data sets of the runs by worker count, and their outcomes by run; weights are in a folder."""
+    outcomes = {}
     counts = {run.workers for run in runs}
     prepared = {workers: prepare(runs[0], workers) for workers in counts}
     RealRuns(
         prepared,
         ranks=max(counts),
-        work_dir=tmp_path / "work",
-        weights_folder=tmp_path / "weights",
+        work_dir=folder / "work",
+        weights_folder=folder / "weights",
         on_start=lambda run: None,
         on_outcome=lambda run, outcome: outcomes.update({run.run_id: outcome}),
         log=lambda message: None,
     ).launch(runs)
+    return prepared, outcomes
+
+
+@pytest.mark.parametrize("engine", some(["nccl", "gloo"], "nccl"))
+def test_parts_train_as_virtual_workers_do(engine, machine, tmp_path):
+    runs = runs_of(engine)
+    prepared, outcomes = launched(runs, tmp_path)
     for run in runs:
         outcome = outcomes[run.run_id]
         assert outcome.status == "completed", (run.run_id, outcome.error)
@@ -110,3 +124,82 @@ def test_parts_train_as_virtual_workers_do(engine, machine, tmp_path):
             err_msg=run.run_id,
         )
         assert np.abs(found["final"] - found["initial"]).max() > 1e-3
+
+
+class QueueEvent:
+    """As torch.cuda.Event, of a device that works at once; counts who waits for it."""
+
+    waits = 0
+
+    def __init__(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        QueueEvent.waits += 1
+
+    def elapsed_time(self, end_event):
+        return 1e3 * (end_event.at - self.at)
+
+
+@pytest.fixture
+def one_thread():
+    """Torch with one thread, as a rank has beside others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def waits_in(steps, name, options, workers, model):
+    """Train worker 0 among others that are not there; return how often it waited for its device."""
+    run = Run(
+        run_id="r",
+        model=Component(name=f"{MODELS / model}.py:build"),
+        strategy=Component(name=name, options=options),
+        workers=workers,
+        engine="gloo",
+        **COMMON
+        | {
+            "dataset": Component(
+                name="synthetic", options={"n_train": 8 * workers * steps, **IMAGES}
+            )
+        },
+    )
+    dataset = open_dataset(prepare(run, workers))
+    strategy = registry.create(name, options, run.engine)
+    mesh = strategy.traits.mesh(workers)
+    plan = BatchPlan.of(run, workers, run.seed, dataset, mesh.parts)
+    QueueEvent.waits = 0
+    clock = DeviceClock(lambda: None, QueueEvent)
+    with torch_dist.silent_group(workers) as comm:
+        comm.clock = clock
+        replica = Replica(run, dataset, plan, comm, clock, mesh=mesh)
+        report = train(replica, strategy)
+    assert report.optimizer_steps >= 2 * steps
+    assert report.train_s >= report.compute_s > 0
+    return QueueEvent.waits
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "options", "workers"),
+    [
+        (TRANSFORMER, "pipeline", {}, 2),
+        (CONVOLUTIONAL, "pipeline", {"schedule": "interleaved"}, 2),
+        (TRANSFORMER, "tensor", {}, 2),
+        (TRANSFORMER, "fsdp", {"shard": 3}, 2),
+    ],
+)
+def test_steps_do_not_wait_for_the_device(model, name, options, workers, monkeypatch):
+    # Other workers send zeros, and what this one has.
+    monkeypatch.setattr(
+        torch_dist.TorchCommunicator,
+        "_recv",
+        lambda self, tensor, source, tag: tensor.zero_(),
+    )
+    monkeypatch.setattr(
+        torch_dist.TorchCommunicator,
+        "_allgather",
+        lambda self, tensor: [tensor] * self.size,
+    )
+    few, many = (waits_in(steps, name, options, workers, model) for steps in (1, 4))
+    assert few == many
