@@ -107,7 +107,6 @@ class Session:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         strategy = registry.create(run.strategy.name, run.strategy.options, run.engine)
-        sensors.forget_peak_memory(self.device)
         dataset = open_dataset(self.job.datasets[run.workers])
         clock = self._clock()
         # Horovod with settings of its own dies when it is initialised again
@@ -139,7 +138,10 @@ class Session:
         # of a whole model, from which a worker may take a part
         parameters = replica.parameters.numel()
         initial = (
-            replica.initial if self.run.save_weights and self.mpi.rank == 0 else None
+            # not on a GPU, whose memory is measured
+            replica.initial.cpu()
+            if self.run.save_weights and self.mpi.rank == 0
+            else None
         )
         # Hooks hold gradients back until their share of one pass over the model is over;
         # where there is no such pass, each layer's lap is stretched.
@@ -164,7 +166,6 @@ class Session:
         eval_s = time.perf_counter() - began
         others = self._elsewhere.share() if self._elsewhere is not None else None
         # Servers leave their loops once all workers have closed, and join in this.
-        report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
         told = self._close(opened)
         shares = self.mpi.gather(
             _Share(report, verdict.evaluations, events, ends, others, energy)
@@ -253,6 +254,8 @@ class Session:
             if isinstance(clock, PacedClock):
                 clock.agree(self.mpi.allgather(clock.step_time))
             gc.collect()  # after what setting up has imported, or it is due in training
+            # Before it took its part, this worker held the whole model.
+            sensors.forget_peak_memory(self.device)
             before = sensors.Cores.now()
             if clocks is not None:
                 clocks.begin()
@@ -278,6 +281,8 @@ class Session:
             on_begin=on_begin,
             on_epoch=on_epoch,
         )
+        # The evaluation needs whole models.
+        report.peak_rss_mib, report.peak_device_mib = sensors.peak_memory(self.device)
         if isinstance(clock, timeline.TracedClock):
             report.laps = clock.timed_laps()
         report.paced_overrun = clock.overrun if isinstance(clock, PacedClock) else None

@@ -380,10 +380,11 @@ class RunRow(_Row):
     ] = None
 
     peak_rss_mib: Annotated[
-        float | None, Doc("largest resident memory of a worker process", "MiB")
+        float | None,
+        Doc("largest resident memory of a worker process in training", "MiB"),
     ] = None
     peak_device_mib: Annotated[
-        float | None, Doc("largest memory taken on a device", "MiB")
+        float | None, Doc("largest memory taken on a device in training", "MiB")
     ] = None
     energy_j: Annotated[
         float | None, Doc("energy of the training, native runs (see below)", "J")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.launch.real_runs import RealRuns
+from scalebench.native import sensors, session
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run
 from scalebench.system import hardware
@@ -171,8 +174,7 @@ def waits_in(steps, name, options, workers, model):
     plan = BatchPlan.of(run, workers, run.seed, dataset, mesh.parts)
     QueueEvent.waits = 0
     clock = DeviceClock(lambda: None, QueueEvent)
-    with torch_dist.silent_group(workers) as comm:
-        comm.clock = clock
+    with torch_dist.silent_group(workers, clock) as comm:
         replica = Replica(run, dataset, plan, comm, clock, mesh=mesh)
         report = train(replica, strategy)
     assert report.optimizer_steps >= 2 * steps
@@ -203,3 +205,65 @@ def test_steps_do_not_wait_for_the_device(model, name, options, workers, monkeyp
     )
     few, many = (waits_in(steps, name, options, workers, model) for steps in (1, 4))
     assert few == many
+
+
+class Lone:
+    """The control of a rank whose others are not there."""
+
+    rank, size = 0, 1
+
+    def allgather(self, value):
+        return [value]
+
+    gather = allgather
+
+    def Barrier(self):
+        pass
+
+
+class SilentEngine:
+    """gloo between workers that are not there."""
+
+    provides, on_gpus = frozenset(), False
+
+    def connect(self, place):
+        return torch_dist.silent_group(2, place.clock)
+
+
+def numbers_alive():
+    """Return how many numbers all tensors of this process have in memory."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    storages = {each.untyped_storage() for each in tensors}
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values()) // 8
+
+
+def test_peak_memory_is_that_of_a_part_in_training(one_thread, tmp_path, monkeypatch):
+    alive = {}
+    before = numbers_alive()
+    measured = {"forget_peak_memory": None, "peak_memory": (1.0, 1.0)}
+    for name, value in measured.items():
+
+        def look(device, name=name, value=value):
+            assert name not in alive, "once a run"
+            alive[name] = numbers_alive() - before
+            return value
+
+        monkeypatch.setattr(sensors, name, look)
+    monkeypatch.setattr(session, "named", lambda name: SilentEngine())
+    run = Run(
+        run_id="r",
+        model=Component(name="mlp", options={"hidden": [200, 200]}),
+        strategy=Component(name="pipeline", options={"balance": [1, 2]}),
+        workers=2,
+        engine="gloo",
+        **COMMON | {"warmup_steps": 0, "save_weights": False},
+    )
+    job = MagicMock(datasets={2: prepare(run, 2)})
+    outcome = session.Session(job, run, Lone(), MagicMock()).execute()
+    assert outcome.workers[0].peak_device_mib == 1.0
+    # Parameters, gradients, velocity and initial values of the first of three layers,
+    # which has a quarter of the model's.
+    part = 4 * (64 * 200 + 200)
+    assert part <= alive["forget_peak_memory"] < 1.5 * part
+    assert part <= alive["peak_memory"] < 2 * part, "before an evaluation"
