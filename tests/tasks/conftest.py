@@ -1,7 +1,11 @@
-"""Runs whose blocks of steps are tasks of processes that stay for all tests of a module."""
+"""Runs whose blocks of steps are tasks of processes that stay for all tests of a module, and one that is killed."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +15,12 @@ import pytest
 
 from scalebench.data.catalog import prepare
 from scalebench.study.spec import Component, Run
-from scalebench.tasks.run import TaskRuns
+from scalebench.tasks import backends
+from scalebench.tasks.run import TaskRuns, _Tasks
 from scalebench.training.outcome import Outcome
 
 Weights = dict[str, np.ndarray]
-# A model file whose batches take long enough for a process to be killed meanwhile.
+# A model file whose batches take some time.
 SLOW = """
 import time
 from torch import nn
@@ -33,6 +38,59 @@ class Slow(nn.Module):
 def build(input_shape, outputs):
     return Slow(input_shape[0], outputs)
 """
+
+# One whose first process to train once `armed` is there waits for its end.
+MORTAL = (
+    SLOW.replace("import time", "import os\nimport time\nfrom pathlib import Path")
+    .replace("time.sleep(0.05)", "wait_for_the_end()")
+    .replace(
+        "class Slow",
+        """\
+def wait_for_the_end():
+    here = Path(__file__).parent
+    if not (here / "armed").exists():
+        return
+    try:
+        with (here / "pid").open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:  # another process was the first
+        return
+    time.sleep(3600)
+
+class Slow""",
+    )
+)
+
+
+def kill_one_training(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: Callable[[Any], int] | None = None,
+) -> None:
+    """Kill a process of the next run of two workers by the model file MORTAL in `folder`, amid its block.
+
+    `begun` counts blocks of which a backend has learned, where it has to know of both.
+    """
+    (folder / "mortal.py").write_text(MORTAL)
+    begin = _Tasks._computed
+
+    def kill(backend: Any, before: int) -> None:
+        told = folder / "pid"
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.01)
+        while begun is not None and begun(backend) < before + 2:
+            time.sleep(0.01)
+        os.kill(int(told.read_text()), signal.SIGKILL)
+
+    def armed(self: _Tasks, *block: Any) -> Any:
+        if not (folder / "armed").exists():
+            (folder / "armed").touch()
+            before = begun(self.backend) if begun is not None else 0
+            words = (self.backend, before)
+            threading.Thread(target=kill, args=words, daemon=True).start()
+        return begin(self, *block)
+
+    monkeypatch.setattr(_Tasks, "_computed", armed)
 
 
 def task_run(strategy: Any = "epoch_average", workers: int = 2, **changes: Any) -> Run:
@@ -57,6 +115,13 @@ def task_run(strategy: Any = "epoch_average", workers: int = 2, **changes: Any) 
         "save_weights": True,
     }
     return Run.model_validate(options | changes)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers and their workers may start slowly."""
+    monkeypatch.setattr(backends, "ANSWER_S", 600.0)
+    monkeypatch.setattr(backends, "_START_S", 600.0)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,9 +11,9 @@ import pytest
 from scalebench.comm.engines.tasks import backend_lacks
 from scalebench.errors import EngineError
 from scalebench.tasks import backends
-from scalebench.tasks.run import TaskRuns, _Tasks
+from scalebench.tasks.run import TaskRuns
 from tests.conftest import some
-from tests.tasks.conftest import SLOW, task_run
+from tests.tasks.conftest import kill_one_training, task_run
 
 pytestmark = pytest.mark.skipif(
     backend_lacks("dask") is not None, reason="dask is not installed"
@@ -56,47 +54,26 @@ def test_a_running_scheduler_is_used_and_what_slows_torch_there_is_named(
     assert np.array_equal(weights["final"], expected["final"])
 
 
+def announced(backend):
+    """How many tasks have begun, as the scheduler knows, which repeats those of dead workers by itself."""
+    return len(backend._client.get_events(backends._TOPIC))
+
+
 @pytest.mark.parametrize("own", some([True, False], False), ids=["own", "running"])
 def test_a_dead_worker_s_block_is_trained_again_once(
     executed, running, monkeypatch, tmp_path, own
 ):
-    (tmp_path / "slow.py").write_text(SLOW)
-    begin, killed = _Tasks._computed, []
-
-    def kill_soon(self, worker, place, arguments):
-        if not killed:
-            killed.append(True)
-            # its block takes 0.6 s
-            threading.Timer(0.2, kill_one, [self.backend]).start()
-        return begin(self, worker, place, arguments)
-
-    def kill_one(backend):
-        while not (
-            busy := [
-                name for name, keys in backend._client.processing().items() if keys
-            ]
-        ):
-            time.sleep(0.01)
-        pid = backend._client.run(os.getpid, workers=busy[:1])[busy[0]]
-        os.kill(pid, 9)
-
-    monkeypatch.setattr(_Tasks, "_computed", kill_soon)
-    run = on(
-        None if own else running,
-        model=f"{tmp_path / 'slow.py'}:build",
-        epochs=2,
-        run_id="killed",
-    )
-    outcome, weights = executed(run)
-    monkeypatch.undo()
+    kill_one_training(tmp_path, monkeypatch, announced)
+    model = f"{tmp_path / 'mortal.py'}:build"
+    scheduler = None if own else running
+    outcome, weights = executed(on(scheduler, model=model, epochs=2, run_id="killed"))
     assert outcome.status == "completed", outcome.error
     assert outcome.facts.blocks_retrained == 1
-    calm = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="calm")
+    calm = task_run(model=model, epochs=2, run_id="calm")
     assert np.array_equal(weights["final"], executed(calm)[1]["final"])
 
 
-def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
-    assert backends.ANSWER_S == 10
+def test_an_address_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(backends, "ANSWER_S", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -105,14 +82,12 @@ def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
             f"tcp://127.0.0.1:{silent.getsockname()[1]}",
             "tcp://127.0.0.1:9",
         ):
-            began = time.monotonic()
             with pytest.raises(
                 EngineError,
                 match=f"tasks.scheduler {address}: no dask scheduler answers there",
             ) as refused:
                 TaskRuns({}, 2)._backend(on(address))
             assert ".py:" not in str(refused.value), "a line of dask's code"
-            assert time.monotonic() - began < 60  # 1 s; generous on a busy machine
 
 
 def test_an_address_where_another_program_answers_is_refused():
@@ -134,7 +109,12 @@ def test_an_address_where_another_program_answers_is_refused():
 
 
 def test_too_few_workers_are_refused(running, monkeypatch):
-    monkeypatch.setattr(backends, "ANSWER_S", 4.0)
+    from distributed import Client
+
+    wait = Client.wait_for_workers
+    monkeypatch.setattr(
+        Client, "wait_for_workers", lambda client, n, timeout: wait(client, n, 0.5)
+    )
     with pytest.raises(
         EngineError,
         match=r"3 dask workers there, and the largest run takes 4; .*--workers 1\.\.3",

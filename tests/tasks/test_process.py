@@ -101,5 +101,5 @@ def test_the_death_of_a_process_ends_its_tasks(process):
 def test_closing_ends_what_is_under_way(process):
     process.submit("under way", time.sleep, 60)
     process.close()
-    process._process.join(60)
+    process._process.join()
     assert process.is_dead

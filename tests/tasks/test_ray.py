@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,9 +14,9 @@ import pytest
 from scalebench.comm.engines.tasks import backend_lacks
 from scalebench.errors import EngineError
 from scalebench.tasks import backends
-from scalebench.tasks.run import TaskRuns, _Tasks
+from scalebench.tasks.run import TaskRuns
 from tests.hosts.machines import until
-from tests.tasks.conftest import SLOW, task_run
+from tests.tasks.conftest import kill_one_training, task_run
 
 pytestmark = pytest.mark.skipif(
     backend_lacks("ray") is not None, reason="ray is not installed"
@@ -52,11 +50,11 @@ def running(tmp_path_factory):
             words, stdout=said, stderr=said, env=environment, start_new_session=True
         )
     try:
-        until(lambda: answers(port), "Ray answers", 120)
+        until(lambda: answers(port), "Ray answers")
         yield f"127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait()
 
 
 def answers(port):
@@ -71,8 +69,7 @@ def on_ray(scheduler=None, **changes):
     return task_run(tasks={"backend": "ray", "scheduler": scheduler}, **changes)
 
 
-def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
-    assert backends.ANSWER_S == 10
+def test_an_address_that_does_not_answer_is_refused(monkeypatch):
     monkeypatch.setattr(backends, "ANSWER_S", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -82,12 +79,10 @@ def test_an_address_that_does_not_answer_is_refused_in_ten_seconds(monkeypatch):
             "127.0.0.1:9",
             "ray://127.0.0.1:9",
         ):
-            began = time.monotonic()
             with pytest.raises(
                 EngineError, match=f"tasks.scheduler {host}: no Ray answers there"
             ):
                 TaskRuns({}, 2)._backend(on_ray(host))
-            assert time.monotonic() - began < 60  # 1 s; generous on a busy machine
 
 
 def test_a_running_ray_is_used_as_far_as_its_cpus_reach(executed, running):
@@ -113,32 +108,10 @@ def test_weights_are_those_of_processes_bit_for_bit(executed):
 
 
 def test_a_dead_worker_s_block_is_trained_again_once(executed, monkeypatch, tmp_path):
-    told = tmp_path / "pid"
-    tells = f"time.sleep(0.05)\n            Path({str(told)!r}).write_text(str(os.getpid()))"
-    imports = "import os\nimport time\nfrom pathlib import Path"
-    (tmp_path / "slow.py").write_text(
-        SLOW.replace("time.sleep(0.05)", tells).replace("import time", imports)
-    )
-    begin, killed = _Tasks._computed, []
-
-    def kill_soon(self, worker, place, arguments):
-        if not killed:
-            killed.append(True)
-            told.unlink(missing_ok=True)  # written by the warm-up
-            threading.Thread(target=kill_one).start()
-        return begin(self, worker, place, arguments)
-
-    def kill_one():
-        while not (told.exists() and told.read_text()):
-            time.sleep(0.01)
-        os.kill(int(told.read_text()), signal.SIGKILL)  # its block takes 0.6 s
-
-    monkeypatch.setattr(_Tasks, "_computed", kill_soon)
-    outcome, weights = executed(
-        on_ray(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="killed")
-    )
-    monkeypatch.undo()
+    kill_one_training(tmp_path, monkeypatch)
+    model = f"{tmp_path / 'mortal.py'}:build"
+    outcome, weights = executed(on_ray(model=model, epochs=2, run_id="killed"))
     assert outcome.status == "completed", outcome.error
     assert outcome.facts.blocks_retrained == 1
-    calm = task_run(model=f"{tmp_path / 'slow.py'}:build", epochs=2, run_id="calm")
+    calm = task_run(model=model, epochs=2, run_id="calm")
     assert np.array_equal(weights["final"], executed(calm)[1]["final"])
