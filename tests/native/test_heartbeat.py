@@ -154,12 +154,12 @@ def _engine_run_backward(until):
     time.sleep(until - time.monotonic())
 activities = {"computes": at_work, "waits": allreduce, "differentiates": _engine_run_backward}
 activities["sleeps"] = lambda until: time.sleep(until - time.monotonic())
-activities[sys.argv[2]](time.monotonic() + 60)
+activities[sys.argv[2]](time.monotonic() + 3600)
 """
 
 
 def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_path):
-    """Each activity in a process of its own, all at once: every one is watched for 1.5 s."""
+    """Each activity in a process of its own, all at once: every one is watched for some looks of its thread."""
     operations = {
         "computes": "",
         "waits": "allreduce",
@@ -174,26 +174,29 @@ def test_computing_is_a_sign_of_life_and_waiting_in_communication_is_none(tmp_pa
     def has_begun(activity):
         return beat(activity).operation or beat(activity).computed > 3
 
+    def look_on(times):
+        until = {activity: beat(activity).looks + times for activity in operations}
+        while any(beat(activity).looks < until[activity] for activity in operations):
+            time.sleep(0.01)
+
     with ExitStack() as watched:
         ranks = []
         for activity, path in paths.items():
             create_heartbeats(path, 1)
             words = [sys.executable, "-c", WATCHED, path, activity]
             ranks.append(watched.enter_context(subprocess.Popen(words)))
-        deadline = time.monotonic() + 60
         while not all(map(has_begun, operations)):
-            assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(1.0)  # what came before the activity has been looked at
+        look_on(4)  # what came before the activity has been looked at
         before = {activity: beat(activity).computed for activity in operations}
-        time.sleep(0.5)
+        look_on(4)
         for activity, operation in operations.items():
             assert beat(activity).operation == operation
             if activity != "computes":
                 assert beat(activity).computed == before[activity], activity
         for path in paths.values():
             mark_over(path)
-        assert [rank.wait(60) for rank in ranks] == [1] * 4, "each ends with its launch"
+        assert [rank.wait() for rank in ranks] == [1] * 4, "each ends with its launch"
 
 
 def test_silence_in_which_the_launcher_itself_was_stopped_does_not_count(four, clock):
@@ -353,18 +356,15 @@ def test_rank_that_leaves_ends_with_its_stopped_daemon_once_the_launch_is_over(
     ) as daemon:
         assert daemon.stdout.readline() == "up\n"
         daemon.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 30
         while not is_stopped(daemon.pid):  # on a busy core it runs on for a while
-            assert time.monotonic() < deadline
             time.sleep(0.01)
         daemon.stdin.write("leave\n")
         daemon.stdin.flush()
         while read_heartbeats(path)[0].phase is not Phase.LEAVING:
-            assert time.monotonic() < deadline
             time.sleep(0.01)
         assert daemon.poll() is None  # it waits, as long as the launch may go on
         mark_over(path)
-        assert daemon.wait(30) == -signal.SIGKILL
+        assert daemon.wait() == -signal.SIGKILL
         assert daemon.stdout.read() == ""  # the rank has ended too, and did not go on
 
 
@@ -372,7 +372,5 @@ def test_rank_leaves_where_its_daemon_runs(tmp_path):
     path = tmp_path / "heartbeats"
     create_heartbeats(path, 1)
     command = [sys.executable, "-c", DAEMON, RANK, str(path)]
-    done = subprocess.run(
-        command, input="leave\n", capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(command, input="leave\n", capture_output=True, text=True)
     assert done.stdout == "up\nleft\n"

@@ -10,8 +10,8 @@ def test_durations_are_stored_by_command(tmp_path):
         time.sleep(0.02)
     with timed(tmp_path, "report"):
         pass
-    assert 0.02 <= durations_in(tmp_path)["plot"] < 5
-    assert 0 <= durations_in(tmp_path)["report"] < 5
+    assert 0.02 <= durations_in(tmp_path)["plot"] < 90
+    assert 0 <= durations_in(tmp_path)["report"] < 90
 
 
 def test_added_durations_accumulate_and_others_are_replaced(tmp_path):
@@ -19,8 +19,8 @@ def test_added_durations_accumulate_and_others_are_replaced(tmp_path):
     with timed(tmp_path, "run", added=True), timed(tmp_path, "plot"):
         time.sleep(0.01)
     known = durations_in(tmp_path)
-    assert 100 < known["run"] < 105
-    assert known["plot"] < 5
+    assert 100 < known["run"] < 190
+    assert known["plot"] < 90
 
 
 def test_failed_command_and_missing_folder_store_nothing(tmp_path):

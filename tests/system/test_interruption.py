@@ -61,8 +61,10 @@ def test_sigterm_is_patient_for_its_grace(said):
         send(signal.SIGTERM)
         with pytest.raises(AbandonedError):
             time.sleep(60)
-        assert 0.2 <= time.monotonic() - began < 60
-    assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=3)
+        assert time.monotonic() - began >= 0.2
+    again, passed = signal.getitimer(signal.ITIMER_REAL), time.monotonic() - began
+    assert again[1] == timer[1]
+    assert max(0.0, timer[0] - passed) - 0.01 <= again[0] <= timer[0]
 
 
 def test_a_row_is_written_whole_before_its_run_is_abandoned(said):
