@@ -31,7 +31,6 @@ def scalebench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str
         text=True,
         cwd=cwd,
         env={**os.environ, "COLUMNS": "160"},
-        timeout=600,
         check=False,
     )
 

@@ -299,7 +299,6 @@ def reproduce(folder, *arguments, says=0):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     return done, asked.read_text().splitlines()
 

@@ -107,7 +107,7 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(
     if scheduler.warns:
         until((tmp_path / "said").exists, "the study runs")
         job.send_signal(10)  # SIGUSR1, to the script alone
-    assert job.wait(120) == status
+    assert job.wait() == status
     said = (tmp_path / "said").read_text().splitlines()
     assert said[:2] == ["run results/mine --shard 1", "warned"]
     by_itself = name == "lsf"  # -Q 138

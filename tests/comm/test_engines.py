@@ -83,7 +83,7 @@ def joined():
     for ranks, names in by_ranks.items():
         command = [*launch_command(ranks)[0], sys.executable, str(PROGRAM), *names]
         done = subprocess.run(
-            command, env=environment(1), capture_output=True, text=True, timeout=120
+            command, env=environment(1), capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
         seen |= json.loads(done.stdout.splitlines()[-1])

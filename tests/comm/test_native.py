@@ -28,9 +28,7 @@ def run(program, ranks, *arguments):
         str(PROGRAMS / program),
         *arguments,
     ]
-    done = subprocess.run(
-        command, env=environment(1), capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, env=environment(1), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -133,7 +133,7 @@ def test_concurrent_processes_prepare_one_data_set(tmp_path):
         )
         for _ in range(2)
     ]
-    folders = [process.communicate(timeout=120)[0].strip() for process in processes]
+    folders = [process.communicate()[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert len(set(folders)) == 1
     assert [str(path) for path in tmp_path.iterdir()] == folders[:1]

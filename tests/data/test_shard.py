@@ -33,7 +33,7 @@ class Exchange:
 
     def __init__(self, workers):
         self.given = [None] * workers
-        self.barrier = threading.Barrier(workers, timeout=120)
+        self.barrier = threading.Barrier(workers, timeout=1200)
         self.calls = [0] * workers
 
     def of(self, worker):

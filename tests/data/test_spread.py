@@ -35,9 +35,7 @@ def test_tensor_over_real_ranks_equals_one_process(ranks, tmp_path):
         str(PROGRAM),
         str(tmp_path),
     ]
-    done = subprocess.run(
-        command, env=environment(1), capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run(command, env=environment(1), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"tensors": 184, "refused": 21}
 
@@ -57,9 +55,7 @@ def test_the_documented_example_runs(tmp_path):
         "error",
         str(tmp_path / "spread.py"),
     ]
-    done = subprocess.run(
-        command, env=environment(1), capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, env=environment(1), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     sizes = [2, 2, 2, 2, 1, 1]
     mean = "column means [7.  7.5]"  # of the rows (5, 5.5) to (9, 9.5)
@@ -74,7 +70,7 @@ class Threads:
     """An alltoallv between threads as ranks, with a count of calls."""
 
     def __init__(self, size):
-        self.barrier = threading.Barrier(size, timeout=300)
+        self.barrier = threading.Barrier(size, timeout=1200)
         self.given = [None] * size
         self.calls = 0
 

@@ -40,7 +40,6 @@ def set_back(tmp_path):
     subprocess.run(
         ["gcc", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"],
         check=True,
-        timeout=60,
     )
     return {
         **os.environ,
@@ -85,17 +84,15 @@ def test_wall_clock_set_back_during_a_run_changes_no_duration_no_order_and_no_re
     try:
         while len(rows_in(folder)) < 2 or not trains(folder):
             assert first.poll() is None, first.communicate()[1]
-            assert time.monotonic() - began < 120
             time.sleep(0.002)
         (tmp_path / "later").touch()
         before = len(rows_in(folder))
         while len(rows_in(folder)) < before + 2 and first.poll() is None:
-            assert time.monotonic() - began < 120
             time.sleep(0.005)
         first.send_signal(signal.SIGKILL)
-        first.communicate(timeout=60)
+        first.communicate()
         kept = (folder / "runs.csv").read_bytes()
-        again = subprocess.run(command, **options, check=False, timeout=120)
+        again = subprocess.run(command, **options, check=False)
     finally:
         first.kill()
     took = time.monotonic() - began

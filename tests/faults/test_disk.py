@@ -167,7 +167,7 @@ def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
         lambda: weights.exists() and len(list(weights.iterdir())) > 2, "weights"
     )
     weights.chmod(0o555)
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate()[0]
     weights.chmod(0o755)
     assert process.returncode == 1, output
     assert "cannot write the weights" in output
@@ -183,7 +183,7 @@ def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
         "epochs=20",
         preexec_fn=heed_permissions,
     )
-    (line,) = again.communicate(timeout=60)[0].strip().splitlines()
+    (line,) = again.communicate()[0].strip().splitlines()
     assert again.returncode == 2
     assert together(line, "Permission denied", "--output")
     (place.folder / "out" / "small").chmod(0o755)
@@ -196,7 +196,7 @@ def test_folder_made_read_only_during_the_study_fails_the_weights_only(place):
         "epochs=20",
         preexec_fn=heed_permissions,
     )
-    output = last.communicate(timeout=120)[0]
+    output = last.communicate()[0]
     assert last.returncode == 0, output
     assert len(list(weights.glob("*.npz"))) == 32
 

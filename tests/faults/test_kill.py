@@ -159,7 +159,6 @@ def test_killed_command_leaves_no_worker_processes(place):
     place.until(
         lambda: not any(process.is_running() for process in family),
         "the end of the worker processes",
-        60,
     )
 
 

@@ -27,7 +27,6 @@ def no_orphans(place, family):
     place.until(
         lambda: not any(process.is_running() for process in family),
         "the end of its processes",
-        60,
     )
 
 

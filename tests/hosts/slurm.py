@@ -134,7 +134,7 @@ class Slurm:
     def _answers(self) -> bool:
         try:
             self.hosts.login.call(
-                ["scontrol", "ping"], env=self.environment, timeout=10
+                ["scontrol", "ping"], env=self.environment, timeout=60
             )
         except AssertionError:
             return False
@@ -143,7 +143,7 @@ class Slurm:
     def _idle(self) -> int:
         try:
             states = self.hosts.login.call(
-                ["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=10
+                ["sinfo", "-hN", "-o", "%t"], env=self.environment, timeout=60
             )
         except AssertionError:  # slurmctld is not up yet
             return 0
@@ -166,7 +166,7 @@ class Slurm:
             self.hosts.login.call(command, env=self.environment | environment) or 0
         )
 
-    def wait(self, job: int, seconds: float = 300.0) -> str:
+    def wait(self, job: int, seconds: float = 1000.0) -> str:
         """Return the state in which the job ended; cancel it after `seconds`."""
         deadline = time.monotonic() + seconds
         while (state := self.state(job)) not in _ENDED:

@@ -17,7 +17,7 @@ def study(workers: int, *strategies: str, **values: object) -> str:
     """Return the YAML of a study of real runs, one of each strategy."""
     keys = {
         "name": "nodes", "dataset": "wine", "model": "{mlp: {hidden: [4]}}", "epochs": 2, "repetitions": 1,
-        "workers": [workers], "execution": "native", "warmup_steps": 2, "time_limit_s": 100,
+        "workers": [workers], "execution": "native", "warmup_steps": 2, "time_limit_s": 1000,
         "strategies": f"[{', '.join(f'{{{name}}}' if ':' in name else name for name in strategies)}]",
     }  # fmt: skip
     return "".join(f"{name}: {value}\n" for name, value in (keys | values).items())
@@ -29,14 +29,12 @@ def rows_in(folder: Path) -> dict[str, Row]:
         return {row["strategy"]: row for row in csv.DictReader(file)}
 
 
-def finished(process: subprocess.Popen[str], seconds: float) -> str:
+def finished(process: subprocess.Popen[str]) -> str:
     """Wait for the end of a process; return its output."""
     try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"no end within {seconds:g} s: {out}{err}") from None
+    finally:
+        process.kill()
     return out + err
 
 

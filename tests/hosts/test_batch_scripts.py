@@ -121,17 +121,14 @@ def test_a_study_stopped_before_the_time_limit_continues_when_the_job_is_requeue
         "resume", study(3, "allreduce", repetitions=repetitions, epochs=60), *ONE
     )
     rows = tmp_path / "results" / "nodes" / "runs.csv"
-    until(
-        lambda: rows.exists() and rows.read_text().count("\n") > 1, "a run is done", 150
-    )
+    until(lambda: rows.exists() and rows.read_text().count("\n") > 1, "a run is done")
     cluster.hosts.login.call(
         ["scancel", "--batch", "--signal=USR1", str(job)], env=cluster.environment
     )
-    until(lambda: "Restarts=1" in cluster.shown(job), "the job is requeued", 100)
+    until(lambda: "Restarts=1" in cluster.shown(job), "the job is requeued")
     until(
         lambda: cluster.state(job) == "PENDING",
         "the first start has ended on all nodes",
-        60,
     )
     assert len(rows.read_text().splitlines()) - 1 < repetitions
     cluster.hosts.login.call(
@@ -176,7 +173,7 @@ def test_hostfile_script_runs_without_a_scheduler(hosts, by_name, user, tmp_path
     process = hosts.nodes[0].start(
         [SCRIPTS / "hostfile.sh"], cwd=tmp_path, env=environment, **pipes
     )
-    output = finished(process, 150)
+    output = finished(process)
     assert process.returncode == 0, output
     row = rows_in(tmp_path)["allreduce"]
     assert (row["status"], row["nodes"], row["launcher"]) == (

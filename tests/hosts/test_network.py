@@ -45,7 +45,6 @@ def scalebench(slow, folder, *words, **more):
         hosts.nodes[0].start(
             [SCALEBENCH, *words], cwd=folder, env=environment | more, **PIPES
         ),
-        300,
     )
 
 

@@ -31,7 +31,7 @@ print(sorted({entry.ranks for entry in costs.entries}))
 def test_probe_of_hosts_with_one_slot_each_runs_on_one_host(hosts, by_name, tmp_path):
     command = [sys.executable, "-c", PROBE, str(tmp_path)]
     printed = finished(
-        hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES), 150
+        hosts.nodes[0].start(command, cwd=tmp_path, env=by_name, **PIPES)
     )
     assert printed.splitlines()[-1:] == ["[2]"], printed
 
@@ -61,4 +61,4 @@ def test_probe_ends_with_the_command_that_started_it(hosts, by_name, tmp_path):
     until(lambda: len(ranks()) >= 3, "mpirun and two ranks are there")
     node.call(["kill", "-KILL", (tmp_path / "pid").read_text().strip()])
     process.communicate()
-    until(lambda: not ranks(), "all of them are gone", 15)
+    until(lambda: not ranks(), "all of them are gone")

@@ -69,9 +69,9 @@ def test_a_rank_killed_under_srun_is_named(cluster, hosts, tmp_path):
     )
     script = f"#!/bin/bash\n{SCALEBENCH} run study.yaml --launcher srun\n"
     job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
-    until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
+    until(lambda: is_training(tmp_path, 1), "the ranks train")
     hosts.nodes[2].call(["kill", "-KILL", str(beats(tmp_path, 1)[2].pid)])
-    assert cluster.wait(job, 60) == "FAILED"
+    assert cluster.wait(job) == "FAILED"
     assert errors_in(tmp_path) == [
         "rank 2 on n2 was ended by signal 9 (Killed, perhaps for want of memory)"
     ]
@@ -85,15 +85,14 @@ def test_end_of_the_batch_shell_alone_stops_the_study_without_a_failed_run(
     (tmp_path / "study.yaml").write_text(text)
     script = f"#!/bin/bash\ntrap 'sleep 8' TERM\n{SCALEBENCH} run study.yaml --launcher srun &\nwait\n"
     job = cluster.sbatch(script, tmp_path, "--nodes=3", "--ntasks-per-node=1")
-    until(lambda: is_training(tmp_path, 1), "the ranks train", 100)
+    until(lambda: is_training(tmp_path, 1), "the ranks train")
     hosts.login.call(["scancel", str(job)], env=cluster.environment)
-    cluster.wait(job, 60)
+    cluster.wait(job)
     until(
         lambda: "stopping" in (tmp_path / "job.txt").read_text(),
         "the command stops",
-        30,
     )
-    until(lambda: cluster._idle() == 3, "all nodes are free", 60)
+    until(lambda: cluster._idle() == 3, "all nodes are free")
     assert errors_in(tmp_path) == []
     assert (
         not (tmp_path / "results" / "nodes" / "logs").exists()

@@ -68,7 +68,6 @@ def started(launcher, tmp_path, *words, **variables):
         env=environment(1, oversubscribed=binding == "none") | variables,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     facts = [
@@ -126,7 +125,7 @@ def test_an_ended_launcher_leaves_no_rank(launcher, tmp_path):
             json.loads(path.read_text())["pid"] for path in tmp_path.glob("rank-*.json")
         ]
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait()
         until(lambda: not any(map(is_running, pids)))
     finally:
         if process.poll() is None:
@@ -209,9 +208,7 @@ def test_a_study_runs_by_the_launcher_that_it_names(tmp_path, monkeypatch):
 
 
 def until(holds):
-    deadline = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

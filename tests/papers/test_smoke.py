@@ -15,7 +15,6 @@ ALL = tuple(paper.name for paper in find_papers(ROOT / "experiments"))
 ONE_OF_EACH_KIND = ("federated", "horovod2018", "mlperf-batch")
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "names", some([ALL, ONE_OF_EACH_KIND], ONE_OF_EACH_KIND), ids=len
 )
@@ -28,7 +27,7 @@ def test_all_papers_run_and_get_a_page(tmp_path, names):
     places = ["--experiments", experiments]
     places += ["--results", tmp_path / "results", "--output", tmp_path / "plots"]
     process = subprocess.run(
-        [sys.executable, "-m", "scalebench", *words, *places], cwd=ROOT, timeout=840
+        [sys.executable, "-m", "scalebench", *words, *places], cwd=ROOT
     )
     assert process.returncode == 0
     pages = {page.parent.name for page in (tmp_path / "plots").glob("*/index.html")}

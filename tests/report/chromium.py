@@ -6,11 +6,9 @@ import base64
 import fcntl
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,7 +29,6 @@ FLAGS = [
         "--disable-dev-shm-usage",
     ),
 ]
-PATIENCE_S = 120
 
 
 def chromium() -> str | None:
@@ -184,12 +181,7 @@ class Browser:
         self.close()
 
     def _receive(self) -> dict[str, Any]:
-        end = time.monotonic() + PATIENCE_S
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select(
-                [self._in], [], [], max(0, end - time.monotonic())
-            )
-            assert ready, "the browser says nothing"
             data = os.read(self._in, 1 << 20)
             assert data, "the browser is gone"
             self._buffer += data

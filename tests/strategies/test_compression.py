@@ -197,7 +197,6 @@ def test_powersgd_equals_the_hook_of_torch_on_two_ranks(tmp_path):
         [sys.executable, "-W", "error", str(POWERSGD), str(tmp_path / "store")],
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     difference, moved, compressed, buckets, usual = (

@@ -238,7 +238,6 @@ def test_four_real_ranks_reproduce_dislib(reference, make_run, tmp_path):
         env=environment(1, oversubscribed=True),
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

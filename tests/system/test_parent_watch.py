@@ -34,7 +34,6 @@ def rank_after_its_launcher(moment: str, tmp_path: Path) -> str:
     )
     subprocess.run(
         ["tail", f"--pid={started.stdout.strip()}", "-f", "/dev/null"],
-        timeout=30,
         check=True,
     )
     return output.read_text()
@@ -76,7 +75,6 @@ def test_ctrl_c_of_a_terminal_does_not_reach_processes_of_a_pool(
         [sys.executable, program],
         capture_output=True,
         text=True,
-        timeout=100,
         check=True,
     )
     assert done.stdout.split() == ["True", "False"], (
