@@ -15,7 +15,7 @@ from scalebench.formatting import EMPTY, counted, digits, seconds, share
 from scalebench.measured import Measured
 from scalebench.models.registry import build_model, build_own, is_own
 from scalebench.predictions.asked import predictor_of
-from scalebench.pricing import layouts
+from scalebench.pricing import layout_costs, layouts
 from scalebench.pricing.advice import SPAN
 from scalebench.pricing.uncertainty import ENDS
 from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
@@ -174,7 +174,7 @@ class Planned:
         )
         if best is None:
             return
-        degrees = planner.degrees(best.layout)
+        degrees = planner.costs.degrees(best.layout)
         several = sum(degree > 1 for degree in degrees)
         line = (
             f"adaptive shares {several} of {counted(len(degrees), 'layer')} among devices"
@@ -187,7 +187,7 @@ class Planned:
             line += "; chosen greedily, layer after layer, no layout fits"
         else:
             moved, own = (
-                sum(each.moved for each in planner.components(step.layout))
+                sum(each.moved for each in planner.costs.components(step.layout))
                 for step in (other, best)
             )
             lost = digits(other.time.value / best.time.value)
@@ -203,20 +203,20 @@ class Planned:
     def _layouts(self) -> Table:
         planner, found = self.planner, self.found
 
-        def recomputed(step: layouts.Step) -> str:
+        def recomputed(step: layout_costs.Step) -> str:
             recompute = step.layout.recompute
             return EMPTY if recompute == "none" else recompute
 
         # Degrees of the adaptive layout differ from layer to layer.
-        def if_uniform(step: layouts.Step, value: int) -> Measured:
+        def if_uniform(step: layout_costs.Step, value: int) -> Measured:
             return Measured(math.nan if step.layout.kind == layouts.ADAPTIVE else value)
 
         # Only stages divide a batch, and wait for one another.
-        def if_staged(step: layouts.Step, value: float) -> Measured:
+        def if_staged(step: layout_costs.Step, value: float) -> Measured:
             return Measured(value if step.layout.mesh.pipeline > 1 else math.nan)
 
         again = any(step.layout.recompute != "none" for step in found.steps)
-        columns: list[Column[layouts.Step]] = [
+        columns: list[Column[layout_costs.Step]] = [
             Column("layout", _layout, left=True),
             Column("data", lambda step: if_uniform(step, step.layout.mesh.data), COUNT),
             Column(
@@ -276,7 +276,7 @@ class Planned:
         if found.unfitting:
             # The least memory with which a layout more would fit.
             least = min(
-                (planner.memory(layout).total, str(layout.strategy))
+                (planner.costs.memory(layout).total, str(layout.strategy))
                 for layout in found.unfitting
             )
             notes.append(
@@ -300,12 +300,12 @@ class Planned:
         if step is None:
             return
 
-        def size(name: str) -> Column[tuple[int, layouts.StageOf]]:
+        def size(name: str) -> Column[tuple[int, layout_costs.StageOf]]:
             return Column(
                 name, lambda each: Measured(getattr(each[1].memory, name)), MEMORY
             )
 
-        columns: list[Column[tuple[int, layouts.StageOf]]] = [
+        columns: list[Column[tuple[int, layout_costs.StageOf]]] = [
             Column("stage", lambda each: str(each[0])),
             Column("from", lambda each: each[1].first, left=True),
             Column("to", lambda each: each[1].last, left=True),
@@ -319,7 +319,7 @@ class Planned:
         yield Table.of(
             f"stages of {step.layout.strategy}",
             columns,
-            list(enumerate(self.planner.stages(step.layout))),
+            list(enumerate(self.planner.costs.stages(step.layout))),
             [
                 "from, to: the ends of each chunk of layers; both passes: of a micro-batch, with what is computed "
                 "once; communication, bubble: of a step; memory has the strategy's own tensors, too"
@@ -329,15 +329,15 @@ class Planned:
     def _components(self) -> Iterator[Table]:
         """Yield the components of the adaptive layout, where it shares a layer."""
         planner, adaptive = self.planner, self.found.adaptive
-        if adaptive is None or max(planner.degrees(adaptive.layout)) == 1:
+        if adaptive is None or max(planner.costs.degrees(adaptive.layout)) == 1:
             return
 
-        def size(name: str) -> Column[layouts.ComponentOf]:
+        def size(name: str) -> Column[layout_costs.ComponentOf]:
             return Column(
                 name, lambda each: Measured(getattr(each.memory, name)), MEMORY
             )
 
-        columns: list[Column[layouts.ComponentOf]] = [
+        columns: list[Column[layout_costs.ComponentOf]] = [
             Column("from", lambda each: each.shared.first, left=True),
             Column("to", lambda each: each.shared.last, left=True),
             Column("number", lambda each: Measured(each.shared.layers), COUNT),
@@ -357,7 +357,7 @@ class Planned:
         yield Table.of(
             f"components of {adaptive.layout.strategy}",
             columns,
-            planner.components(adaptive.layout),
+            planner.costs.components(adaptive.layout),
             [
                 "moved: by a device in a step: gradients, sums among those that share a layer, rows between "
                 "components; by data alone: if every device held all layers; no component waits for another: there "
@@ -381,7 +381,7 @@ def _at_ends(found: layouts.Plan) -> str:
     return f"Not at both ends of the intervals: {said}."
 
 
-def _layout(step: layouts.Step) -> str:
+def _layout(step: layout_costs.Step) -> str:
     layout = step.layout
     shard = f" shard {layout.sharded}" if layout.sharded else ""
     order = "" if layout.order in (None, "1f1b") else f" {layout.order}"

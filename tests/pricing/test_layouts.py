@@ -15,7 +15,8 @@ from scalebench.models.layer_counting import count_model
 from scalebench.models.parts import facts_of, layers_of
 from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Stated, step_table
-from scalebench.pricing.layouts import Layout, Planner
+from scalebench.pricing.layout_costs import Layout
+from scalebench.pricing.layouts import Planner
 from scalebench.pricing.machine import LayerShare
 from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
@@ -53,14 +54,16 @@ def test_the_best_is_that_of_pricing_every_layout(cluster):
     own = planner(batch=32, cluster=cluster)
     plan = own.plan()
     assert plan.priced < plan.tried == len(own.layouts)
-    every = [own.price(layout) for layout in own.layouts]
+    every = [own.costs.price(layout) for layout in own.layouts]
     for step in plan.steps:
         assert step.time.value == min(
             each.time.value for each in every if each.layout.kind == step.layout.kind
         )
     assert plan.best.time.value == min(each.time.value for each in every)
     for each in every:
-        assert own.least_s(each.layout) <= each.time.value * (1 + 1e-9), each.layout
+        assert own.costs.least_s(each.layout) <= each.time.value * (1 + 1e-9), (
+            each.layout
+        )
     assert plan.greedy is not None
     assert plan.greedy.time.value >= plan.best.time.value
 
@@ -118,7 +121,7 @@ def test_memory_without_a_recording_is_that_of_the_recording():
     for layout in own.layouts:
         if layout.mesh.parts > 1:
             recorded = memory_of(own.predictor, layout.strategy, 8)
-            assert own.memory(layout) == recorded, layout
+            assert own.costs.memory(layout) == recorded, layout
             computed_again += "recompute" in layout.strategy.options
     assert computed_again
 
@@ -177,7 +180,7 @@ def test_stages_are_those_of_the_layout(chunks, first, last):
     )
     layout = next(each for each in four if each.chunks == chunks)
     assert isinstance(layout, Layout)
-    stages = own.stages(layout)
+    stages = own.costs.stages(layout)
     assert sum(stage.layers for stage in stages) == 16
     assert (stages[0].first, stages[-1].last) == (first, last)
     assert (
@@ -192,7 +195,7 @@ def test_stages_have_the_communication_and_the_bubble_of_the_step():
     staged = [step for step in own.plan().steps if step.layout.mesh.pipeline > 1]
     assert staged
     for step in staged:
-        stages = own.stages(step.layout)
+        stages = own.costs.stages(step.layout)
         for name in ("comm_s", "bubble_s"):
             each = [getattr(stage, name) for stage in stages]
             assert min(each) >= 0
@@ -212,7 +215,7 @@ def test_gpipe_takes_no_less_memory_and_placement_no_less_time_than_1f1b():
     ]
     gpipe, other = sorted(alike, key=lambda each: each.kind)
     assert (gpipe.kind, other.kind) == ("gpipe", "pipeline")
-    assert own.memory(gpipe).total > own.memory(other).total
+    assert own.costs.memory(gpipe).total > own.costs.memory(other).total
     assert steps["model_parallel"].time.value > steps["pipeline"].time.value
 
 
@@ -221,7 +224,7 @@ def test_components_add_up_to_the_communication_and_the_memory_of_the_step():
     own = planner(batch=64, model="vgg16", cluster="juwels-booster")
     plan = own.plan()
     assert plan.adaptive is not None
-    components = own.components(plan.adaptive.layout)
+    components = own.costs.components(plan.adaptive.layout)
     assert len(components) > 1
     comm_s = float(
         own.predictor.ledger(plan.adaptive.layout.strategy, 8).transfer.mean()
@@ -280,7 +283,7 @@ def test_a_run_has_the_stages_that_were_planned(measured):
             sizes = stated.sizes_of(work)
             stages = layout.mesh.pipeline
             assert [sum(sizes[stage::stages]) for stage in range(stages)] == [
-                stage.layers for stage in own.stages(layout)
+                stage.layers for stage in own.costs.stages(layout)
             ]
             others += list(sizes) != list(rule.sizes_of(work))
     assert others, "the rule alone would have given a run other stages"
