@@ -23,7 +23,7 @@ from scalebench.launch.sweep import strategy_warnings
 from scalebench.models import parts
 from scalebench.models.metric import logits_of, loss_for, own_loss, takes_labels
 from scalebench.models.registry import build_model, is_foreign, require_logits
-from scalebench.pricing.table_cut import cut_of
+from scalebench.pricing.held_parts import cut_of
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Run, Study
 from scalebench.system import hardware

@@ -12,7 +12,7 @@ from scalebench.data.dataset import Dataset
 from scalebench.errors import StudyError
 from scalebench.launch.engine_choice import check_provided
 from scalebench.launch.planning import StudyPlan
-from scalebench.pricing.meta_model import meta_model
+from scalebench.pricing.held_parts import meta_model
 from scalebench.pricing.recording import record
 from scalebench.pricing.schedule import Schedule, TaskNode, task_graph
 from scalebench.records.schema import RunRow

@@ -17,10 +17,10 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.measured import Measured
 from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.pricing import uncertainty
+from scalebench.pricing.held_parts import HeldRows, TableCut
 from scalebench.pricing.memory import WorkerMemory, memory_of, part_memory
 from scalebench.pricing.prediction import Case, Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory
-from scalebench.pricing.table_cut import HeldRows, TableCut
 from scalebench.strategies.adaptive import Adaptive, Costs, Shared, components_of
 from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.strategies.parts import PartsOfModel, Schedule

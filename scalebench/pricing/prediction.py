@@ -30,12 +30,12 @@ from scalebench.pricing.devices import (
     step_table,
 )
 from scalebench.pricing.exchanges import Queue, Serving
+from scalebench.pricing.held_parts import TableCut
 from scalebench.pricing.machine import Trained
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.price import TimeArrays, walk
 from scalebench.pricing.recording import record_each
 from scalebench.pricing.schedule import RankGroups, Schedule
-from scalebench.pricing.table_cut import TableCut
 from scalebench.strategies import registry
 from scalebench.strategies.base import Setting, Strategy
 from scalebench.strategies.traits import Traits

@@ -23,9 +23,8 @@ from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.shard import equal_batches
 from scalebench.models.parts import LayerFacts
 from scalebench.pricing import recorders
-from scalebench.pricing.meta_model import MetaModel, trainable_numbers
+from scalebench.pricing.held_parts import MetaModel, TableCut, cut_of, trainable_numbers
 from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
-from scalebench.pricing.table_cut import TableCut, cut_of
 from scalebench.strategies.base import (
     Batch,
     LayerProfile,

@@ -19,11 +19,10 @@ from scalebench.data.dataset import Dataset
 from scalebench.data.shard import LaidOut, Rows
 from scalebench.errors import RunError, TimeLimitError, in_one_line
 from scalebench.pricing.charges import jitter_of
+from scalebench.pricing.held_parts import cut_of, trainable_numbers
 from scalebench.pricing.machine import Choice, Machine
-from scalebench.pricing.meta_model import trainable_numbers
 from scalebench.pricing.price import NotLockStepError
 from scalebench.pricing.recording import RecordingWorker
-from scalebench.pricing.table_cut import cut_of
 from scalebench.study.spec import Run
 from scalebench.system.random_state import (
     drawn_since,

@@ -18,8 +18,8 @@ from torch import Tensor
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.pricing.charges import Charges, carrier, gradients
+from scalebench.pricing.held_parts import meta_model, trainable_numbers
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.meta_model import meta_model, trainable_numbers
 from scalebench.pricing.price import NotLockStepError, Priced, TimeArrays, price
 from scalebench.pricing.recording import batches_of, record_each
 from scalebench.pricing.schedule import Schedule

@@ -18,8 +18,8 @@ from typing import Any
 
 from scalebench.data.dataset import Dataset, open_dataset
 from scalebench.errors import RunError, in_one_line
+from scalebench.pricing.held_parts import meta_model
 from scalebench.pricing.machine import Machine
-from scalebench.pricing.meta_model import meta_model
 from scalebench.pricing.price import NotLockStepError
 from scalebench.study.spec import Run
 from scalebench.system import parent_watch

@@ -16,7 +16,7 @@ from scalebench.models.zoo.layers import (
     read_layers,
     write_layers,
 )
-from scalebench.pricing.table_cut import TableCut
+from scalebench.pricing.held_parts import TableCut
 from tests.conftest import some
 
 # Parameters: torchvision's and transformers' model pages. Multiplications and additions

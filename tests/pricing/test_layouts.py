@@ -15,13 +15,13 @@ from scalebench.models.layer_counting import count_model
 from scalebench.models.parts import facts_of, layers_of
 from scalebench.models.zoo.layers import load_layers
 from scalebench.pricing.devices import MeasuredSteps, Roofline, Stated, step_table
+from scalebench.pricing.held_parts import cut_of
 from scalebench.pricing.layout_costs import Layout
 from scalebench.pricing.layouts import Planner
 from scalebench.pricing.machine import LayerShare
 from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
-from scalebench.pricing.table_cut import cut_of
 from scalebench.strategies import registry
 from scalebench.strategies.parts import PartsOfModel
 from scalebench.study.spec import Component

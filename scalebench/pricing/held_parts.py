@@ -1,32 +1,44 @@
-"""Cuts of a layer table: what each worker of a replica holds and computes, without the modules.
+"""What each worker of a replica holds and computes of a model: by its layer table, or by its modules without memory.
 
-Rows whose names begin alike up to a number (`blocks.0`, `stage1_1`, `features.3`) are one layer, which is not cut; rows
-without parameters belong to the layer before them. Within a layer products are shared as `models.sharding` shares
-modules: consecutive products of one input by columns, the next product that reads them by rows.
+Rows of a table whose names begin alike up to a number (`blocks.0`, `stage1_1`,
+`features.3`) are one layer, which is not cut; rows without parameters belong to the
+layer before them. Within a layer products are shared as `models.sharding` shares
+modules: consecutive products of one input by columns, the next product that reads them
+by rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scalebench.cluster.mesh import Mesh
+from scalebench.data.dataset import Dataset
 from scalebench.errors import ModelError
+from scalebench.models import parts
 from scalebench.models.layers import LayerTable
-from scalebench.models.parts import LayerFacts, bounds_of
-from scalebench.models.sharding import sharing_degrees
+from scalebench.models.registry import build_model
+from scalebench.models.sharding import held_by, sharing_degrees
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.schedule import Kept
 from scalebench.strategies.base import LayerProfile, Recompute
-from scalebench.study.spec import Component
-from scalebench.training.stage import SegmentFacts, StageFacts
+from scalebench.study.spec import Component, Training
+from scalebench.training.components import facts_of_component, profiles_of
+from scalebench.training.stage import (
+    SegmentFacts,
+    StageFacts,
+    segment_facts,
+    sizes_of,
+)
 
 Floats = NDArray[np.float64]
 
@@ -118,7 +130,7 @@ class TableCut:
         return any(row.parameters for row in self.table.layers[rows.first : rows.last])
 
     @cached_property
-    def facts(self) -> list[LayerFacts]:
+    def facts(self) -> list[parts.LayerFacts]:
         """Sizes of the layers; `shape` is the number of elements that the next one reads."""
         rows, found = self.table.layers, []
         for layer in self.layers:
@@ -130,7 +142,7 @@ class TableCut:
             )
             parameters = sum(row.parameters for row in rows[here])
             work = float(self._forward[here].sum()), float(self._backward[here].sum())
-            found.append(LayerFacts(layer.name, parameters, (given,), *work))
+            found.append(parts.LayerFacts(layer.name, parameters, (given,), *work))
         return found
 
     @cached_property
@@ -210,7 +222,7 @@ class TableCut:
     ) -> HeldRows:
         rows = self.table.layers
         stage = StageFacts.of(self.facts, (rows[0].inputs,), sizes, group)
-        first, last = bounds_of(sizes)[group]
+        first, last = parts.bounds_of(sizes)[group]
         # Nothing needs the gradient of the samples themselves.
         needed, parameters = not stage.is_first, 0
         segments: list[SegmentFacts] = []
@@ -338,8 +350,121 @@ def cut_of(model: Component) -> TableCut | None:
 
 def _layer_name(name: str) -> str:
     """Return the name up to the first number that ends a part of it; without one the first part."""
-    parts = name.split(".")
-    for count, part in enumerate(parts, 1):
+    named = name.split(".")
+    for count, part in enumerate(named, 1):
         if part[-1:].isdigit():
-            return ".".join(parts[:count])
-    return parts[0]
+            return ".".join(named[:count])
+    return named[0]
+
+
+_META_MODELS: dict[str, torch.nn.Module] = {}  # the last one, by its parts
+
+
+def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
+    """Return the model of `training` without memory; equal models are built once, as drawing weights takes long."""
+    drawn_from = (
+        training.model,
+        training.model_sha256,
+        training.dtype,
+        dataset.input_shape,
+        dataset.outputs,
+        dataset.task,
+    )
+    if (key := repr(drawn_from)) not in _META_MODELS:
+        dtype = getattr(torch, training.dtype)
+        model = build_model(
+            training.model,
+            dataset.input_shape,
+            dataset.outputs,
+            dataset.task,
+            dtype,
+            seed=0,
+        )
+        _META_MODELS.clear()
+        _META_MODELS[key] = model.to("meta")
+    return _META_MODELS[key]
+
+
+@dataclass(frozen=True)
+class MetaModel:
+    """The layers of a model on the meta device, whose samples have `input_shape`; `name` is that of the study."""
+
+    model: torch.nn.Module
+    name: str
+    input_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def sample(self) -> Tensor:
+        return torch.empty(2, *self.input_shape, dtype=self.dtype, device="meta")
+
+    @property
+    def facts(self) -> list[parts.LayerFacts]:
+        """Sizes of the layers."""
+        return _facts_of(self)
+
+    @property
+    def work(self) -> list[float]:
+        """Share of each layer in both passes."""
+        return [each.work for each in self.facts]
+
+    def profiles(self, workers: int) -> list[LayerProfile]:
+        """Return what the choice of a layout needs to know of each layer."""
+        return _profiles_of(self, workers)
+
+    def part(
+        self, sizes: Sequence[int], mesh: Mesh, part: int, recompute: Recompute
+    ) -> HeldPart:
+        """Return what a part of a replica holds of stages of `sizes` layers."""
+        return _part_of(self, tuple(sizes), mesh, part, by_layer=recompute == "layer")
+
+    def component(
+        self, sizes: Sequence[int], place: int, degree: int, index: int
+    ) -> HeldPart:
+        """Return the share of worker `index` of `degree` in a component, one of several of `sizes` layers."""
+        return _component_of(self, tuple(sizes), place, degree, index)
+
+
+@lru_cache(maxsize=2)
+def _layers_of(of: MetaModel) -> list[parts.Layer]:
+    return parts.layers_of(of.model, of.name)
+
+
+@lru_cache(maxsize=2)
+def _facts_of(of: MetaModel) -> list[parts.LayerFacts]:
+    return parts.facts_of(_layers_of(of), of.sample)
+
+
+@lru_cache(maxsize=2)
+def _profiles_of(of: MetaModel, workers: int) -> list[LayerProfile]:
+    return profiles_of(_layers_of(of), of.facts, of.input_shape, workers, of.name)
+
+
+@lru_cache(maxsize=64)  # parts of a replica, of which a run may have many
+def _part_of(
+    of: MetaModel, sizes: tuple[int, ...], mesh: Mesh, part: int, *, by_layer: bool
+) -> HeldPart:
+    held = held_by(_layers_of(of), sizes, mesh, part, of.name, by_layer=by_layer)
+    chunks = sizes_of(of.facts, held, sizes, mesh, part, of.sample)
+    return HeldPart(chunks, trainable_numbers(held.model))
+
+
+@lru_cache(maxsize=64)  # shares of components, of which a run may have many
+def _component_of(
+    of: MetaModel, sizes: tuple[int, ...], place: int, degree: int, index: int
+) -> HeldPart:
+    mesh = Mesh(1, len(sizes), degree)
+    held = held_by(_layers_of(of), sizes, mesh, place * degree + index, of.name)
+    shapes = [each.shape for each in of.facts]
+    stage = facts_of_component(shapes, of.input_shape, sizes, place)
+    takes = torch.empty(2, *stage.takes, dtype=of.dtype, device="meta")
+    segments = segment_facts(held.chunks[0], takes, of.facts, first=place == 0)
+    return HeldPart([(stage, segments)], trainable_numbers(held.model))
+
+
+@lru_cache(maxsize=2)
+def trainable_numbers(model: torch.nn.Module) -> int:
+    """Return the number of trainable parameters."""
+    return sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
