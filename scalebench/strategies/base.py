@@ -428,7 +428,8 @@ class Strategy(Choice):
     def consensus(self, worker: Worker) -> Tensor:
         """The flat vector (n,) that the strategy would hand out now: by default the mean of the replicas.
 
-        Called after training, on the weights and buffers of one snapshot.
+        Called outside the training time, on the weights and buffers of one snapshot; it
+        leaves the weights as they are.
         """
         vector = worker.parameters.detach().clone()
         if worker.size > 1:

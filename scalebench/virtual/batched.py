@@ -24,7 +24,7 @@ from scalebench.models.flat import Memory, lie_in
 from scalebench.strategies.base import Batch
 from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.system.clock import Task
-from scalebench.training.replica import Replica
+from scalebench.training.replica import Replica, Snapshot
 from scalebench.training.torch_optimizers import FlatSgd
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.stretches import StretchingReplica
@@ -417,6 +417,7 @@ class BatchedReplica(StretchingReplica):
 
     pool: Batched
     scheduler: Scheduler
+    form_consensus: Callable[[Replica, Snapshot], None]
     _memory: Memory
 
     def _begin_model(self, memory: Memory | None) -> None:
@@ -468,6 +469,16 @@ class BatchedReplica(StretchingReplica):
         self, x: Sequence[Tensor], y: Sequence[Tensor], rates: Sequence[float]
     ) -> None:
         self._sleep(self.pool.ask(self, x, y, rates=rates))
+
+    def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
+        if agreed:
+            super().keep(epoch, elapsed_s, agreed)
+            return
+        # Thousands of workers would each keep a vector of each epoch, and there are no
+        # statistics: of all of them only the consensus is evaluated.
+        snapshot = Snapshot(epoch, elapsed_s, None, agreed=True)
+        self.snapshots.append(snapshot)
+        self.form_consensus(self, snapshot)
 
     def _charge(self, batch: Batch) -> None:
         samples = batch.x.shape[0]

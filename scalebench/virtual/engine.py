@@ -8,6 +8,7 @@ times without results.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -33,7 +34,7 @@ from scalebench.system.random_state import (
 )
 from scalebench.training.loop import EvaluationResult, Trainee, evaluate, train
 from scalebench.training.outcome import Outcome, WorkerReport
-from scalebench.training.replica import Replica
+from scalebench.training.replica import Replica, Snapshot
 from scalebench.virtual import lock_step
 from scalebench.virtual.arithmetic import (
     choose,
@@ -135,6 +136,54 @@ def _judged(run: Run, play: Callable[[], Played]) -> Played:
         return Outcome(run.run_id, error.status, in_one_line(error)), {}
 
 
+class _Consensus:
+    """The consensus of each epoch that is evaluated, formed once all workers have come to its end.
+
+    Each takes part by a copy of itself, with its weights of that moment, which waits
+    for those of the others while the worker goes on.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._strategy, self._costs = simulation.strategy, simulation.costs
+        self._workers = simulation.run.workers
+        # It never starts: all of this is outside the training time.
+        self._clock = VirtualClock(simulation.charges.times[0])
+        self._under_way: dict[int, tuple[Scheduler, Group]] = {}
+
+    def form(self, replica: Replica, snapshot: Snapshot) -> None:
+        """Take part in the consensus of the epoch of `snapshot`, which worker 0 keeps in its own."""
+        ranks = tuple(range(self._workers))
+        scheduler, group = self._under_way.setdefault(
+            snapshot.epoch, (Scheduler(seed=0, ties="rank"), Group(ranks))
+        )
+        member = copy.copy(replica)
+        member.clock = self._clock
+        member.comm = member.world = VirtualCommunicator(
+            scheduler, group, replica.rank, self._clock, self._costs
+        )
+        member._epoch = replica.epochs - 1  # as on engines that form it after training
+
+        def program() -> None:
+            vector = self._strategy.consensus(member)
+            if replica.rank == 0:
+                snapshot.vector = vector
+
+        before = replica.parameters._version
+        if not scheduler.join(replica.rank, program):
+            del self._under_way[snapshot.epoch]
+        if replica.parameters._version != before:
+            raise RunError(
+                f"strategy {self._strategy.name}: its consensus changed the weights in place, with which training goes "
+                "on; let it change a copy"
+            )
+
+    def end(self) -> None:
+        """Give up what is under way."""
+        for scheduler, _ in self._under_way.values():
+            scheduler.end()
+        self._under_way.clear()
+
+
 class Simulation(Prepared):
     """The workers of one run on the scheduler."""
 
@@ -163,6 +212,7 @@ class Simulation(Prepared):
         self._pool: Batched | None = None
         self._records = False  # gradients of each replica
         self._original: Replica | None = None  # records for all
+        self._consensus = _Consensus(self)
 
     def play(self, drawn: Generators = frozenset()) -> Played:
         """Compute the run; `drawn` are random generators that it is known to draw from."""
@@ -219,9 +269,12 @@ class Simulation(Prepared):
     def _played(self, replicas: Sequence[Replica], why_single: str) -> Played:
         # of a whole model, from which a worker may take a part
         initial = replicas[0].initial
-        reports = self.scheduler.run(
-            {rank: self._training(replica) for rank, replica in enumerate(replicas)}
-        )
+        try:
+            reports = self.scheduler.run(
+                {rank: self._training(replica) for rank, replica in enumerate(replicas)}
+            )
+        finally:
+            self._consensus.end()
         # After training, as an evaluation is no part of the time of any worker.
         began = perf_counter()
         verdicts = self.scheduler.run(
@@ -387,6 +440,7 @@ class Simulation(Prepared):
         if isinstance(replica, BatchedReplica):
             assert self._pool is not None
             replica.pool, replica.scheduler = self._pool, self.scheduler
+            replica.form_consensus = self._consensus.form
             replica.state.parameter_shapes = self._pool.shapes
             replica.initial = self._pool.initial  # equal ones, kept once
         return replica

@@ -54,18 +54,11 @@ class Scheduler:
             RunError: deadlock of the remaining workers.
             Exception: an exception of a program, after the others have been ended.
         """
-        self._hub = greenlet.getcurrent()
         results: dict[int, Any] = {}
-        for rank, program in programs.items():
-            self._greenlets[rank] = greenlet(
-                self._body(rank, program, results), parent=self._hub
-            )
-            self.wake(rank, 0.0)
         try:
-            # The earliest first: no worker can still do anything before that moment.
-            while self._heap or self.awaited():
-                rank = heapq.heappop(self._heap)[3]
-                self._resume(rank)
+            for rank, program in programs.items():
+                self._add(rank, self._body(rank, program, results))
+            self._go_on()
             if len(results) < len(programs):
                 waiting = "; ".join(
                     f"worker {rank} in {what}"
@@ -73,11 +66,33 @@ class Scheduler:
                 )
                 raise RunError(f"the workers wait for one another for ever: {waiting}")
         finally:
-            # A greenlet that is left suspended keeps its frames, and so its replica.
-            for fiber in self._greenlets.values():
-                if not fiber.dead:
-                    fiber.throw(GreenletExit)
+            self.end()
         return results
+
+    def join(self, rank: int, program: Callable[[], None]) -> bool:
+        """Run a worker's program beside those that have joined before until none can go on; False: all have ended."""
+        self._add(rank, program)
+        self._go_on()
+        return bool(self._greenlets)
+
+    def end(self) -> None:
+        """End the programs that are left."""
+        # A greenlet that is left suspended keeps its frames, and so its replica.
+        for fiber in self._greenlets.values():
+            fiber.parent = greenlet.getcurrent()
+            fiber.throw(GreenletExit)
+        self._greenlets.clear()
+
+    def _add(self, rank: int, program: Callable[[], None]) -> None:
+        self._greenlets[rank] = greenlet(program)
+        self.wake(rank, 0.0)
+
+    def _go_on(self) -> None:
+        """Resume workers from here until none can go on."""
+        self._hub = greenlet.getcurrent()
+        # The earliest first: no worker can still do anything before that moment.
+        while self._heap or self.awaited():
+            self._resume(heapq.heappop(self._heap)[3])
 
     def awaited(self) -> bool:
         """Wait for an event outside, where no worker can go on, and wake whom it concerns; False: there is none."""
@@ -120,9 +135,13 @@ class Scheduler:
         if self.drawn and rank in self._generators:
             put_back(self._generators[rank])
         _set_grad(self._grad.get(rank, True))
+        fiber = self._greenlets[rank]
+        fiber.parent = self._hub  # where it goes when it ends
         try:
-            self._greenlets[rank].switch()
+            fiber.switch()
         finally:
+            if fiber.dead:
+                del self._greenlets[rank]
             self._grad[rank] = torch.is_grad_enabled()
             _set_grad(outside_grad)
             if self.drawn:

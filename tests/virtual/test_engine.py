@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.virtual.engine import simulate
+from scalebench.virtual.engine import Simulation, simulate
 from tests.facts import together
 
 PARALLEL = [
@@ -315,6 +315,45 @@ def test_a_strategy_that_changes_its_samples_in_place_fails_in_one_line(
     outcome, _ = simulate(make_run(f"{tmp_path / 'own.py'}:Noisy", 2), blobs, machine)
     assert (outcome.status, "\n" in outcome.error) == ("failed", False)
     assert together(outcome.error, "training samples", "changed")
+
+
+def test_a_consensus_that_changes_the_weights_in_place_fails_in_one_line(
+    make_run, blobs, machine, tmp_path
+):
+    lines = NOISY.splitlines()
+    begin = next(at for at, line in enumerate(lines) if "noise =" in line)
+    source = "\n".join(lines[:begin]) + (
+        "\n\n    def consensus(self, worker):\n"
+        "        worker.parameters.mul_(1)\n"
+        "        return worker.parameters.clone()\n"
+    )
+    (tmp_path / "own.py").write_text(source)
+    strategy = f"{tmp_path / 'own.py'}:Noisy"
+    outcome, _ = simulate(make_run(strategy, 4, evaluate_every=1), blobs, machine)
+    assert (outcome.status, "\n" in outcome.error) == ("failed", False)
+    assert together(outcome.error, "consensus", "in place", "copy")
+
+
+def test_rows_of_workers_are_kept_until_the_last_has_ended_the_epoch_only(
+    make_run, blobs, machine, monkeypatch
+):
+    kept = {}
+
+    def watched(self, replica):
+        def evaluated():
+            vectors = [each.vector for each in replica.snapshots]
+            kept[replica.rank] = [vector is not None for vector in vectors]
+            return ordinary(self, replica)()
+
+        return evaluated
+
+    ordinary = Simulation._evaluation
+    monkeypatch.setattr(Simulation, "_evaluation", watched)
+    run = make_run("gossip", 4, epochs=3, evaluate_every=1)
+    outcome, _ = simulate(run, blobs, machine)
+    assert outcome.facts.arithmetic == "batched"
+    assert kept == {rank: [rank == 0] * 3 for rank in range(4)}
+    assert [each.epoch for each in outcome.evaluations] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
