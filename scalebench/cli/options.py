@@ -292,8 +292,8 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "1..64 (powers of two), 1..64:8 (1,8,16,...) or 1,2,6.",
     },
     "dataset": {
-        "metavar": "NAME",
-        "help": "Data set; `scalebench list datasets` shows them.",
+        "metavar": "NAME|FILE",
+        "help": "Data set (`scalebench list datasets`), or your own as FILE.csv or FILE.npz.",
     },
     "data_dir": {"type": PATH, "help": "Where the files of a data set lie."},
     "model": {"metavar": "NAME", "help": "Model, or your own as file.py:factory."},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from scalebench.errors import StudyError, nearest
-from scalebench.study.spec import DEFAULT_TARGET, Study, Training, slug
+from scalebench.study.spec import DEFAULT_TARGET, Component, Study, Training, slug
 from scalebench.study.validation import explain, parse, read_mapping
 
 _HEADER = """\
@@ -21,7 +21,16 @@ _HEADER = """\
 # `scalebench run THIS_FILE` runs it again; `scalebench schema` explains each key.
 """
 _USER = "$USER"
-_FILE = re.compile(r"\.(?:ya?ml|py|npz|json)(?::\w+)?$")  # that a study names
+_FILE = re.compile(r"\.(?:ya?ml|py|npz|csv|json)(?::\w+)?$")  # that a study names
+_TABLES = (".csv", ".npz")  # files that are a data set
+_NAMING_FILES = {
+    "dataset",
+    "model",
+    "strategies",
+    "cluster",
+    "init_weights",
+    "calibration",
+}
 _EXCLUDE_EACH_OTHER = (("batch_per_worker", "batch_global"), ("repetitions", "until"))
 _PINS = {
     "dataset": "dataset_sha256",
@@ -55,7 +64,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
     """
-    raw = read_mapping(path, StudyError, "study") if path else {}
+    raw = _read(path) if path else {}
     if path and not raw:
         raise StudyError(
             f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)"
@@ -67,6 +76,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         for key in _SHORTCUTS
         if key in flags
     }
+    flags = _with_data_dir(flags)
     if "strategies" in flags:
         if item := next(
             (item for item in sets if item.partition("=")[0].strip() == "strategies"),
@@ -87,6 +97,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     for item in sets:
         _assign(raw, item)
     raw |= {key: value for key, value in flags.items() if key not in completed}
+    raw = _with_data_dir(raw)
     # The target is an accuracy of the default data, and says nothing of others.
     if path is None and "dataset" not in raw:
         raw.setdefault("target_metric", DEFAULT_TARGET)
@@ -101,6 +112,51 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         if "name" in raw
         else study.model_copy(update={"name": _name_by_content(study)})
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the keys of a study file, in which a file is the one beside it, else that of the current folder."""
+    raw = read_mapping(path, StudyError, "study")
+    # A resolved one names files as from the folder in which its study began.
+    if path.read_text(encoding="utf-8-sig").startswith(_HEADER.splitlines()[0]):
+        return raw
+    folder = path.parent
+
+    def beside(text: str) -> str:
+        name = text.rpartition(":")[0] if ".py:" in text else text
+        is_there = _FILE.search(text) is not None and (folder / name).is_file()
+        return str(folder / text) if is_there else text
+
+    # files of a data set lie in data_dir, where there is one
+    named = _NAMING_FILES - ({"dataset"} if "data_dir" in raw else set())
+    raw |= {key: _mapped(raw[key], beside) for key in named & raw.keys()}
+    data_dir = raw.get("data_dir")
+    if isinstance(data_dir, str) and (folder / data_dir).is_dir():
+        raw["data_dir"] = str(folder / data_dir)
+    return raw
+
+
+def _with_data_dir(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with the folder of a data set that is a file as data_dir, unless they have one.
+
+    `my.csv` is short for `{csv: {file: my.csv}}`.
+    """
+    written = raw.get("dataset")
+    if isinstance(written, str) and (suffix := Path(written).suffix) in _TABLES:
+        written = {suffix[1:]: {"file": written}}
+    try:
+        component = Component.model_validate(written)
+    except ValidationError:  # refused with the key's name
+        return dict(raw)
+    file = component.options.get("file")
+    if not isinstance(file, str):
+        return dict(raw)
+    found = {**raw, "dataset": written}
+    if raw.get("data_dir") is None:
+        path = Path(file)
+        found["data_dir"] = str(path.parent)
+        found["dataset"] = {component.name: {**component.options, "file": path.name}}
+    return found
 
 
 def _name_by_content(study: Study) -> str:
@@ -211,7 +267,9 @@ def _user() -> str:
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {
+            _mapped(key, change): _mapped(item, change) for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_mapped(item, change) for item in value]
     return change(value) if isinstance(value, str) else value

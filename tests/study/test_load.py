@@ -307,6 +307,38 @@ def test_invalid_set_is_refused_by_key(item: str, message: str) -> None:
     assert message in refusal(None, sets=[item])
 
 
+def test_files_of_a_study_lie_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "study", tmp_path / "here"
+    for place in (folder, here):
+        place.mkdir()
+        (place / "net.py").touch()
+        (place / "my.csv").touch()
+    (here / "machine.yaml").touch()
+    monkeypatch.chdir(here)
+    path = write(
+        folder,
+        "model: {net.py:Net: {width: 3}}\ndataset: my.csv\ncluster: machine.yaml\nstrategies: [net.py:Mine, ddp]",
+    )
+    study = load_study(path, {}, [])
+    assert study.model.name == f"{folder}/net.py:Net"
+    assert str(study.strategies[0]) == f"{folder}/net.py:Mine"
+    assert study.cluster == "machine.yaml", "of the current folder, as none is beside"
+    assert (study.dataset.name, study.dataset.options) == ("csv", {"file": "my.csv"})
+    assert study.data_dir == folder
+    # on the command line paths begin in the current folder
+    flags = {"dataset": "my.csv", "model": "net.py:Net"}
+    study = load_study(path, flags, [])
+    assert (study.model.name, study.data_dir) == ("net.py:Net", Path())
+    # as do those of a resolved study, which go on where it began
+    study = load_study(write(folder, dump_study(study)), {}, [])
+    assert (study.model.name, study.data_dir) == ("net.py:Net", Path())
+    study = load_study(None, {"dataset": "d/x.npz", "data_dir": Path("e")}, [])
+    assert study.data_dir == Path("e")
+    assert study.dataset.options == {"file": "d/x.npz"}
+
+
 def test_invalid_flag_is_named_in_the_error() -> None:
     assert refusal(None, {"batch_per_worker": 0}).startswith(
         "--batch-per-worker: expected a number greater than 0"
