@@ -31,8 +31,9 @@ its inner width. Norms, dropout behind the products by rows, and residuals are w
 every device, or divided by the sequence.
 
 Sources: Shoeybi et al., arXiv 1909.08053 (Megatron-LM); Narayanan et al., SC 2021
-(arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's BF16_Optimizer;
-NVIDIA, Matrix Multiplication Background User's Guide (tiles and waves).
+(arXiv 2104.04473); Korthikanti et al., arXiv 2205.05198; DeepSpeed's ZeRO-1 and
+PipeModelDataParallelTopology; NVIDIA, Matrix Multiplication Background User's Guide
+(tiles and waves).
 """
 
 from __future__ import annotations
