@@ -228,7 +228,7 @@ def predict(
     answer in sentences. What cannot be predicted is a warning.
 
     Raises:
-        UsageError: an unknown option, or a value that is out of its range.
+        UsageError: an unknown option, a value that is out of its range, or nothing that can be predicted.
     """
     from scalebench.predictions.points import predicted
     from scalebench.predictions.variation import varied_training
@@ -252,7 +252,7 @@ def predict(
         # a prediction of other points is still an answer
         warnings.warn(f"not predicted: {refusal}", stacklevel=2)
     table = pd.DataFrame(found.rows(price))
-    table.attrs["answer"] = found.answer(budget, price) if found.grid.points else []
+    table.attrs["answer"] = found.answer(budget, price)
     return table
 
 

@@ -131,8 +131,8 @@ def predict(
 
     Schedules of the strategies are recorded and priced on the cluster, with step times
     that are stated or a device's roofline, or as `scalebench calibrate` measured them:
-    --calibration FILE says the model too. Every number is modelled. Exit code 1 where
-    no point could be predicted, 2 where the model fits at none.
+    --calibration FILE says the model too. Every number is modelled. Exit code 2 where
+    no point can be predicted, or the model fits at none.
 
     With --vary another number takes the place of the cluster's or the device's; each of
     up to 24 cells has a row with its interval and what binds it.
@@ -160,7 +160,7 @@ def predict(
     found = predicted(model, workers, strategies, epochs_to_target, flags)
     if table is not None:
         formats.write_rows(table, found.rows(price))
-    if figure is not None and found.grid.points:
+    if figure is not None:
         _draw(figure, found)
     formats.show_tables(
         form,
@@ -169,9 +169,7 @@ def predict(
         *found.sentences(budget, price),
     )
     # a time on devices that cannot hold the model is an answer to nothing
-    if found.grid.points and all(point.lacking for point in found.grid.points):
-        return 2
-    return 0 if found.grid.points else 1
+    return 2 if all(point.lacking for point in found.grid.points) else 0
 
 
 def _draw(path: Path, found: Predicted) -> None:

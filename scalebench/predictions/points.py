@@ -186,11 +186,10 @@ class Predicted:
         """Yield what binds each strategy, what would change that, where they cross, and what is not predicted."""
         predictor, grid, to_target = self.predictor, self.grid, self.to_target
         (hour, each), advised = predictor.platform.hours, grid.advised()
-        if grid.points:
-            yield (
-                "step, epoch, training: times of a worker; exposed, hidden, waiting: seconds of an epoch; hours: "
-                f"worker-hours of the training ({digits(each)} {hour} each)"
-            )
+        yield (
+            "step, epoch, training: times of a worker; exposed, hidden, waiting: seconds of an epoch; hours: "
+            f"worker-hours of the training ({digits(each)} {hour} each)"
+        )
         for strategy in dict.fromkeys(str(point.strategy) for point in grid.points):
             points = [point for point in grid.points if str(point.strategy) == strategy]
             # Marked points lie outside what the inputs hold for: no advice rests on
@@ -250,9 +249,15 @@ def predicted(
     epochs_to_target: str | None,
     flags: Mapping[str, Any],
 ) -> Predicted:
-    """Predict what the options of `scalebench predict` ask for."""
+    """Predict what the options of `scalebench predict` ask for.
+
+    Raises:
+        UsageError: none of it can be predicted.
+    """
     predictor, chosen = training_asked_for(model, strategies, flags)
     grid = predict(predictor, chosen, workers)
+    if not grid.points:
+        raise UsageError(f"not predicted: {'; '.join(grid.refusals)}")
     if epochs_to_target is None:
         return Predicted(predictor, grid)
     return Predicted(predictor, grid, targets_of(grid, *laws_of(epochs_to_target)))

@@ -130,11 +130,28 @@ def test_law_of_gradient_averaging_marks_other_strategies():
     )
 
 
-def test_a_cap_that_no_layout_meets_is_refused_with_the_least_and_its_layer():
-    adaptive = "--strategy", "adaptive:parameters_mib=1"
-    output = invoke("--step-time", "0.1", "--workers", "4", *adaptive).output
-    refused = r"Not predicted: adaptive.*least is \S+ MiB a worker, of which layer \S+"
-    assert re.search(refused, output)
+REFUSED = [  # at 60 workers with batches of 64
+    ("adaptive:parameters_mib=1", r"least is \S+ MiB a worker, of which layer \S+"),
+    ("pipeline:stages=60:micro_batches=64", "60 stages for a model of 18 layers"),
+    ("pipeline:stages=8:micro_batches=8", "60 are no multiple of 8"),
+    ("pipeline:stages=2:micro_batches=7", "7 micro-batches do not divide .* 64"),
+    ("tensor:degree=3", "stem.conv cannot be shared by 3 workers.* its width 64"),
+    ("hybrid:data=3:pipeline=2", "make 6 workers, not 60"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "said"), REFUSED)
+def test_options_that_suit_no_worker_count_are_an_error(strategy, said):
+    alone = "--step-time", "0.1", "--workers", "60", "--strategy", strategy
+    with pytest.raises(UsageError, match=f"^not predicted: .*at 60 workers: .*{said}"):
+        invoke(*alone)
+
+
+def test_strategy_that_is_refused_beside_others_has_a_line():
+    both = "--strategy", "allreduce", "--strategy", "tensor:degree=3"
+    result = invoke("--step-time", "0.1", "--workers", "60", *both)
+    assert re.search(r"\nNot predicted: tensor\(degree=3\) at 60", result.output)
+    assert not result.return_value
 
 
 def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
