@@ -23,10 +23,14 @@ Attributes = list[tuple[nn.Module, dict[str, Any]]]
 
 
 class Memory(NamedTuple):
-    """Tensors for the one storage of a model, as long as `side_by_side` makes it, and for its gradients."""
+    """Tensors for the one storage of a model, as long as `side_by_side` makes it, for its gradients and its buffers.
+
+    Of the buffers, in the order of the model, statistics lie in `whole`.
+    """
 
     whole: Tensor
     gradients: Tensor
+    buffers: Sequence[Tensor] = ()
 
 
 def side_by_side(
@@ -57,16 +61,21 @@ def side_by_side(
     )
     _lay(moved, whole)
     _lay_gradients(trainable, gradients)
+    if memory is not None:
+        for buffer, place in zip(model.buffers(), memory.buffers, strict=True):
+            buffer.data = place.copy_(buffer)
     return whole[:n], gradients, whole[held:]
 
 
 def lie_in(memory: Memory, model: nn.Module) -> None:
-    """Give a model without statistics the parameters and gradients that are in `memory`."""
+    """Give a model the parameters, gradients and buffers that are in `memory`."""
     trainable = [
         parameter for parameter in model.parameters() if parameter.requires_grad
     ]
     _lay(trainable, memory.whole)
     _lay_gradients(trainable, memory.gradients)
+    for buffer, value in zip(model.buffers(), memory.buffers, strict=True):
+        buffer.data = value
 
 
 def _lay(tensors: Sequence[Tensor], whole: Tensor) -> None:
@@ -78,6 +87,19 @@ def _lay(tensors: Sequence[Tensor], whole: Tensor) -> None:
 def _lay_gradients(trainable: Sequence[nn.Parameter], gradients: Tensor) -> None:
     for parameter, gradient in zip(trainable, views(trainable, gradients), strict=True):
         parameter.grad = gradient
+
+
+def buffers_have_room(model: nn.Module, parameters: Tensor) -> bool:
+    """Return True if each buffer lies by itself: statistics beside the flat `parameters`, others in their storages."""
+    buffers = list(model.buffers())
+    places = [buffer.untyped_storage().data_ptr() for buffer in buffers]
+    flat = parameters.untyped_storage().data_ptr()
+    return all(
+        place == flat
+        if buffer.is_floating_point()
+        else buffer.is_contiguous() and places.count(place) == 1
+        for buffer, place in zip(buffers, places, strict=True)
+    )
 
 
 def _statistics(model: nn.Module, like: Tensor) -> list[Tensor]:

@@ -37,7 +37,7 @@ from scalebench.strategies.base import (
     SharedComponent,
     UnitRule,
 )
-from scalebench.strategies.replica_state import floating_buffers
+from scalebench.strategies.replica_state import floating_buffers, model_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import Clock, Task
 from scalebench.system.random_state import put_back, random_state
@@ -155,7 +155,7 @@ class Replica:
             model, velocities, memory
         )
         self.initial = self.parameters.clone()
-        self._initial_buffers = [buffer.clone() for buffer in model.buffers()]
+        self.initial_buffers = [buffer.clone() for buffer in model.buffers()]
         self._optimise(velocity if velocities else None)
 
     def _optimise(self, velocity: Tensor | None = None) -> None:
@@ -581,7 +581,7 @@ class Replica:
         with torch.no_grad():
             self.parameters.copy_(self.initial)
             for buffer, value in zip(
-                self.model.buffers(), self._initial_buffers, strict=True
+                model_buffers(self), self.initial_buffers, strict=True
             ):
                 buffer.copy_(value)
         self.gradients.zero_()

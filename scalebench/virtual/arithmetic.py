@@ -2,8 +2,9 @@
 
 Where all replicas are equal and their gradients are averaged, one replica computes the
 gradient of the mean loss over the batches of all. This and batched gradients are faster
-for small models only, and need a model without statistics, random numbers and hooks:
-both are tried, and measured where a calibration keeps what was faster (`choice_for`).
+for small models only, and need a model without random numbers and hooks; one for all
+also needs a model without statistics, which are those of a worker's own batches. Both
+are tried, and measured where a calibration keeps what was faster (`choice_for`).
 Elsewhere the size of the model decides, so that equal studies compute equal bits.
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +25,17 @@ from scalebench.comm.simulated import lone_communicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.data.dataset import Dataset
 from scalebench.errors import in_one_line
-from scalebench.models.flat import Memory, equal_attributes, module_attributes, views
+from scalebench.models.flat import (
+    Memory,
+    buffers_have_room,
+    equal_attributes,
+    module_attributes,
+    views,
+)
 from scalebench.pricing.machine import Choice, Machine
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Strategy, Worker
+from scalebench.strategies.replica_state import model_buffers
 from scalebench.study.spec import BY_LAYER, Run
 from scalebench.system.clock import WallClock
 from scalebench.system.random_state import drawn_since, random_state
@@ -293,9 +303,11 @@ def _tried(
         batches,
         [*batches[1:], batches[0]],
     )  # the second call repeats what the first has recorded
-    single = _single_gradients(replicas, batches)
+    single = _made_by(lambda: _ask_each(replicas, batches), replicas)
     close = _CLOSE[first.dtype]
-    one_batch = _is_close(_of_one_batch(first, batches), single.mean(dim=0), close)
+    one_batch = not changes_buffers(first) and _is_close(
+        _of_one_batch(first, batches), single.gradients.mean(dim=0), close
+    )
     try:
         equal = all(_agrees(pool, replicas, some, close) for some in twice)
         # of a model that vmap takes, so without branches
@@ -322,8 +334,8 @@ def _why_single(replica: Replica, run: Run) -> str:
         return f"{run.dtype} rounds batches of another size differently"
     if run.optimizer.name in BY_LAYER:
         return f"optimizer {run.optimizer.name} steps layer by layer"
-    if next(replica.model.buffers(), None) is not None:
-        return "the model has buffers"
+    if not buffers_have_room(replica.model, replica.parameters):
+        return "the model has buffers that share memory or are not contiguous"
     if has_hooks(replica.model):
         return "the model has hooks"
     if replica.gives_labels or not _gives_tensor(replica):
@@ -332,6 +344,8 @@ def _why_single(replica: Replica, run: Run) -> str:
         return "the model draws random numbers"
     if changes_attributes(replica):
         return "the model keeps a state that is no buffer"
+    if replaces_buffers(replica):
+        return "the model replaces its buffers by other tensors"
     if reads := reads_in_a_step(replica):
         return f"the model reads values of tensors: {', '.join(reads)}"
     return ""
@@ -387,6 +401,29 @@ def changes_attributes(replica: Replica) -> bool:
         return not equal_attributes(before, module_attributes(replica.model))
 
 
+def replaces_buffers(replica: Replica) -> bool:
+    """Return True if a step binds other tensors to the names of buffers."""
+    before = list(replica.model.buffers())
+    with replica.rehearsal():
+        replica.gradient(next(replica.batches(0)))
+        after = list(replica.model.buffers())
+    return len(after) != len(before) or any(
+        one is not other for one, other in zip(after, before, strict=True)
+    )
+
+
+def changes_buffers(replica: Replica) -> bool:
+    """Return True if a step changes buffers, as BatchNorm's statistics: of its own batch, in each worker."""
+    with replica.rehearsal():
+        replica.gradient(next(replica.batches(0)))
+        return not all(
+            torch.equal(buffer, initial)
+            for buffer, initial in zip(
+                replica.model.buffers(), replica.initial_buffers, strict=True
+            )
+        )
+
+
 def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:
     x, y = (
         torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y")
@@ -396,30 +433,57 @@ def _of_one_batch(replica: Replica, batches: Sequence[Batch]) -> Tensor:
     return replica.gradients.clone()
 
 
-def _single_gradients(replicas: Sequence[Replica], batches: Sequence[Batch]) -> Tensor:
+class _Made(NamedTuple):
+    """Gradients (k, n) of replicas, and their buffers behind these, (k, m)."""
+
+    gradients: Tensor
+    buffers: Tensor
+
+
+def _made_by(compute: Callable[[], None], replicas: Sequence[Replica]) -> _Made:
+    """Return what `compute` makes of the replicas, whose buffers are then as before."""
+    held = [model_buffers(each) for each in replicas]
+    before = [[buffer.clone() for buffer in of_each] for of_each in held]
+    compute()
+    none = replicas[0].gradients[:0].double()
+    made = _Made(
+        torch.stack([each.gradients.clone() for each in replicas]),
+        torch.stack(
+            [torch.cat([none, *(b.double().reshape(-1) for b in o)]) for o in held]
+        ),
+    )
+    for buffer, value in zip(chain(*held), chain(*before), strict=True):
+        buffer.copy_(value)
+    return made
+
+
+def _ask_each(replicas: Sequence[Replica], batches: Sequence[Batch]) -> None:
     for each, batch in zip(replicas, batches, strict=True):
         Replica.gradient(each, batch)
-    return torch.stack([each.gradients.clone() for each in replicas])
 
 
 def _repeats(replicas: Sequence[RecordedReplica], batches: Sequence[Batch]) -> bool:
-    """Return True if recorded gradients are the computed ones, bit for bit."""
-    computed = _single_gradients(replicas, batches)
-    for each, batch in zip(replicas, batches, strict=True):
-        each.gradient(batch)
-    return all(
-        torch.equal(each.gradients, row)
-        for each, row in zip(replicas, computed, strict=True)
-    )
+    """Return True if recorded gradients are the computed ones, bit for bit, and so are buffers."""
+
+    def repeat() -> None:
+        for each, batch in zip(replicas, batches, strict=True):
+            each.gradient(batch)
+
+    computed = _made_by(lambda: _ask_each(replicas, batches), replicas)
+    repeated = _made_by(repeat, replicas)
+    return all(map(torch.equal, repeated, computed))
 
 
 def _agrees(
     pool: Batched, replicas: Sequence[Replica], batches: Sequence[Batch], close: float
 ) -> bool:
-    """Return True if batched gradients are the single ones."""
-    single = _single_gradients(replicas, batches)
-    _ask_all(pool, replicas, batches)
-    return _is_close(torch.stack([each.gradients for each in replicas]), single, close)
+    """Return True if batched gradients are the single ones, and buffers are those behind these."""
+    single = _made_by(lambda: _ask_each(replicas, batches), replicas)
+    batched = _made_by(lambda: _ask_all(pool, replicas, batches), replicas)
+    return all(
+        _is_close(found, expected, close)
+        for found, expected in zip(batched, single, strict=True)
+    )
 
 
 def _without_last(batch: Batch) -> Batch:

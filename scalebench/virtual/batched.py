@@ -3,7 +3,8 @@
 A gradient depends on the weights of its own worker only. A worker that computes
 therefore sleeps, in virtual time, until the end of its step, or of all steps that it
 takes alone, and the first that wakes computes what all sleepers have asked for:
-`torch.func.vmap` over matrices that hold the weights of worker i in row i.
+`torch.func.vmap` over matrices that hold the weights of worker i in row i, and over others
+that hold its buffers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +36,8 @@ from scalebench.virtual.tape import Results, gradients_of, record, write
 _CACHED = 2**22  # bytes of weights that are worked on at once
 _LEAST = 8  # workers at once, at least
 _ROWS_OF_RECORDING = 200  # whose gradients take as long as one recording
+# of each parameter or buffer: the registries of modules, and its name there
+_Places = list[list[tuple[dict[str, Any], str]]]
 
 
 class _Asked(NamedTuple):
@@ -85,8 +90,61 @@ class _Rows(NamedTuple):
         return _Rows(*(matrix[first:end] for matrix in self))
 
 
+class BufferRows:
+    """Each buffer of K replicas as rows (K, n), and copies of some rows to compute with.
+
+    Statistics lie beside the weights, in the first columns of `room` (K, ...). Copies
+    are contiguous, as operations of vmap change nothing else where it lies.
+    """
+
+    def __init__(self, initial: list[Tensor], room: Tensor, at_once: int) -> None:
+        self.initial = initial
+        self._rows: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        for buffer in initial:
+            values = buffer.reshape(1, -1)
+            self._copies.append(values.repeat(at_once, 1))
+            if buffer.is_floating_point():
+                here, room = room.tensor_split([buffer.numel()], dim=1)
+                self._rows.append(here.copy_(values))
+            else:
+                self._rows.append(values.repeat(len(room), 1))
+
+    def of(self, rank: int) -> list[Tensor]:
+        """Return the buffers of a worker, in the order of the model."""
+        return [
+            rows[rank].view(buffer.shape)
+            for rows, buffer in zip(self._rows, self.initial, strict=True)
+        ]
+
+    def copies(self, count: int) -> list[Tensor]:
+        """Return the first copies (count, ...) of each buffer."""
+        return [
+            rows[:count].view(count, *buffer.shape)
+            for rows, buffer in zip(self._copies, self.initial, strict=True)
+        ]
+
+    def fetch(self, places: Sequence[int]) -> None:
+        """Copy the rows in `places`, to compute with them."""
+        for rows, copies in zip(self._rows, self._copies, strict=True):
+            _fetch_rows(rows, places, copies)
+
+    def put_back(self, places: Sequence[int]) -> None:
+        for rows, copies in zip(self._rows, self._copies, strict=True):
+            _put_rows(copies[: len(places)], rows, places)
+
+    @contextmanager
+    def kept(self, first: int, end: int) -> Iterator[None]:
+        """Put back the copies from `first` to `end`, with which a call computes in vain."""
+        behind = [copies[first:end] for copies in self._copies] if end > first else []
+        before = [each.clone() for each in behind]
+        yield
+        for each, values in zip(behind, before, strict=True):
+            each.copy_(values)
+
+
 class Batched:
-    """Weights, gradients and momenta of K replicas as rows of matrices, and the gradients that are asked for.
+    """Weights, gradients, momenta and buffers of K replicas as rows of matrices, and the gradients that are asked for.
 
     `fills`: smaller batches are filled up with samples of weight 0, so that one call
     computes gradients of batches of different size. A model that couples the samples of
@@ -114,13 +172,20 @@ class Batched:
             *(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows)
         )
         self.initial = first.parameters.clone()
+        initial = [buffer.clone() for buffer in first.model.buffers()]
+        self.buffers = BufferRows(initial, self._whole[:, n:], at_once)
         self.fills = fills
         model = copy.deepcopy(first.model)
         self.shapes = parameter_shapes(first)
         self._trained = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
-        self._losses = _Losses(model, _places(model, self._trained), first.task)
+        self._losses = _Losses(
+            model,
+            _places(model, self._trained),
+            _places(model, list(model.buffers())),
+            first.task,
+        )
         # By the shapes of batches, and by the number of rows.
         self._recorded: dict[tuple[Any, ...], dict[int, Gradients]] = {}
         self._in_vain: Counter[tuple[Any, ...]] = Counter()
@@ -132,9 +197,10 @@ class Batched:
         self._step_calls = 0
 
     def memory(self, rank: int) -> Memory:
-        """The row of a worker, with the initial weights, and that of its gradient."""
+        """The row of a worker, with the initial weights, that of its gradient, and those of its buffers."""
         self._rows.weights[rank].copy_(self.initial)
-        return Memory(self._whole[rank], self._rows.gradients[rank])
+        buffers = self.buffers.of(rank)
+        return Memory(self._whole[rank], self._rows.gradients[rank], buffers)
 
     def ask(
         self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any
@@ -211,6 +277,7 @@ class Batched:
         else:
             rows = self._copies
             self._fetch(places, gradients=asked[0].add, momenta=steps)
+        self.buffers.fetch(places)
         losses = self._copies.weights.new_empty(len(asked[0].x), len(asked))
         for step in range(len(asked[0].x)):
             going_on = [each for each in asked if step < len(each.x)]
@@ -227,6 +294,7 @@ class Batched:
             self._put_back(places, momenta=steps)
         elif steps:
             _put_rows(self._copies.weights, self._rows.weights, places)
+        self.buffers.put_back(places)
         for each, of_each in zip(asked, losses.unbind(1), strict=True):
             each.replica.computed_several(of_each[: len(each.x)], each.sizes)
 
@@ -271,14 +339,23 @@ class Batched:
                 leaf.detach().requires_grad_()
                 for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
             ]
+            buffers = self.buffers.copies(rows)
             recorded[rows] = Gradients(
-                self._losses, leaves, x[0], y[0], max(sizes), rows, records=True
+                partial(self._losses, buffers),
+                leaves,
+                x[0],
+                y[0],
+                max(sizes),
+                rows,
+                records=True,
+                buffers=buffers,
             )
         weights_of_all = [each.weight for each in asked]
         into = _matrix_views(self._trained, to[: len(asked)])
-        means = recorded[rows].into(
-            into, x, y, sizes, weights_of_all, add=asked[0].add
-        )[1]
+        with self.buffers.kept(len(asked), rows):
+            means = recorded[rows].into(
+                into, x, y, sizes, weights_of_all, add=asked[0].add
+            )[1]
         return means[: len(asked)]
 
     def _rows_for(self, count: int, shapes: tuple[Any, ...]) -> int:
@@ -298,34 +375,49 @@ class Batched:
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of samples by a `model` whose parameters, bound at `places`, are given with them.
+    """The losses of samples by a `model` whose parameters and buffers, bound at these places, are given with them.
 
     It is kept with gradients that are recorded. It holds no rows, so that all memory of
     a run is free when the run ends, and not at the next search for cycles.
     """
 
     model: nn.Module
-    places: list[list[tuple[nn.Module, str]]]
+    of_parameters: _Places
+    of_buffers: _Places
     task: str
 
-    def __call__(self, leaves: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each."""
+    def __call__(
+        self,
+        buffers: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
+        """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each.
+
+        `buffers`, (k, ...) each, change where they lie.
+        """
         # an operation that is batched by a loop is no matter of the model's author:
         with warnings.catch_warnings():
             # which form is faster is measured
             warnings.filterwarnings("ignore", message="There is a performance drop")
             made = torch.func.vmap(self._forward_with, randomness="error")(
-                tuple(leaves), x
+                tuple(leaves), tuple(buffers), x
             )
         # outside vmap, where it is one operation
         return losses_of_samples(self.task, made.flatten(0, 1), y.flatten(0, 1)).view(
             len(x), -1
         )
 
-    def _forward_with(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
-        for value, places in zip(parameters, self.places, strict=True):
-            for module, name in places:
-                module._parameters[name] = value  # type: ignore[assignment]  # bound without a search by name
+    def _forward_with(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor
+    ) -> Tensor:
+        for value, places in chain(
+            zip(parameters, self.of_parameters, strict=True),
+            zip(buffers, self.of_buffers, strict=True),
+        ):
+            for registry, name in places:
+                registry[name] = value  # bound without a search by name
         made: Tensor = self.model(x)
         return made
 
@@ -334,7 +426,7 @@ class Gradients:
     """The gradients of k models by batches of at most b samples each; with `records` recorded at first, then repeated.
 
     `losses` gives the losses (k, b) of samples, from the parameters `leaves` of all
-    models, x and y (k, b, ...).
+    models, x and y (k, b, ...). It may read and change `buffers` where they lie.
     """
 
     def __init__(
@@ -347,8 +439,10 @@ class Gradients:
         models: int = 1,
         *,
         records: bool,
+        buffers: Sequence[Tensor] = (),
     ) -> None:
         self._losses, self._leaves, self._records = losses, leaves, records
+        self._buffers = buffers
         self._x, self._y = (
             like.new_zeros(models, size, *like.shape[1:]) for like in (x, y)
         )
@@ -384,7 +478,8 @@ class Gradients:
             results = self._repeat()
         elif self._records:
             results, self._repeat = record(
-                self._compute, [self._x, self._y, self._shares, *self._leaves]
+                self._compute,
+                [self._x, self._y, self._shares, *self._leaves, *self._buffers],
             )
         else:
             results = self._compute()
@@ -421,14 +516,17 @@ class BatchedReplica(StretchingReplica):
     _memory: Memory
 
     def _begin_model(self, memory: Memory | None) -> None:
-        """Take over a row of the pool, which computes with one model for all, without buffers."""
+        """Take over a row of the pool, which computes with one model for all."""
         assert memory is not None
         self._memory = memory
         self.gradients = memory.gradients
-        self.parameters, velocity = memory.whole.tensor_split([len(self.gradients)])
-        self._initial_buffers = []
-        # there are none, and to look for them would build the model
-        self.state.buffers_of_modules = []
+        statistics = [each for each in memory.buffers if each.is_floating_point()]
+        self._has_statistics = bool(statistics)
+        trained = len(self.gradients)
+        held = trained + sum(each.numel() for each in statistics)
+        self.parameters, velocity = memory.whole[:trained], memory.whole[held:]
+        # to look for them would build the model
+        self.state.buffers_of_modules = [dict(enumerate(memory.buffers))]
         self._optimise(velocity if len(velocity) else None)
 
     def _own_model(self) -> nn.Module:
@@ -471,11 +569,12 @@ class BatchedReplica(StretchingReplica):
         self._sleep(self.pool.ask(self, x, y, rates=rates))
 
     def keep(self, epoch: int, elapsed_s: float, agreed: bool) -> None:
-        if agreed:
+        # Statistics are averaged where they lie, with which training goes on.
+        if agreed or self._has_statistics:
             super().keep(epoch, elapsed_s, agreed)
             return
-        # Thousands of workers would each keep a vector of each epoch, and there are no
-        # statistics: of all of them only the consensus is evaluated.
+        # Thousands of workers would each keep a vector of each epoch, of all of which
+        # only the consensus is evaluated.
         snapshot = Snapshot(epoch, elapsed_s, None, agreed=True)
         self.snapshots.append(snapshot)
         self.form_consensus(self, snapshot)
@@ -572,16 +671,16 @@ def _begin(optimizer: Any) -> None:
         optimizer.begin()
 
 
-def _places(
-    model: nn.Module, parameters: Sequence[nn.Parameter]
-) -> list[list[tuple[nn.Module, str]]]:
-    """Return where each parameter is bound; a shared one is bound in several places."""
-    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+def _places(model: nn.Module, tensors: Sequence[Tensor]) -> _Places:
+    """Return where each parameter or buffer is bound; a shared one is bound in several places."""
+    found: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found.setdefault(parameter, []).append((module, name))
-    return [found[parameter] for parameter in parameters]
+        registries: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for registry in registries:
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    found.setdefault(tensor, []).append((registry, name))
+    return [found[tensor] for tensor in tensors]
 
 
 def _matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:

@@ -442,7 +442,9 @@ class Simulation(Prepared):
             replica.pool, replica.scheduler = self._pool, self.scheduler
             replica.form_consensus = self._consensus.form
             replica.state.parameter_shapes = self._pool.shapes
-            replica.initial = self._pool.initial  # equal ones, kept once
+            # equal ones, kept once
+            replica.initial = self._pool.initial
+            replica.initial_buffers = self._pool.buffers.initial
         return replica
 
     def _kind_of_replica(self) -> type[Replica]:

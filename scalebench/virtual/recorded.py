@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from scalebench.models.flat import views
 from scalebench.strategies.base import Batch
+from scalebench.strategies.replica_state import model_buffers
 from scalebench.system.clock import Task
 from scalebench.training.replica import Replica
 from scalebench.virtual.stretches import StretchingReplica
@@ -20,7 +21,7 @@ class RecordedReplica(StretchingReplica):
     """Computes the gradients of `Replica`, bit for bit, in half of a small model's time.
 
     The model's operations must not depend on values, nor change anything but what they
-    return.
+    return, and buffers where they lie.
     """
 
     # The replica that records for others, which have few steps each: its operations are
@@ -77,9 +78,17 @@ class RecordedReplica(StretchingReplica):
         )
         if x.shape not in by_shape:
             by_shape[x.shape] = _Gradient(original, x, y)
-        if original is not self:
+        if original is self:
+            loss, *found = by_shape[x.shape].of(x, y, weight)
+        else:
+            replicas: tuple[Replica, Replica] = self, original
             original.parameters.copy_(self.parameters)
-        loss, *found = by_shape[x.shape].of(x, y, weight)
+            buffers = list(zip(*map(model_buffers, replicas), strict=True))
+            for own, copy in buffers:
+                copy.copy_(own)
+            loss, *found = by_shape[x.shape].of(x, y, weight)
+            for own, copy in buffers:
+                own.copy_(copy)
         assert loss is not None
         write(found, self.targets, add=add)
         self.computed(loss, x.shape[0])

@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -15,20 +16,29 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalebench.cluster.operation import BY_MESSAGES
+from scalebench.comm.simulated import lone_communicator
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.epoch_average import EpochAverage
+from scalebench.strategies.replica_state import model_buffers
+from scalebench.system.clock import WallClock
 from scalebench.training.replica import Replica
 from scalebench.virtual import arithmetic, batched, engine, lock_step
 from scalebench.virtual.arithmetic import choice_for, choose
 from scalebench.virtual.pool import simulate_alike
+from tests.strategies.parts_case import images
 
 # float64, relative to weights of order 1: sums over samples and workers in another
 # order
 SUMS = 1e-12
 WORKERS = 4
+OTHERS = Path(__file__).parents[1] / "strategies" / "models"
+# with BatchNorm
+NORMALISED, CONVOLUTIONAL = (
+    f"{OTHERS / name}:build" for name in ("normalised.py", "convolutional.py")
+)
 NEEDS = {
     "hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
     "torch_hierarchical_local_sgd": {"groups": {1: 2, 64: 4}},
@@ -61,6 +71,14 @@ TRAITS = {
     (name, str(options)): registry.create(name, options, "virtual").traits
     for name, options in EVERY
 }
+
+
+def is_whole(name, options):
+    """Return True if each worker computes gradients of a whole model."""
+    traits = TRAITS[name, str(options)]
+    return traits.mesh(WORKERS).parts == 1 and not traits.sharded and not traits.mixed
+
+
 ONE_BATCH = [
     {name: options}
     for name, options in EVERY
@@ -111,10 +129,9 @@ def test_batched_gradients_give_the_weights_and_times_of_single_ones(
     run = make_run({name: options}, WORKERS, **values)
     single, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     batched, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
-    traits = TRAITS[name, str(options)]
-    whole = traits.mesh(WORKERS).parts == 1 and not traits.sharded and not traits.mixed
     # A sum that is rounded differently has another sign now and then.
-    way = "batched" if whole and not traits.takes_signs else "per_replica"
+    signs = TRAITS[name, str(options)].takes_signs
+    way = "batched" if is_whole(name, options) and not signs else "per_replica"
     assert (single.facts.arithmetic, batched.facts.arithmetic) == ("per_replica", way)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
     assert losses(batched) == pytest.approx(losses(single), abs=SUMS, nan_ok=True), (
@@ -126,6 +143,59 @@ def test_batched_gradients_give_the_weights_and_times_of_single_ones(
     assert batched.train_s == pytest.approx(single.train_s, rel=SUMS), (
         "sleeping takes no turn of another worker"
     )
+
+
+@pytest.fixture
+def buffers_of(monkeypatch):
+    """`buffers_of(function)`: what it returns, and the buffers of each worker behind its training, as one vector."""
+    evaluate = engine.evaluate
+
+    def found(function, *arguments):
+        held = {}
+
+        def looking(replica, *others):
+            buffers = [each.double().reshape(-1) for each in model_buffers(replica)]
+            held[replica.rank] = torch.cat([torch.empty(0).double(), *buffers])
+            return evaluate(replica, *others)
+
+        monkeypatch.setattr(engine, "evaluate", looking)
+        made = function(*arguments)
+        return *made, [held[rank] for rank in sorted(held)]
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [each for each in EVERY if is_whole(*each)], ids=case
+)
+def test_batched_gradients_give_the_statistics_of_single_ones(
+    name, options, make_run, machine, buffers_of, monkeypatch
+):
+    """A convolutional network with BatchNorm: weights, statistics, evaluations and bytes of every strategy."""
+    run = make_run(
+        {name: options},
+        WORKERS,
+        model=CONVOLUTIONAL,
+        batch_per_worker=7,
+        evaluate_every=1,
+        optimizer={"sgd": {"momentum": 0.9}},
+        virtual={"jitter": "lognormal"},
+    )
+    (single, expected, theirs), (batched, found, ours) = (
+        buffers_of(weights_by, choice, run, images(), machine, monkeypatch)
+        for choice in (Choice(), Choice(batched=True))
+    )
+    signs = TRAITS[name, str(options)].takes_signs
+    assert batched.facts.arithmetic == ("per_replica" if signs else "batched")
+    assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+    for own, its in zip(ours, theirs, strict=True):
+        assert torch.allclose(own, its, rtol=0, atol=SUMS)
+    assert losses(batched) == pytest.approx(losses(single), abs=SUMS)
+    assert by_epoch(batched) == by_epoch(single)
+    for one, other in zip(batched.workers, single.workers, strict=True):
+        assert (one.syncs, one.bytes_sent) == (other.syncs, other.bytes_sent)
+        assert one.collective_calls == other.collective_calls
+    assert batched.train_s == pytest.approx(single.train_s, rel=SUMS)
 
 
 def test_rows_of_a_run_are_free_when_it_ends(make_run, blobs, machine, monkeypatch):
@@ -367,24 +437,67 @@ def test_filled_batches_give_the_gradients_of_unequal_ones(
         {"allreduce": {"accumulate": 2}},
     ],
 )
+@pytest.mark.parametrize("model", [{"mlp": {"hidden": [6]}}, NORMALISED])
 def test_rows_that_no_worker_fills_change_nothing(
-    strategy, make_run, blobs, machine, monkeypatch
+    model, strategy, make_run, blobs, machine, buffers_of, monkeypatch
 ):
     """Gradients of few workers are computed with those of others beside them, so that few numbers are recorded."""
-    run = make_run(strategy, 5, batch_per_worker=7, virtual={"jitter": "lognormal"})
+    run = make_run(
+        strategy, 5, batch_per_worker=7, model=model, virtual={"jitter": "lognormal"}
+    )
+    choice = Choice(batched=True, fills=model != NORMALISED)
     found = {}
     monkeypatch.setattr(batched, "_ROWS_OF_RECORDING", -1)
     for rows in (1, 5):  # at least, in each call
         monkeypatch.setattr(
             batched, "_rounded_up", lambda asked, rows=rows: max(asked, rows)
         )
-        found[rows] = weights_by(
-            Choice(batched=True, fills=True), run, blobs, machine, monkeypatch
-        )
-    (exact, weights), (outcome, filled) = found.values()
+        found[rows] = buffers_of(weights_by, choice, run, blobs, machine, monkeypatch)
+    (exact, weights, theirs), (outcome, filled, ours) = found.values()
+    for own, its in zip(ours, theirs, strict=True):
+        assert torch.allclose(own, its, rtol=0, atol=SUMS)
     assert torch.allclose(filled, weights, rtol=0, atol=SUMS)
     assert losses(outcome) == pytest.approx(losses(exact), abs=SUMS)
     assert outcome.train_s == exact.train_s
+
+
+class Counting(nn.Linear):
+    """Counts its batches, in a buffer, and treats each sample by itself."""
+
+    def __init__(self):
+        super().__init__(2, 3)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.batches += 1
+        return super().forward(x)
+
+
+def test_buffers_of_workers_that_are_done_with_a_stretch_stay(
+    make_run, blobs, monkeypatch
+):
+    """Though others, who take more steps, compute beside them."""
+
+    def built(*_, **__):
+        torch.manual_seed(0)
+        return Counting().double()
+
+    monkeypatch.setattr("scalebench.training.replica.build_model", built)
+    run = make_run("epoch_average", 3)
+    plan = BatchPlan.of(run, run.workers, run.seed, blobs)
+    at = [lone_communicator(3, rank) for rank in range(3)]
+    pool = batched.Batched(Replica(run, blobs, plan, at[0], WallClock()), 3, fills=True)
+    replicas = [
+        Replica(run, blobs, plan, comm, WallClock(), memory=pool.memory(comm.rank))
+        for comm in at
+    ]
+    x, y = replicas[0].samples_of(0)
+    for replica, steps in zip(replicas, [1, 4, 2], strict=True):
+        rates = [0.1] * steps
+        asked = pool.ask(replica, [x[:8]] * steps, [y[:8]] * steps, rates=rates)
+    pool.complete(asked)
+    counted = [int(*model_buffers(replica)) for replica in replicas]
+    assert counted == [1, 4, 2]
 
 
 def test_numbers_of_rows_are_rounded_up_by_a_quarter_at_most():
@@ -429,6 +542,39 @@ class Coupled(nn.Linear):
         return made - made.mean(dim=0)
 
 
+class Masked(nn.Linear):
+    """Its buffers never change: a table that is added, and a mask."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("table", torch.linspace(0, 1, inputs))
+        self.register_buffer("mask", torch.arange(inputs) > 0)
+
+    def forward(self, x):
+        return super().forward((x + self.table).masked_fill(self.mask, 0.5))
+
+
+class Replacing(nn.Linear):
+    """Its buffer becomes another tensor at each step."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("mean", torch.zeros(inputs))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return super().forward(x - self.mean)
+
+
+class Sharing(nn.Linear):
+    """A buffer is a part of another one."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("counts", torch.zeros(inputs, dtype=torch.int64))
+        self.register_buffer("first", self.counts[:1])
+
+
 class Branching(nn.Linear):
     """Its program depends on values, which has no batched form."""
 
@@ -440,7 +586,17 @@ class Branching(nn.Linear):
 @pytest.mark.parametrize(
     ("build", "one_batch", "reason"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), False, "buffers"),
+        (lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), False, ""),
+        (
+            lambda: nn.Sequential(
+                nn.Linear(2, 3), nn.BatchNorm1d(3, momentum=None, affine=False)
+            ),
+            False,
+            "reads values of tensors: __float__",
+        ),
+        (lambda: Replacing(2, 3), False, "replaces its buffers"),
+        (lambda: Sharing(2, 3), False, "share memory"),
+        (lambda: Masked(2, 3), True, ""),
         (
             lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)),
             False,
@@ -453,7 +609,11 @@ class Branching(nn.Linear):
         (lambda: Branching(2, 3), False, "reads values of tensors: __bool__"),
     ],
     ids=[
-        "buffers",
+        "batch normalisation",
+        "mean of all batches",
+        "other buffers",
+        "shared buffers",
+        "constant buffers",
         "dropout",
         "hooks",
         "hook of a parameter",
@@ -474,7 +634,8 @@ def test_models_without_a_batched_form_keep_single_gradients(
     run = make_run("local_sgd", WORKERS)
     choice = choice_for(run, blobs, 8)
     assert choice.one_batch is one_batch
-    assert choice.fills is False, "a coupled model must not see samples twice"
+    independent = isinstance(build(), Masked)
+    assert choice.fills is independent, "a coupled model must not see samples twice"
     assert choice.records is (not reason or "differ" in reason)
     assert reason in choice.reason
     assert choice.batched is (not reason)

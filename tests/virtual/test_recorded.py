@@ -11,6 +11,7 @@ from scalebench.pricing.machine import Choice
 from scalebench.virtual import engine, recorded
 from scalebench.virtual.pool import simulate_alike
 from scalebench.virtual.recorded import RecordedReplica
+from tests.strategies.test_native_equality import MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,7 @@ def trained(records, run, dataset, machine, monkeypatch):
     return outcome, weights["final"]
 
 
+@pytest.mark.parametrize("model", [{"mlp": {"hidden": [6]}}, MODEL])
 @pytest.mark.parametrize("optimizer", ["sgd", {"sgd": {"momentum": 0.9}}, "adam"])
 @pytest.mark.parametrize(
     ("strategy", "workers"),
@@ -48,11 +50,12 @@ def trained(records, run, dataset, machine, monkeypatch):
     ],
 )
 def test_recorded_gradients_train_as_computed_ones(
-    strategy, workers, optimizer, make_run, blobs, machine, monkeypatch
+    strategy, workers, optimizer, model, make_run, blobs, machine, monkeypatch
 ):
     run = make_run(
         strategy,
         workers,
+        model=model,
         optimizer=optimizer,
         evaluate_every=1,
         virtual={"jitter": "lognormal"},
@@ -66,12 +69,15 @@ def test_recorded_gradients_train_as_computed_ones(
     assert all(one.epochs == other.epochs for one, other in pairs)
 
 
+@pytest.mark.parametrize("model", [{"mlp": {"hidden": [6]}}, MODEL])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("strategy", ["allreduce", "epoch_average", "demo", "ssp"])
 def test_replicas_of_few_steps_repeat_what_one_has_recorded(
-    strategy, optimizer, make_run, blobs, machine, monkeypatch
+    strategy, optimizer, model, make_run, blobs, machine, monkeypatch
 ):
-    run = make_run(strategy, 3, optimizer=optimizer, virtual={"jitter": "lognormal"})
+    """With statistics of their own, where the model has some."""
+    values = {"optimizer": optimizer, "model": model, "evaluate_every": 1}
+    run = make_run(strategy, 3, virtual={"jitter": "lognormal"}, **values)
     anew, expected = trained(False, run, blobs, machine, monkeypatch)
     steps = BatchPlan.of(run, run.workers, run.seed, blobs).steps(0) * run.epochs
     monkeypatch.setattr(engine, "_WORTH_RECORDING", steps + 1)
@@ -86,6 +92,8 @@ def test_replicas_of_few_steps_repeat_what_one_has_recorded(
     again, found = trained(True, run, blobs, machine, monkeypatch)
     assert torch.equal(found, expected)
     assert again.train_s == anew.train_s
+    metrics = [[each.metric for each in one.evaluations] for one in (again, anew)]
+    assert metrics[0] == metrics[1]
     shapes = {tuple(inputs[0].shape) for inputs in recordings}
     assert len(recordings) == len(shapes), "one of each shape"
 
