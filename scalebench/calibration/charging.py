@@ -56,6 +56,7 @@ from scalebench.pricing.machine import (
     OperationTime,
     OperationTimes,
     StepTable,
+    StepTimes,
     name_of,
     stated_table,
 )
@@ -91,7 +92,7 @@ _FEWEST_RUNS, _MOST_RUNS = 2, 100  # of a strategy
 # Seconds of a strategy, at most, and their share of the time for a calibration.
 _RUNS_S, _RUNS_SHARE = 1.0, 0.1
 # Of the steps of a divided model: torch plans its gathers in the first ones.
-_WARM_UP_STEPS, _MOST_STEPS = 3, 16
+_WARM_UP_STEPS, _MOST_STEPS = 3, 32
 # by operation: (multiple of the messages, seconds)
 _Found = dict[str, list[tuple[int, float]]]
 _ByTask = dict[tuple[Task, int], float]  # and samples
@@ -505,50 +506,40 @@ def measure_operations(
     ):
         smallest.setdefault(str(run.strategy), run)
     times: OperationTimes = {}
-    gauge = Gauge()
     for name, run in smallest.items():
-        attempt = _attempt(run, datasets[run.workers], machine)
-        if attempt is None:
-            times[name] = {}
-            continue
-        until: Until[_Found] = Until(seconds, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
-        rounds = quiet_rounds(attempt, gauge.seconds, until)
-        found: _Found = defaultdict(list)
-        for each in rounds:
-            factor = (
-                machine.reference_s / each.reference_s if machine.reference_s else 1.0
+        strategy, dataset = strategy_of(run), datasets[run.workers]
+        times[name] = {}
+        # Others of a named arithmetic compute only steps and averages of gradients.
+        if strategy.arithmetic(run.workers) is None:
+            times[name] = _played_times(run, dataset, machine, seconds)
+        if strategy.traits.shares_layers(run.workers):
+            # In place of that of the played steps, which takes no time there.
+            overheads = step_overheads(run, dataset, machine, _BUDGET_S)
+            times[name][name_of(step_overhead)] = _time(
+                [(1, each) for each in overheads], run.workers
             )
-            for operation, calls in each.found.items():
-                found[operation] += [
-                    (multiple, seconds * factor) for multiple, seconds in calls
-                ]
-        times[name] = {
-            operation: _time(calls, run.workers)
-            for operation, calls in sorted(found.items())
-        }
     return times
 
 
-def _attempt(
-    run: Run, dataset: Dataset, machine: Machine
-) -> Callable[[], _Found] | None:
-    """Return a measurement of what the strategy of `run` computes beside its steps; None if there is nothing."""
-    traits = strategy_of(run).traits
-    # Others of a named arithmetic compute only steps and averages of gradients.
-    plays = strategy_of(run).arithmetic(run.workers) is None
-    shares = traits.shares_layers(run.workers)
-    if not plays and not shares:
-        return None
-
-    def attempt() -> _Found:
-        found = _played(run, dataset, machine) if plays else {}
-        if shares:
-            seconds = step_overheads(run, dataset, _BUDGET_S)
-            # In place of that of the played steps, which takes no time there.
-            found[name_of(step_overhead)] = [(1, each) for each in seconds]
-        return found
-
-    return attempt
+def _played_times(
+    run: Run, dataset: Dataset, machine: Machine, seconds: float
+) -> dict[str, OperationTime]:
+    """Play some batches again and again for some seconds, and return the times of the operations in them."""
+    until: Until[_Found] = Until(seconds, fewest=_FEWEST_RUNS, most=_MOST_RUNS)
+    rounds = quiet_rounds(
+        partial(_played, run, dataset, machine), Gauge().seconds, until
+    )
+    found: _Found = defaultdict(list)
+    for each in rounds:
+        factor = machine.reference_s / each.reference_s if machine.reference_s else 1.0
+        for operation, calls in each.found.items():
+            found[operation] += [
+                (multiple, seconds * factor) for multiple, seconds in calls
+            ]
+    return {
+        operation: _time(calls, run.workers)
+        for operation, calls in sorted(found.items())
+    }
 
 
 def _played(run: Run, dataset: Dataset, machine: Machine) -> _Found:
@@ -602,20 +593,24 @@ class _StepClock(WallClock):
         self.mark = now
 
 
-def step_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float]:
-    """Return processor seconds by which steps of a worker took longer than the shares of the model's own step.
+def step_overheads(
+    run: Run, dataset: Dataset, machine: Machine, budget_s: float
+) -> list[float]:
+    """Return the seconds on `machine` by which steps of a worker take longer than the shares of the model's own step.
 
     The shares are those by which virtual runs charge a divided model. Layers that all
     workers compute, small operations in Python, and copies of shards are not divided;
     fully_shard and DTensor call hooks and dispatch each operation besides: some
     milliseconds a block of a small transformer. Both take steps in one process, one
     after the other, the worker among ranks that are not there: communication takes no
-    time.
+    time. By how much of its charge a step takes longer does not depend on the speed of
+    the moment; the charge is that of the machine.
     """
     from scalebench.comm.torch_dist import silent_group  # a second of imports
 
     torch.set_num_threads(run.threads_per_worker)
     clock = _StepClock()
+    times = StepTimes(machine.table_for(run.workers), repetition=None)
     engine = registry.preferred_engine(run.strategy.name)
     strategy = registry.create(run.strategy.name, run.strategy.options, engine)
     with silent_group(run.workers, clock) as comm:
@@ -630,8 +625,11 @@ def step_overheads(run: Run, dataset: Dataset, budget_s: float) -> list[float]:
             step: _ByTask = {}
             for samples in {samples for _, samples in shares if samples}:
                 step |= clock.of(partial(whole.local_step, _of_size(batch, samples)))[0]
-            charged = (share * step.get(task, 0.0) for task, share in shares.items())
-            return sum(taken.values()) - sum(charged)
+            charged = sum(share * step.get(key, 0.0) for key, share in shares.items())
+            excess = sum(taken.values()) / charged - 1
+            return excess * sum(
+                share * times.task_seconds(*key) for key, share in shares.items()
+            )
 
         for _ in range(_WARM_UP_STEPS):
             overhead()
