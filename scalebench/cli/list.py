@@ -17,6 +17,7 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
     "datasets": "scalebench.data.builder:DATASETS.describe",
     "models": "scalebench.models.registry:describe_models",
     "clusters": "scalebench.cluster.cluster_file:describe_clusters",
+    "devices": "scalebench.cluster.device:describe_devices",
     "figures": "scalebench.figures:describe_figures",
 }
 
@@ -25,7 +26,7 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
 @click.argument("what", type=click.Choice(list(KINDS)), required=False)
 @json_option
 def list_(what: str | None, as_json: bool) -> None:
-    """List what a study can name: strategies, datasets, models, clusters or figures; these words without WHAT."""
+    """List strategies, datasets, models, clusters, devices or figures by name; without WHAT, these words."""
     if what is None:
         click.echo(json.dumps(list(KINDS)) if as_json else "\n".join(KINDS))
         return

@@ -21,7 +21,7 @@ from scalebench.cli.options import verbosity_options
 GROUPS = {
     "Start": {
         "init": "Write a commented study.yaml to begin from.",
-        "list": "List strategies, data sets, models, clusters or figures.",
+        "list": "List strategies, models, data sets, clusters, devices, figures.",
         "explain": "Explain a strategy: its rule, its options, what it sends.",
         "doctor": "Say what this machine has, and what adds the rest.",
         "install": "Build and install Horovod for the PyTorch that is here.",

@@ -86,6 +86,11 @@ def device_names() -> list[str]:
     )
 
 
+def describe_devices() -> list[tuple[str, str]]:
+    """Return (name, one-line summary) of each shipped device."""
+    return [(name, load_device(name).description) for name in device_names()]
+
+
 def load_device(name_or_path: str | Path) -> Device:
     """Return the shipped device of that name, or the device in that YAML file.
 

@@ -43,6 +43,7 @@ from tests.facts import together
                 "dgx-h100",
             },
         ),
+        ("devices", {"a100-40gb", "h100-sxm", "epyc-7742"}),
         (
             "figures",
             {
@@ -70,7 +71,14 @@ def test_kind_lists_names_with_summaries(what: str, some: set[str]) -> None:
 
 
 def test_every_kind_is_tested_above() -> None:
-    assert set(KINDS) == {"strategies", "datasets", "models", "clusters", "figures"}
+    assert set(KINDS) == {
+        "strategies",
+        "datasets",
+        "models",
+        "clusters",
+        "devices",
+        "figures",
+    }
 
 
 def test_strategies_name_their_engines() -> None:
@@ -86,4 +94,4 @@ def test_list_alone_says_what_can_be_listed():
         .invoke(main, ["list"], standalone_mode=False, catch_exceptions=False)
         .output
     )
-    assert said.split() == ["strategies", "datasets", "models", "clusters", "figures"]
+    assert said.split() == list(KINDS)
