@@ -66,9 +66,9 @@ def check(
         }
         click.echo(json.dumps(facts, indent=2))
     else:
+        click.echo(f"{evidence.progress.study}: {_summary(report)}")
         for finding in report.findings:
             _show(finding)
-        click.echo(f"{evidence.progress.study}: {_summary(report)}")
     # warnings and notes fail no pipeline: they are for the text of a paper
     return 1 if report.count("error") else 0
 
@@ -76,11 +76,11 @@ def check(
 def _show(finding: Finding) -> None:
     color = _COLORS[finding.severity]
     click.echo(
-        f"{click.style(finding.severity, fg=color, bold=True)}  {click.style(finding.rule, bold=True)}"
+        f"\n{click.style(finding.severity, fg=color, bold=True)}  {click.style(finding.rule, bold=True)}"
     )
     click.echo(_indented(finding.what, "  "))
     click.echo(_indented(finding.where, "  where  "))
-    click.echo(_indented(finding.fix, "  fix    ") + "\n")
+    click.echo(_indented(finding.fix, "  fix    "))
 
 
 def _summary(report: Report) -> str:

@@ -135,7 +135,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(_facts(found), indent=2, allow_nan=False))
     else:
-        formats.show_tables(form, _comparison(found))
+        formats.show_tables(form, _counts_in_words(found), _comparison(found))
     bad = {
         "regression": found.regressed,
         "metric": found.metrics("worse") > 0,
@@ -223,7 +223,7 @@ def _verdict(row: Row) -> Text:
 
 
 def _notes(found: Verdicts) -> list[str]:
-    """Notes below the table; the last line counts the verdicts."""
+    """Notes below the table."""
     from scalebench.analysis.intervals import NOTHING_VARIES
 
     ratios = found.table[["ratio", "ratio_low", "ratio_high"]].itertuples(index=False)
@@ -269,7 +269,6 @@ def _notes(found: Verdicts) -> list[str]:
         if cells:
             notes.append(f"{what}: {in_words(cells)}")
     notes += _on_metrics(found)
-    notes.append(_counts_in_words(found))
     return notes
 
 

@@ -79,7 +79,7 @@ def laws(
 
 
 def laws_tables(found: Sequence[Scaling]) -> Iterator[Table | str]:
-    """A table of laws, advice and notes per series; series without a law in a line each at the end."""
+    """How many workers each series is worth, then a table of laws and notes; a reason for no law is named once."""
     from scalebench.analysis.laws import band_name, no_band, render
 
     columns = [
@@ -89,17 +89,20 @@ def laws_tables(found: Sequence[Scaling]) -> Iterator[Table | str]:
         for place, name in enumerate(render.LAWS)
     ]
     fitted = [one for one in found if not one.refusal]
+    yield from (f"{render.name_of(one)}: {render.advice(one)}" for one in fitted)
     for one in fitted:
         yield Table.of(
             render.title(one),
             columns,
             render.law_rows(one),
-            [*render.advice_lines(one), *one.notes, ""],
+            [f"T(N) = {one.best.fit.law.formula}", *one.notes, ""],
         )
     if intervals := {
         band_name(one.series) for one in fitted if not no_band(one.series)
     }:
         yield f"In brackets: {' or '.join(sorted(intervals))}, of parameters as if the law held. {render.AT_LEAST}"
-    yield from (
-        f"{render.title(one)}: no law: {one.refusal}" for one in found if one.refusal
-    )
+    refused: dict[str, list[str]] = {}
+    for one in found:
+        if one.refusal:
+            refused.setdefault(one.refusal, []).append(render.name_of(one))
+    yield from (f"No law of {'; '.join(own)}: {why}" for why, own in refused.items())

@@ -13,7 +13,7 @@ from pathlib import Path
 from scalebench.analysis import Results, agreement, cells, ratios, target, tuning_trials
 from scalebench.analysis import quantities as quantity
 from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
-from scalebench.analysis.laws.render import LAWS, count_text, law_rows, title
+from scalebench.analysis.laws.render import LAWS, count_text, law_rows, name_of
 from scalebench.analysis.loading import label_of
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.formatting import EMPTY, seconds
@@ -337,7 +337,7 @@ def _laws(results: Results) -> Table:
                 for one in found
                 for note in one.notes
             ),
-            *(f"{title(one)}: no law: {one.refusal}" for one in found if one.refusal),
+            *(f"{name_of(one)}: no law: {one.refusal}" for one in found if one.refusal),
         ],
         name="laws",
     )

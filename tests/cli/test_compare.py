@@ -77,7 +77,7 @@ def test_table_names_the_regressions(call):
     assert "regression" in line
     assert together(out, "changed", "commit 0000000000", "1111111111")
     assert together(out, "p", "Wilcoxon rank-sum", "Holm")
-    assert out.splitlines()[-1] == (
+    assert out.splitlines()[0] == (
         "time: 3 regressed, 11 unchanged (threshold 5 %); metric: 14 equal (margin 0.01)"
     )
     assert err == ""
@@ -155,7 +155,7 @@ def test_fail_on_repeatable_metric_ignores_racing_strategies(call, tmp_path):
         folder(f"{strategy}-b", strategy, 0.2)
         words = f"{strategy}-a", f"{strategy}-b", "--fail-on"
         out, _ = call(*words, "repeatable-metric", code=code)
-        assert out.splitlines()[-1].endswith(
+        assert out.splitlines()[0].endswith(
             "metric: 1 worse, 13 equal (margin 0.01)"
         ), "shown all the same"
         varies = f"metric varies from run to run, as workers merge when they arrive: {strategy} at 2, 4 workers (native"
@@ -343,12 +343,12 @@ def test_equal_metric_of_one_seed_is_undecided(call):
     """On a grid of 1 / n_test two runs agree now and then."""
     out, _ = call("once", "before", "--strategy", "epoch_average")
     assert out.count("+0.000") == 6
-    assert out.splitlines()[-1].endswith("metric: 6 undecided (margin 0.01)")
+    assert out.splitlines()[0].endswith("metric: 6 undecided (margin 0.01)")
 
 
 def test_cells_of_undecided_metric_are_named(call):
     out, _ = call("once", "before")
     cells = "epoch_average at 1, 2, 4 workers"
     assert in_order(out, "metric undecided", f"{cells} (native mpi)", cells)
-    assert out.splitlines()[-1].endswith("metric: 8 equal, 6 undecided (margin 0.01)")
+    assert out.splitlines()[0].endswith("metric: 8 equal, 6 undecided (margin 0.01)")
     assert "metric undecided" not in call("before", "before")[0]

@@ -30,16 +30,17 @@ AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond t
 LAWS = ("law", "weight", "ΔAICc", "misfit", "leave-out", "parameters")
 
 
+def name_of(scaling: Scaling) -> str:
+    """`epoch_average, native mpi`, with the batch where the study has several."""
+    key = scaling.series.key
+    engine = "" if key.engine == key.execution else f" {key.engine}"
+    return f"{scaling.series.name}, {key.execution}{engine}"
+
+
 def title(scaling: Scaling) -> str:
-    """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`, with the batch where the study has several."""
-    series = scaling.series
-    engine = (
-        "" if series.key.engine == series.key.execution else f" {series.key.engine}"
-    )
-    name, counts = f"{series.name}, {series.key.execution}{engine}", series.counts
-    if scaling.refusal:
-        return name
-    return f"{name}: {len(counts)} worker counts ({counts[0]:.0f}-{counts[-1]:.0f}), {len(series.at)} runs"
+    """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`."""
+    counts, runs = scaling.series.counts, len(scaling.series.at)
+    return f"{name_of(scaling)}: {len(counts)} worker counts ({counts[0]:.0f}-{counts[-1]:.0f}), {runs} runs"
 
 
 def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
@@ -65,16 +66,16 @@ def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:
     return rows
 
 
-def advice_lines(scaling: Scaling) -> list[str]:
-    """Formula, knee, largest N worth running and fastest N."""
-    advice = scaling.advice
-    assert advice is not None
-    best, level = scaling.best.fit, f"{100 * advice.efficiency:.0f} % or more"
-    return [
-        f"T(N) = {best.law.formula}",
-        f"knee {count_text(advice.knee)}, largest N at an efficiency of {level} "
-        f"{count_text(advice.worth)}, fastest {count_text(advice.fastest)} (measured up to {best.counts[-1]:.0f})",
-    ]
+def advice(scaling: Scaling) -> str:
+    """Knee, largest N worth running and fastest N."""
+    found = scaling.advice
+    assert found is not None
+    level = f"{100 * found.efficiency:.0f} % or more"
+    return (
+        f"knee {count_text(found.knee)}, largest N at an efficiency of {level} "
+        f"{count_text(found.worth)}, fastest {count_text(found.fastest)} (measured up to "
+        f"{scaling.best.fit.counts[-1]:.0f})"
+    )
 
 
 def parameter(kind: Parameter, estimate: Measured) -> str:
