@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Exchange: TypeAlias = "Callable[[list[Tensor]], list[Tensor]]"
 _T = TypeVar("_T")
+_ROWS_AT_ONCE = 8192  # that are copied out of a file
 
 
 def moved(
@@ -133,7 +134,10 @@ class SingleProcess:
         # A file is read front to back, whatever the order of the request.
         ascending = np.argsort(wanted, kind="stable")
         found = np.empty((len(wanted), *array.shape[1:]), dtype=array.dtype)
-        found[ascending] = array[wanted[ascending]]
+        # Piece by piece, so that the rows are in memory once.
+        for begin in range(0, len(wanted), _ROWS_AT_ONCE):
+            some = ascending[begin : begin + _ROWS_AT_ONCE]
+            found[some] = array[wanted[some]]
         return found
 
     def written(self, dtype: np.dtype[Any]) -> Any:

@@ -1,6 +1,7 @@
 """The ds-tensor holds every row once, in blocks that differ by at most one."""
 
 import sys
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -295,3 +296,17 @@ def test_hdf5_without_h5py_names_the_package(tmp_path, monkeypatch):
         DataError, match=r"need h5py; install it with pip install 'scalebench\[hdf5\]'"
     ):
         DsTensor.from_hdf5(tmp_path / "x.h5", "x")
+
+
+def test_rows_of_a_file_are_in_memory_once(tmp_path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).random((40_000, 16)))
+    tensor = DsTensor(np.load(tmp_path / "rows.npy", mmap_mode="r"))
+    wanted = np.random.default_rng(1).permutation(40_000)
+    tracemalloc.start()
+    try:
+        found = tensor.rows(wanted)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, np.asarray(tensor.array)[wanted])
+    assert peak < 1.6 * found.nbytes
