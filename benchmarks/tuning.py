@@ -11,14 +11,15 @@ virtual workers were computed together, 0.6 of the loops.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from ratios import Finding, Goal, compare, show
 from virtual_overhead import DEFAULTS, bare_loop, make_run, stated_machine
 
 from scalebench.data.catalog import prepare
-from scalebench.data.dataset import open_dataset
+from scalebench.data.dataset import Dataset, open_dataset
+from scalebench.pricing.machine import Machine
 from scalebench.study.spec import Run, Training
 from scalebench.virtual.pool import alike, simulate_alike
 
@@ -39,22 +40,28 @@ def main() -> Iterator[Finding]:
         for strategy in DEFAULTS
     ]
 
-    def trial() -> None:
-        pieces: dict[str, list[Run]] = {}
-        for run in runs:
-            pieces.setdefault(alike(run), []).append(run)
-        for piece in pieces.values():
-            dataset = datasets[piece[0].workers]
-            for run, outcome, _ in simulate_alike(piece, dataset, machine):
-                if outcome.status != "completed":
-                    raise SystemExit(f"{run.run_id}: {outcome.status}: {outcome.error}")
-
     def loops() -> None:
         for run in runs:
             bare_loop(run, datasets[run.workers])
 
-    comparison = compare(trial, loops, PAIRS, time.process_time)
+    comparison = compare(
+        lambda: simulate_all(runs, datasets, machine), loops, PAIRS, time.process_time
+    )
     yield comparison.finding(f"a trial of {len(runs)} runs / bare loops", GOAL)
+
+
+def simulate_all(
+    runs: Iterable[Run], datasets: Mapping[int, Dataset], machine: Machine
+) -> None:
+    """Simulate `runs`, those of equal arithmetic once, on the data sets by worker count."""
+    pieces: dict[str, list[Run]] = {}
+    for run in runs:
+        pieces.setdefault(alike(run), []).append(run)
+    for piece in pieces.values():
+        dataset = datasets[piece[0].workers]
+        for run, outcome, _ in simulate_alike(piece, dataset, machine):
+            if outcome.status != "completed":
+                raise SystemExit(f"{run.run_id}: {outcome.status}: {outcome.error}")
 
 
 if __name__ == "__main__":
