@@ -126,10 +126,10 @@ def test_paced_worker_has_the_stated_slowness(make_run):
     clock.start()
     seconds = []
     while not seconds or seconds[-1][0] < 0.06:
-        began = clock.elapsed()
+        began = clock.ledger.total_s  # a reading of the test's own would come later
         for task in (Task.FORWARD, Task.BACKWARD, Task.UPDATE):
             clock.did(task)
-        seconds.append((began, clock.elapsed() - began))
+        seconds.append((began, clock.ledger.total_s - began))
     assert min(step for _, step in seconds) > 0.0199
     assert all(step > 0.0399 for began, step in seconds if began >= 0.06)
     assert seconds[-1][0] >= 0.06
@@ -355,7 +355,7 @@ def paced(tmp_path_factory):
     slowed = Study(
         strategies=["allreduce", "epoch_async"],
         device_step_time=0.02,
-        virtual={"slowdown": {1: 2.0}},
+        virtual={"slowdown": {1: 5.0}},
         **common,
     )
     links = expand(linked, load_cluster("ethernet-10g"), reachable()).runs
@@ -432,14 +432,17 @@ def test_pending_allreduce_is_delayed_from_its_begin():
 
 
 def test_paced_run_records_its_straggler(paced):
-    """Worker 1 computes twice as long as the stated step: sums of padded laps, which load can only lengthen."""
+    """Worker 1 computes five times as long as the stated step: sums of padded laps, which load can only lengthen.
+
+    The fast one waits for it even where load makes its own steps three times as long.
+    """
     outcomes = paced[1]
     rows = {}
     for name, (run, outcome) in outcomes.items():
         steps = outcome.workers[0].samples / run.batch_per_worker  # whole ones
         fast, slow = (worker.compute_s for worker in outcome.workers)
         assert fast >= 0.02 * steps * 0.999
-        assert slow >= 0.04 * steps * 0.999
+        assert slow >= 0.1 * steps * 0.999
         facts = {
             "attempt": 1,
             "oversubscribed": False,
