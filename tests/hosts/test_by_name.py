@@ -151,9 +151,8 @@ def test_killed_ranks_a_lost_daemon_and_hosts_that_cannot_connect_are_named(
     assert together(unconnected, "check", "hosts", "TCP")
 
 
-@pytest.mark.parametrize(
-    "strategy", ["allreduce", pytest.param("ddp", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["allreduce", "ddp"])
 def test_host_whose_link_is_down_for_good_is_named(hosts, begin, tmp_path, strategy):
     """All wait for one another then; only the lost host does not answer, at the launch that follows neither."""
     process = begin(study(3, strategy, epochs=10**5, patience=10, repetitions=2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,22 @@ echo 'scalebench-host {{"rank": "0", "name": "n0"}}'
         ):
             hosts._ask([str(launcher)], [])
     assert len((tmp_path / "tries").read_text().splitlines()) == 2
+
+
+def test_a_host_that_no_longer_answers_is_named_before_the_path_that_it_misses(
+    monkeypatch,
+):
+    def unseen(paths):
+        raise EngineError("node n2 does not see /results")
+
+    there = SimpleNamespace(hosts=[SimpleNamespace(name=name) for name in ("n1", "n2")])
+    monkeypatch.setattr(hosts, "require_seen", unseen)
+    monkeypatch.setattr(hosts, "reachable", lambda: there)
+    monkeypatch.setattr(
+        "scalebench.native.postmortem._answers", lambda host: host != "n2"
+    )
+    with pytest.raises(EngineError, match=r"^n2 no longer answers: node n2 does not"):
+        hosts.require_there([])
 
 
 MISSED = """\

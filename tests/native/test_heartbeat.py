@@ -330,6 +330,20 @@ def test_ranks_of_other_hosts_are_named_with_host_and_not_killed(four, monkeypat
     assert pulse.unconnected(3) == f"rank 2 on {here} waited for rank 1 on {here}"
 
 
+def test_silent_hosts_that_do_not_answer_are_named(four, clock, monkeypatch):
+    """As one whose link is down for good, for which all others wait."""
+    _, pulse = four
+    here = platform.node()
+    monkeypatch.setattr("scalebench.native.postmortem.platform.node", lambda: "n0")
+    answering = set()
+    monkeypatch.setattr("scalebench.native.postmortem._answers", answering.__contains__)
+    clock.advance(61.0)
+    lost = f"; {here} with ranks 0, 1, 2, 3 does not answer: check that host and its network"
+    assert pulse.silent(Mesh(3)).endswith(lost)
+    answering.add(here)
+    assert "answer" not in pulse.silent(Mesh(3))
+
+
 RANK = """
 import atexit, sys
 from pathlib import Path

@@ -241,7 +241,7 @@ def compare(name, shape, options, fixed, flat, machine, monkeypatch):
         assert sum(epoch.syncs for epoch in report.epochs) == report.syncs
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=HELD)
+@settings(max_examples=12, deadline=None, suppress_health_check=HELD)
 @for_all(
     shape=SHAPES,
     warm_up=st.integers(0, 6),
