@@ -289,11 +289,7 @@ class Session:
         _set_cores(report, before, sensors.Cores.now())
         if clocks is not None:
             clocks.end()
-            report.gpu_mhz_before, report.gpu_mhz_after = (
-                clocks.mhz_before,
-                clocks.mhz_after,
-            )
-            report.gpu_slowdowns = clocks.slowdowns
+            _set_gpu_clocks(report, clocks)
         self.mpi.Barrier()  # the energy is that up to the last worker's end
         return report, list(clock.moments(ends)), meter.end()
 
@@ -515,6 +511,12 @@ def _set_cores(
     report.cores = hardware.core_list(after.usable)
     report.mhz_before, report.mhz_after = before.mhz, after.mhz
     report.throttles = after.throttled_since(before)
+
+
+def _set_gpu_clocks(report: WorkerReport, clocks: sensors.GpuClocks) -> None:
+    """Set in a worker's `report` how its GPU was clocked before and after training, and what slowed it."""
+    report.gpu_mhz_before, report.gpu_mhz_after = clocks.mhz_before, clocks.mhz_after
+    report.gpu_slowdowns = clocks.slowdowns
 
 
 def _set_offsets(
