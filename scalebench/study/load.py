@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +70,7 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
             f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)"
         )
     where = str(path) if path else "the default study"
-    flags = {key: value for key, value in overrides.items() if value is not None}
-    flags |= {
-        key: written_component(flags[key], f"--{key}")
-        for key in _SHORTCUTS
-        if key in flags
-    }
-    flags = _with_data_dir(flags)
-    if "strategies" in flags:
-        if item := next(
-            (item for item in sets if item.partition("=")[0].strip() == "strategies"),
-            "",
-        ):
-            raise StudyError(
-                f"--set {item}: --strategy gives strategies too; leave one of them out"
-            )
-        flags["strategies"] = [
-            written_component(item, "--strategy") for item in flags["strategies"]
-        ]
+    flags = _flags(overrides, sets)
     # a file's batch_global beside a flag's batch_per_worker would be refused as a
     # contradiction
     raw = _without_replaced(raw, {*flags, *map(_set_key, sets)})
@@ -112,6 +95,33 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
         if "name" in raw
         else study.model_copy(update={"name": _name_by_content(study)})
     )
+
+
+def _flags(overrides: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """Return the flags that are given, components written out.
+
+    Raises:
+        StudyError: a flag that is no component, or strategies by a flag and by `sets`.
+    """
+    flags = {key: value for key, value in overrides.items() if value is not None}
+    flags |= {
+        key: written_component(flags[key], f"--{key}")
+        for key in _SHORTCUTS
+        if key in flags
+    }
+    flags = _with_data_dir(flags)
+    if "strategies" in flags:
+        if item := next(
+            (item for item in sets if item.partition("=")[0].strip() == "strategies"),
+            "",
+        ):
+            raise StudyError(
+                f"--set {item}: --strategy gives strategies too; leave one of them out"
+            )
+        flags["strategies"] = [
+            written_component(item, "--strategy") for item in flags["strategies"]
+        ]
+    return flags
 
 
 def _read(path: Path) -> dict[str, Any]:
