@@ -39,10 +39,9 @@ _LABELS = {
 }
 _FRONT = "#777777"
 _FRONT_WORDS = "Pareto front (number: workers)"
-_FEW, _TOGETHER = (
-    2,
-    10,
-)  # points of a series, up to which so many series stay legible in one panel
+# points of a series, up to which so many series stay legible in one panel: all layouts
+# of `plan` beside serial training are eleven
+_FEW, _TOGETHER = 2, 12
 _HEIGHT_IN = 2.4
 _AXES = 0.7  # share of a panel that its axes take
 _DIRECTIONS = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from matplotlib.path import Path
@@ -60,12 +62,15 @@ def test_front_of_the_whole_study_stays_with_a_selection(study):  # noqa: F811
     assert set(data.loc[data["quantity"] == "metric", "series"]) == {"serial"}
 
 
-@pytest.mark.parametrize(("counts", "panels"), [((4,), 1), ((2, 4, 8), 3)])
+@pytest.mark.parametrize(("counts", "panels"), [((4,), 1), ((2, 4, 8), 4)])
 def test_many_strategies_share_a_panel_where_each_has_few_points(study, counts, panels):  # noqa: F811
-    names = ("serial", "ddp", "adaptive", "fsdp", "hybrid", "pipeline", "tensor")
+    names = ("serial", "ddp", "adaptive", "hybrid", "model_parallel", "tensor")
+    options = [(name, {}) for name in names]
+    options += [("fsdp", {"shard": shard}) for shard in (1, 2, 3)]
+    options += [("pipeline", {"schedule": name}) for name in ("gpipe", "interleaved")]
     rows = [
-        timed(name, workers, 4.0 + place, 0.9)
-        for place, name in enumerate(names)
+        timed(name, workers, 4.0 + place, 0.9, strategy_options=json.dumps(own))
+        for place, (name, own) in enumerate(options)
         for workers in counts
     ]
     canvas = drawn(study(rows=rows), "accuracy-cost", chosen=["time"])
