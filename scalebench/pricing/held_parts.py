@@ -323,7 +323,9 @@ class TableCut:
         plain = all(
             rows[place].kind in _BY_CHANNEL for place in range(last + 1, partner)
         )
-        return rows[partner].k % rows[first].n == 0 and (within or plain)
+        # Attention may make queries, keys and values by one product.
+        packed = within and rows[first].n == 3 * rows[partner].k
+        return packed or (rows[partner].k % rows[first].n == 0 and (within or plain))
 
     def _require(
         self, place: int, width: int, degree: int, what: str = "width"

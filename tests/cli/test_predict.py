@@ -147,6 +147,26 @@ def test_options_that_suit_no_worker_count_are_an_error(strategy, said):
         invoke(*alone)
 
 
+def test_heads_that_do_not_divide_are_refused_of_a_model_of_your_own(tmp_path):
+    """Its attention makes queries, keys and values by one product."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(input_shape, outputs):\n"
+        "    block = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True)\n"
+        "    head = nn.Linear(128, outputs)\n"
+        "    return nn.Sequential(nn.Unflatten(1, (8, 16)), block, nn.Flatten(), head)\n"
+    )
+    own = [
+        *("predict", f"{tmp_path}/net.py:build", "--input", "128", "--workers", "8"),
+        *("--cluster", "juwels-booster", "--step-time", "0.1"),
+    ]
+    for degree in (4, 8):
+        strategy = "--strategy", f"tensor:degree={degree}"
+        result = CliRunner().invoke(main, [*own, *strategy], standalone_mode=False)
+        said = str(result.exception or "")
+        assert ("does not divide its number of heads 4" in said) == (degree == 8)
+
+
 def test_strategy_that_is_refused_beside_others_has_a_line():
     both = "--strategy", "allreduce", "--strategy", "tensor:degree=3"
     result = invoke("--step-time", "0.1", "--workers", "60", *both)
