@@ -657,7 +657,10 @@ class ElasticRow(_Row):
     interrupted_pause_s: Annotated[
         str | None,
         BeforeValidator(_as_json),
-        Doc("from the death of the rank until training went on, JSON list", "s"),
+        Doc(
+            "from when the rank that died was last seen alive until training went on, JSON list",
+            "s",
+        ),
     ] = None
     total_s: Annotated[
         float | None,
