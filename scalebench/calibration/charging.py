@@ -2,9 +2,9 @@
 
 Operations of strategies besides plain steps are measured in short virtual runs of each
 strategy. A run has the study's smallest number of communicating workers and a few
-batches, so that every operation gets vectors as in the study. Where a library has a
-program of its own, its steps and ours are taken in turn. Times are taken in reference
-steps. No time of a native run is used.
+batches, so that every operation gets vectors as in the study. Where workers share
+layers, their steps and those of the whole model are taken in turn. Times are taken in
+reference steps. No time of a native run is used.
 """
 
 from __future__ import annotations
