@@ -17,6 +17,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 _LEAST_S = 5e-10  # shorter times are none
 _FORMULA = re.compile(r"'*[=+\-@]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
+_LEAST_GIB = 0.1  # below this, memory is in MiB
 _HUGE = 1e9  # numbers from here on have an exponent
 
 
@@ -210,6 +211,14 @@ def digits(value: float, significant: int = 3) -> str:
     # of the rounded number: 9.996 has the digits of 10.0
     magnitude = math.floor(math.log10(abs(float(f"{value:.{significant - 1}e}"))))
     return f"{value:,.{max(0, significant - 1 - magnitude)}f}"
+
+
+def memory_size(nbytes: float) -> str:
+    """Return bytes in a suitable unit: `1.23 GiB`, `45.6 MiB`, `12.0 TiB`."""
+    if nbytes >= 2**40:
+        return f"{digits(nbytes / 2**40)} TiB"
+    unit, name = (2**30, "GiB") if nbytes >= _LEAST_GIB * 2**30 else (2**20, "MiB")
+    return f"{digits(nbytes / unit)} {name}"
 
 
 def digits_with_interval(value: float, low: float, high: float) -> str:

@@ -12,6 +12,7 @@ from scalebench.formatting import (
     counted,
     digits_with_interval,
     listed,
+    memory_size,
     natural,
     percent_with_interval,
     roughly,
@@ -66,6 +67,11 @@ def test_ratio_has_the_digits_that_its_interval_leaves():
     assert percent_with_interval(0.5, -0.8, 0.9) == "-80..+90 %", (
         "a reduction by a ratio of .1 to 1.8 has no digit"
     )
+
+
+def test_memory_has_a_suitable_unit():
+    said = {memory_size(n) for n in (45.6 * 2**20, 0.5 * 2**30, 12 * 2**30, 12 * 2**40)}
+    assert said == {"45.6 MiB", "0.500 GiB", "12.0 GiB", "12.0 TiB"}
 
 
 def test_marks_in_a_table_are_told():

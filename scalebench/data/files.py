@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.errors import DataError
+from scalebench.formatting import memory_size
 from scalebench.system import file_access
 from scalebench.system.file_access import MIB
 from scalebench.system.hardware import usable_memory_mib
@@ -119,8 +120,8 @@ def require_fits(path: Path, nbytes: int) -> None:
     has = usable_memory_mib() * MIB
     if nbytes > has:
         raise DataError(
-            f"{path}: reading it takes about {nbytes / 2**30:,.1f} GiB of memory, this machine has "
-            f"{has / 2**30:,.1f} GiB; give fewer samples"
+            f"{path}: reading it takes about {memory_size(nbytes)} of memory, this machine has "
+            f"{memory_size(has)}; give fewer samples"
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from scalebench.errors import ModelError, place_in_own_code
-from scalebench.formatting import counted
+from scalebench.formatting import counted, memory_size
 from scalebench.launch import planning, traffic
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import strategy_warnings
@@ -225,21 +225,14 @@ def memory_notes(
         replicas, models = here * replica_bytes(run), here * kept * model_bytes
         text = (
             f"{run.strategy} at {counted(run.workers, 'worker')} ({run.execution}) may take up to "
-            f"{_gib(replicas + models)} of memory, where this machine has {_gib(has)}: {_gib(replicas)} for "
-            f"{counted(here, 'replica')}, {_gib(models)} for their models at {counted(kept, 'evaluation')}"
+            f"{memory_size(replicas + models)} of memory, where this machine has {memory_size(has)}: "
+            f"{memory_size(replicas)} for {counted(here, 'replica')}, {memory_size(models)} for their models "
+            f"at {counted(kept, 'evaluation')}"
             f"{' (evaluate_every keeps fewer)' * (kept > 1)}"
         )
         needs.append((replicas + models, text))
     most, text = max(needs, default=(0, ""))
     return [text] if most > has else []
-
-
-def _gib(nbytes: int) -> str:
-    return (
-        f"{nbytes / 2**30:,.0f} GiB"
-        if nbytes >= 10 * 2**30
-        else f"{nbytes / 2**30:.1f} GiB"
-    )
 
 
 class Tried(NamedTuple):

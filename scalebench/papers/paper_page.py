@@ -26,7 +26,7 @@ from scalebench.analysis import Results
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ResultsError, StudyError
 from scalebench.figures import PlotRequest, plot_folder, plotting, style, traced_run
-from scalebench.formatting import EMPTY, counted, is_interval, natural
+from scalebench.formatting import EMPTY, counted, is_interval, memory_size, natural
 from scalebench.launch import planning, tracing
 from scalebench.models.zoo.layers import load_layers
 from scalebench.papers import obtained, paper_folder, side_by_side
@@ -324,7 +324,7 @@ def _plan(plan: Plan, picture: Path) -> list[str]:
     """Draw a plan; return its memory by strategy and its components in sentences, and the picture."""
     plan.draw(picture)
     memories = [
-        f"{strategy} {memory.total / _GIB:.3g} GiB"
+        f"{strategy} {memory_size(memory.total)}"
         for strategy, memory in plan.memories().items()
     ]
     components = [

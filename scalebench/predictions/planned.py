@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scalebench.formatting import EMPTY, counted, digits, seconds, share
+from scalebench.formatting import EMPTY, counted, digits, memory_size, seconds, share
 from scalebench.measured import Measured
 from scalebench.models.registry import build_model, build_own, is_own
 from scalebench.predictions.asked import predictor_of
@@ -33,7 +33,6 @@ _CARRIED = {
     "engine": "auto",
     "backend": None,
 }
-_GIB, _MIB = 2**30, 2**20
 _STEPS = 16  # of the epoch of a written study
 _FEWEST_TESTED, _IMAGES = 64, 3  # samples; axes
 
@@ -86,7 +85,7 @@ class Planned:
         line = (
             f"{workload.layers.name} on {where} at a global batch of {planner.batch:,}: {best.layout.strategy} is the "
             f"fastest of {counted(found.tried, 'layout')}, {seconds(best.time.value)} a step and "
-            f"{_gib(best.memory.total)} a worker"
+            f"{memory_size(best.memory.total)} a worker"
         )
         if len(found.steps) > 1:
             second = found.steps[1]
@@ -281,7 +280,7 @@ class Planned:
             )
             notes.append(
                 f"{len(found.unfitting)} of {found.tried} layouts do not fit into {platform.memory_gib:g} GiB; the "
-                f"smallest of these, {least[1]}, needs {_gib(least[0])} a worker"
+                f"smallest of these, {least[1]}, needs {memory_size(least[0])} a worker"
             )
         if planner.whole_layers:
             notes.append(
@@ -386,14 +385,6 @@ def _layout(step: layout_costs.Step) -> str:
     shard = f" shard {layout.sharded}" if layout.sharded else ""
     order = "" if layout.order in (None, "1f1b") else f" {layout.order}"
     return f"{layout.strategy.name}{shard}{order}"
-
-
-def _gib(nbytes: int) -> str:
-    return (
-        f"{digits(nbytes / _GIB)} GiB"
-        if nbytes >= _GIB / 10
-        else f"{digits(nbytes / _MIB)} MiB"
-    )
 
 
 def _plain(component: Component) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalebench.formatting import digits
+from scalebench.formatting import digits, memory_size
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing.prediction import Predictor, optimizer_states
 from scalebench.pricing.schedule import PartMemory, Schedule
@@ -64,16 +64,16 @@ class WorkerMemory:
         }
         largest = max(parts, key=lambda name: parts[name])
         batch = self.largest_batch(memory_gib)
-        rest = digits(self.fixed / _GIB)
+        rest = memory_size(self.fixed)
         way_out = (
             f"batch {batch} fits"
             if batch
-            else f"no batch fits, as {rest} GiB do not depend on it"
+            else f"no batch fits, as {rest} do not depend on it"
         )
         return (
-            f"{self.model} at batch {self.batch} needs {digits(self.total / _GIB)} GiB a worker, "
-            f"{digits(over / _GIB)} GiB more than {where} has ({digits(memory_gib)}); "
-            f"{largest} take {digits(parts[largest] / _GIB)} GiB; {way_out}"
+            f"{self.model} at batch {self.batch} needs {memory_size(self.total)} a worker, "
+            f"{memory_size(over)} more than {where} has ({digits(memory_gib)}); "
+            f"{largest} take {memory_size(parts[largest])}; {way_out}"
         )
 
 

@@ -15,6 +15,7 @@ from scalebench.formatting import (
     digits_with_interval,
     is_reduction_supported,
     is_supported,
+    memory_size,
     metric_with_interval,
     percent,
     percent_with_interval,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 SECONDS = ((1.0, 1e3, "ms"), (1e4, 1.0, "s"), (math.inf, 1 / 3600, "h"))
-_LEAST_GIB = 0.1  # below this, memory is in MiB
 _PERCENT = ((math.inf, 100.0, "%"),)
 
 
@@ -78,11 +78,6 @@ def _count(value: float) -> str:
     return EMPTY if math.isnan(value) else f"{int(value):,}"
 
 
-def _memory(nbytes: float) -> str:
-    unit, name = (2**30, "GiB") if nbytes >= _LEAST_GIB * 2**30 else (2**20, "MiB")
-    return f"{digits(nbytes / unit)} {name}"
-
-
 def _passes(value: float) -> str:
     if value == math.inf:
         return "never"
@@ -109,7 +104,7 @@ METRIC_ALONE = Form(
 DIFFERENCE = Form(
     partial(metric_with_interval, signed=True), decimals=3, supported=_always
 )
-MEMORY = Form(_value(_memory), ((math.inf, 2.0**-30, "GiB"),))  # 1.23 GiB, 45.6 MiB
+MEMORY = Form(_value(memory_size), ((math.inf, 2.0**-30, "GiB"),))  # 1.23 GiB, 45.6 MiB
 COUNT = Form(_value(_count), decimals=0)
 EPOCHS = Form(_value(_passes), decimals=1)
 TWO_DIGITS = Form(lambda value, low, high: digits(value, 2))

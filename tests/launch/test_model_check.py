@@ -6,6 +6,7 @@ import pytest
 
 from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import ModelError, StudyError
+from scalebench.formatting import memory_size
 from scalebench.launch import model_check
 from scalebench.launch.compute_estimate import ComputeEstimate
 from scalebench.launch.hosts import reachable
@@ -118,14 +119,18 @@ def test_memory_is_that_of_replicas_and_of_models_kept_for_evaluation(
     machine_of(replicas + models - 1)
     (note,) = model_check.memory_notes(plan, GIB, lambda run: 3 * GIB)
     assert together(
-        note, "local_sgd", "16 workers", "virtual", f"{replicas + models} GiB"
+        note,
+        "local_sgd",
+        "16 workers",
+        "virtual",
+        memory_size((replicas + models) * GIB),
     )
     assert together(
         note,
-        f"{replicas + models - 1} GiB",
-        f"{replicas} GiB",
+        memory_size((replicas + models - 1) * GIB),
+        memory_size(replicas * GIB),
         "16 replicas",
-        f"{models} GiB",
+        memory_size(models * GIB),
         "models",
     )
 
