@@ -33,6 +33,9 @@ class VirtualStore:
 class VirtualShared:
     """Implements `comm.base.SharedState`: lock, fetch, change, store, unlock; workers queue."""
 
+    # There are a million where a thousand workers each host a model.
+    __slots__ = ("_comm", "_store")
+
     def __init__(self, store: VirtualStore, comm: VirtualCommunicator) -> None:
         self._store, self._comm = store, comm
 
