@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from statistics import median
 from typing import NamedTuple
@@ -280,11 +281,8 @@ def _tried(
     part = BatchPlan(rows, workers, seed=run.seed, batch_per_worker=size)
     # At a rate of 0 the steps that are timed leave the weights equal.
     few = run.model_copy(update={"workers": workers, "init_weights": None, "lr": 0.0})
-    some = Dataset(
-        **(
-            vars(dataset)
-            | {"x_train": dataset.x_train[:rows], "y_train": dataset.y_train[:rows]}
-        )
+    some = replace(
+        dataset, x_train=dataset.x_train[:rows], y_train=dataset.y_train[:rows]
     )
 
     def replica(rank: int, memory: Memory | None = None) -> RecordedReplica:
