@@ -51,6 +51,8 @@ from scalebench.system.file_access import cache_folder
 
 _OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
 _COMPARED = ("device", "cpu", "torch")  # where real and virtual times are compared
+# version of what steps and choices of arithmetic mean: another makes kept ones stale
+_KEPT = 2
 _OF_THE_MACHINE = ("device", "cpu", "cores", "torch", "optimizer", "threads_per_worker")
 
 
@@ -373,7 +375,7 @@ class KeptSteps:
     def __init__(self, key: str, run: Run) -> None:
         # Another version of scalebench may compute a step otherwise.
         name = hashlib.sha256(
-            f"{__version__} {key} {run.model_sha256}".encode()
+            f"{__version__} {_KEPT} {key} {run.model_sha256}".encode()
         ).hexdigest()[:16]
         self._threads = run.threads_per_worker
         self._path = cache_folder("steps") / f"{name}.json"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.calibration import cost_sources
 from scalebench.calibration.calibration_file import Calibration
 from scalebench.calibration.charging import machine_of
 from scalebench.calibration.cost_sources import (
@@ -196,6 +197,15 @@ def test_steps_of_an_earlier_study_are_taken_unless_all_is_measured_anew(
         choose_source(stating(wanted, device_step_time=2e-3), tmp_path)
         == MeasuredCosts()
     ), "of engines alone"
+
+
+def test_what_was_kept_with_another_meaning_is_measured_anew(
+    wanted, calibration, tmp_path, monkeypatch
+):
+    KeptSteps(wanted.key, wanted.runs[0]).keep(calibration)
+    assert isinstance(choose_source(wanted, tmp_path), KeptCosts)
+    monkeypatch.setattr(cost_sources, "_KEPT", cost_sources._KEPT + 1)
+    assert choose_source(wanted, tmp_path) == MeasuredCosts()
 
 
 def test_lost_file_of_charged_runs_is_not_measured_again(wanted, tmp_path):
