@@ -6,7 +6,7 @@ import gc
 import platform
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
@@ -461,15 +461,15 @@ class _Opened:
         self._kept.append(state)
         return state
 
-    def server(self, rule: ServerRule) -> Server:
-        """Open the server that answers by `rule`."""
+    def server(self, make: Callable[[], ServerRule]) -> Server:
+        """Open the server that answers by the rule that `make` returns."""
         from scalebench.comm.mpi import MpiCommunicator
         from scalebench.comm.server import RankServer
 
         assert isinstance(self._comm, MpiCommunicator)
         assert self._served is not None
         server = RankServer(
-            self._comm, cast("MPI.Comm", self._served), rule, self._dtype
+            self._comm, cast("MPI.Comm", self._served), make(), self._dtype
         )
         self._kept.append(server)
         return server

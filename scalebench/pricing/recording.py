@@ -150,7 +150,7 @@ class RecordingWorker:
         input_shape: tuple[int, ...] = (),
         cut: TableCut | None = None,
         shared: Callable[[Tensor, int], SharedState] | None = None,
-        server: Callable[[ServerRule], Server] | None = None,
+        server: Callable[[Callable[[], ServerRule]], Server] | None = None,
     ) -> None:
         """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
@@ -305,9 +305,9 @@ class RecordingWorker:
             self._hosted.append(shared.vector)
         return shared
 
-    def server(self, rule: ServerRule) -> Server:
+    def server(self, make: Callable[[], ServerRule]) -> Server:
         if self._open_server is not None:
-            return self._open_server(rule)
+            return self._open_server(make)
         return recorders.RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
 
     def steps_in(self, epoch: int) -> int:

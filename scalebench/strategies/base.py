@@ -167,8 +167,8 @@ class Worker(Protocol):
     def mean_batch(self, epoch: int) -> float:
         """Mean number of samples in a worker's batch of `epoch`, over all workers; the same for every worker."""
 
-    def server(self, rule: ServerRule) -> Server:
-        """Open the server that runs `rule` (the same on every worker)."""
+    def server(self, make: Callable[[], ServerRule]) -> Server:
+        """Open the server that runs the rule that `make` returns (the same on every worker)."""
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this worker's mini-batches of `epoch`, in an order that depends on (seed, epoch, worker) only."""

@@ -58,15 +58,17 @@ class ParameterServerStrategy(Strategy):
         state, ends = worker.state, [0]
         for epoch in range(worker.epochs):
             ends.append(ends[-1] + worker.steps_in(epoch))
-        gate = self.gate(worker.size, ends[-1])
-        rule = server_weights.ParameterServer(
-            gate,
-            worker.parameters,
-            worker.optimizer,
-            ends[1:],
-            shards=self.traits.server_ranks(worker.size),
-            **self._application(worker.size),
-        )
+
+        def rule() -> server_weights.ParameterServer:
+            return server_weights.ParameterServer(
+                self.gate(worker.size, ends[-1]),
+                worker.parameters,
+                worker.optimizer,
+                ends[1:],
+                shards=self.traits.server_ranks(worker.size),
+                **self._application(worker.size),
+            )
+
         state.server = worker.server(rule)
         state.begins, state.rounds = ends, 0
         # Memory of every push, unless the server takes the gradient where it lies.

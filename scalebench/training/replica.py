@@ -98,7 +98,7 @@ class Replica:
         clock: Clock,
         device: torch.device | None = None,
         shared: Callable[[Tensor, int], SharedState] | None = None,
-        server: Callable[[ServerRule], Server] | None = None,
+        server: Callable[[Callable[[], ServerRule]], Server] | None = None,
         workers_per_node: int | None = None,
         memory: flat.Memory | None = None,
         mesh: Mesh | None = None,
@@ -545,11 +545,11 @@ class Replica:
         )
         return self._open_shared(initial, host)
 
-    def server(self, rule: ServerRule) -> Server:
+    def server(self, make: Callable[[], ServerRule]) -> Server:
         assert self._open_server is not None, (
             "the strategy's requirements were matched with the engine"
         )
-        return self._open_server(rule)
+        return self._open_server(make)
 
     # --- meters -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -196,8 +196,9 @@ class HostedState:
             stores[place].model.copy_(initial)
         return VirtualShared(stores[place], self._comm)
 
-    def server(self, rule: ServerRule) -> VirtualServer:
+    def server(self, make: Callable[[], ServerRule]) -> VirtualServer:
         hosts = self._hosts
+        # One rule serves all: each of a thousand would copy weights and optimizer.
         if hosts.server is None:
-            hosts.server = ServerState(rule, traced=hosts.traced)
+            hosts.server = ServerState(make(), traced=hosts.traced)
         return VirtualServer(hosts.server, self._comm)

@@ -254,6 +254,20 @@ def test_a_step_is_one_synchronisation_of_the_vector_and_two_numbers(play):
             assert parts == pytest.approx(worker.train_s, rel=1e-9)
 
 
+def test_all_workers_of_a_virtual_run_are_served_by_one_rule(play, monkeypatch):
+    # Each of a thousand would copy the weights and the optimizer.
+    made = []
+    begin = ParameterServer.__init__
+
+    def counted(server, *arguments, **options):
+        made.append(server)
+        begin(server, *arguments, **options)
+
+    monkeypatch.setattr(ParameterServer, "__init__", counted)
+    play("asp")
+    assert len(made) == 1
+
+
 def test_waiting_less_takes_less_time_and_more_servers_take_less(play):
     slow = {"virtual": {"slowdown": {1: 3.0}}, "epochs": 6}
     times = {}
