@@ -158,6 +158,11 @@ class BatchPlan:
             speeds=[1.0 / each for each in slowest],
         )
 
+    @property
+    def rows_move(self) -> bool:
+        """True if rows may change workers between epochs."""
+        return self.shuffle in MOVING
+
     def shard_sizes(self, epoch: int) -> Ints:
         """Return the number of samples of each worker, (workers,), read-only."""
         return self._sizes(self._stage(epoch))
@@ -229,7 +234,7 @@ class BatchPlan:
 
     def _stage(self, epoch: int) -> int:
         """Return the epoch that determines the placement of rows: 0 if rows stay with their worker."""
-        return epoch if self.shuffle in MOVING else 0
+        return epoch if self.rows_move else 0
 
     def _lay_out(self, epoch: int) -> _Layout:
         order = np.arange(self.blocks)

@@ -167,6 +167,10 @@ class Worker(Protocol):
     def mean_batch(self, epoch: int) -> float:
         """Mean number of samples in a worker's batch of `epoch`, over all workers; the same for every worker."""
 
+    @property
+    def rows_move(self) -> bool:
+        """True if workers exchange rows, and so wait for all others, at the start of an epoch."""
+
     def server(self, make: Callable[[], ServerRule]) -> Server:
         """Open the server that runs the rule that `make` returns (the same on every worker)."""
 

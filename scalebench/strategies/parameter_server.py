@@ -13,6 +13,7 @@ one step of `bsp` at equal learning rate; the literature's asynchronous SGD is o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -49,19 +50,22 @@ class ParameterServerStrategy(Strategy):
     # a worker that is behind skips the batches of rounds that are over
     misses_rounds: ClassVar[bool] = False
 
-    # Its last push releases a worker for good: the gate has to know how many there are.
-    def gate(self, workers: int, total: int) -> Gate:
-        """The rule that releases workers, for `workers` that push `total` times each."""
+    # Its last push releases a worker for good, and one that waits for others elsewhere
+    # pushes nothing: the gate has to know after how many pushes that is.
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        """The rule that releases `workers`, which wait for all others after `meetings` pushes, the last at the end."""
         raise NotImplementedError
 
     def setup(self, worker: Worker) -> None:
         state, ends = worker.state, [0]
         for epoch in range(worker.epochs):
             ends.append(ends[-1] + worker.steps_in(epoch))
+        # rows move when every worker has made the pushes of an epoch
+        meetings = ends[1:] if worker.rows_move else ends[-1:]
 
         def rule() -> server_weights.ParameterServer:
             return server_weights.ParameterServer(
-                self.gate(worker.size, ends[-1]),
+                self.gate(worker.size, meetings),
                 worker.parameters,
                 worker.optimizer,
                 ends[1:],
@@ -133,7 +137,7 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def synchronisation(self) -> Synchronisation:
-        if self.gate(workers=2, total=1).in_rounds:
+        if self.gate(workers=2, meetings=[1]).in_rounds:
             merge = f"{self.scale} of the round"
         else:
             merge = "each push at once" + (", scale sum" if self.scale == "sum" else "")
@@ -182,8 +186,8 @@ class Bsp(ParameterServerStrategy):
     def traits(self) -> Traits:
         return self.served(in_rounds=True)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return server_rules.Lockstep(workers, total)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return server_rules.Lockstep(workers, meetings[-1])
 
 
 @register()
@@ -213,8 +217,8 @@ class BspBackup(ParameterServerStrategy):
     def traits(self) -> Traits:
         return replace(self.served(in_rounds=True), mean_over_global_batch=False)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return server_rules.Lockstep(workers, total, self.backup)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return server_rules.Lockstep(workers, meetings[-1], self.backup)
 
     def check(self, setting: Setting) -> list[str]:
         workers = setting.workers
@@ -254,8 +258,8 @@ class Asp(ParameterServerStrategy):
     def traits(self) -> Traits:
         return self.served(in_rounds=False)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return Gate(workers, total)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return Gate(workers, meetings[-1])
 
 
 @register()
@@ -280,8 +284,8 @@ class Ssp(ParameterServerStrategy):
     def traits(self) -> Traits:
         return self.served(in_rounds=self.staleness == 0)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return server_rules.Bounded(workers, total, self.staleness)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return server_rules.Bounded(workers, meetings[-1], self.staleness)
 
 
 @register()
@@ -328,8 +332,10 @@ class Dssp(ParameterServerStrategy):
     def traits(self) -> Traits:
         return self.served(in_rounds=self.upper == 0)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return server_rules.Dynamic(workers, total, self.lower, self.upper, self.bound)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return server_rules.Dynamic(
+            workers, meetings[-1], self.lower, self.upper, self.bound
+        )
 
 
 @register()
@@ -353,5 +359,5 @@ class ElasticBsp(ParameterServerStrategy):
         # Equal workers meet at every barrier, but their pushes are applied one by one.
         return replace(self.served(in_rounds=True), mean_over_global_batch=False)
 
-    def gate(self, workers: int, total: int) -> Gate:
-        return server_rules.Elastic(workers, total, self.lookahead)
+    def gate(self, workers: int, meetings: Sequence[int]) -> Gate:
+        return server_rules.Elastic(workers, meetings, self.lookahead)

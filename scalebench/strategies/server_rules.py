@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Bound = Literal["strict", "paper"]
@@ -83,10 +83,9 @@ class Gate:
     def _slowest(self) -> int:
         return self._counts.least  # a worker that is done has the most
 
-    def _racing(self) -> list[int]:
-        return [
-            worker for worker in range(self.workers) if self.pushes[worker] < self.total
-        ]
+    def _racing(self, until: int) -> list[int]:
+        """The workers with fewer than `until` pushes."""
+        return [worker for worker in range(self.workers) if self.pushes[worker] < until]
 
     def _release(self, workers: Iterable[int]) -> list[int]:
         wanted = set(workers)
@@ -208,7 +207,8 @@ class Dynamic(Bounded):
         push.
         """
         slowest = min(
-            self._racing() or range(self.workers), key=lambda q: (self.pushes[q], q)
+            self._racing(self.total) or range(self.workers),
+            key=lambda q: (self.pushes[q], q),
         )
         own, other = self._interval[worker], self._interval[slowest]
         if math.isnan(own) or math.isnan(other):
@@ -237,11 +237,16 @@ class Elastic(Gate):
     last iteration; of the sets of one push per worker, the one with the least spread is
     the next barrier, the earliest of equals. Each worker runs to its own point without
     waiting. Until every worker was timed, the barrier is the next push.
+
+    `meetings` are the pushes, ascending, after which the workers meet outside the
+    server: before rows move, and at the end. No barrier lies beyond the next one: a
+    worker that waits there for the others would never push again.
     """
 
-    def __init__(self, workers: int, total: int, lookahead: int) -> None:
-        super().__init__(workers, total)
+    def __init__(self, workers: int, meetings: Sequence[int], lookahead: int) -> None:
+        super().__init__(workers, meetings[-1])
         self._lookahead = lookahead
+        self._meetings = deque(meetings)
         # of the last iteration, from release to push
         self._duration = [math.nan] * workers
         self._released_at = [0.0] * workers
@@ -260,7 +265,8 @@ class Elastic(Gate):
         if self._on_the_way:
             return []
         self._released_at = [now] * self.workers
-        racing = self._racing()
+        meeting = self._next_meeting()
+        racing = self._racing(meeting)
         steps = least_spread(
             [
                 [(i + 1) * self._duration[q] for i in range(self._lookahead)]
@@ -268,9 +274,15 @@ class Elastic(Gate):
             ]
         )
         for q, step in zip(racing, steps, strict=True):
-            self._points[q] = min(self.total, self.pushes[q] + step + 1)
+            self._points[q] = min(meeting, self.pushes[q] + step + 1)
         self._on_the_way = len(racing)
         return self._release(self.waiting)
+
+    def _next_meeting(self) -> int:
+        """Pushes of a worker before the next meeting; the last one stays."""
+        while len(self._meetings) > 1 and self._counts.least >= self._meetings[0]:
+            self._meetings.popleft()
+        return self._meetings[0]
 
 
 def least_spread(times: list[list[float]]) -> list[int]:

@@ -192,6 +192,10 @@ class Replica:
     def steps_in(self, epoch: int) -> int:
         return self.plan.steps(epoch)
 
+    @property
+    def rows_move(self) -> bool:
+        return self.plan.rows_move
+
     def mean_batch(self, epoch: int) -> float:
         return float(self.plan.shard_sizes(epoch).mean()) / self.plan.steps(epoch)
 

@@ -237,8 +237,8 @@ def test_every_strategy_of_the_package_states_what_repeats():
 class OtherGate(Asp):
     """A server of its own rule."""
 
-    def gate(self, workers, total):
-        return super().gate(workers, total)
+    def gate(self, workers, meetings):
+        return super().gate(workers, meetings)
 
 
 def test_a_server_that_does_not_state_when_it_answers_is_not_predicted():

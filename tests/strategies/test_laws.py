@@ -308,3 +308,26 @@ def test_pages_list_strategies_whose_lone_worker_is_not_serial(name, play):
         torch.testing.assert_close(
             weights["final"], serial["final"], atol=1e-12, rtol=0
         )
+
+
+# --- every worker reaches the end -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("shuffle", ["in_block", "global"])
+def test_no_worker_waits_for_ever(name, shuffle, play):
+    """96 samples among 3, 5 and 7 workers, the first of which is slow: last batches are smaller, and shards differ."""
+    for workers in (3, 5, 7):
+        try:
+            registry.create(name, {}).check(setting(workers, shuffle=shuffle))
+        except StudyError:
+            continue  # as halves of a model at an odd count
+        outcome, _ = play(
+            name,
+            workers,
+            epochs=3,
+            shuffle=shuffle,
+            batch_per_worker=5,
+            virtual={"slowdown": {0: 3.0}},
+        )
+        assert max(evaluation.epoch for evaluation in outcome.evaluations) == 2

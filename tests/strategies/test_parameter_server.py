@@ -374,7 +374,7 @@ def test_sharded_servers_answer_as_a_single_one(order, shards, dtype):
     """Each part hears of the same pushes at the same times; pieces of its pushes make pieces of its replies."""
     weights = torch.arange(7, dtype=dtype)
     whole, spread = (
-        serve(Elastic(3, 99, 4), weights, momentum=0.9, shards=count)
+        serve(Elastic(3, [99], 4), weights, momentum=0.9, shards=count)
         for count in (1, shards)
     )
     parts = [spread.part(place) for place in range(shards)]

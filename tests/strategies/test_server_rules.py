@@ -69,7 +69,7 @@ RULES = {
     "ssp 2": lambda workers, total: Bounded(workers, total, 2),
     "dssp strict": lambda workers, total: Dynamic(workers, total, 1, 4),
     "dssp paper": lambda workers, total: Dynamic(workers, total, 1, 4, "paper"),
-    "elastic": lambda workers, total: Elastic(workers, total, 4),
+    "elastic": lambda workers, total: Elastic(workers, [total], 4),
 }
 
 
@@ -359,7 +359,7 @@ def test_least_spread_is_that_of_all_combinations(times):
 def test_elastic_barriers_lie_where_steady_workers_meet():
     """1 s, 2 s and 3 s per step: after the first round they meet every 6 s and no worker waits again."""
     pushed, released = drive(
-        Elastic(3, 61, 10), lambda worker, step: float(worker + 1), until=33.0
+        Elastic(3, [61], 10), lambda worker, step: float(worker + 1), until=33.0
     )
     waits = {}
     for now, worker, _ in pushed:
@@ -370,3 +370,27 @@ def test_elastic_barriers_lie_where_steady_workers_meet():
     assert late
     assert max(late) == 0.0
     assert counts([each for each in pushed if each[0] > 3.0], 3) == [30, 15, 10]
+
+
+@settings(deadline=None)
+@given(
+    base=speeds,
+    epochs=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    lookahead=st.integers(1, 12),
+    seed=st.integers(0, 999),
+)
+def test_elastic_barriers_keep_no_worker_from_a_meeting(base, epochs, lookahead, seed):
+    """Rows move after each epoch: a worker computes on only when all others have made its pushes, too."""
+    workers, meetings = len(base), list(itertools.accumulate(epochs))
+    gate = Elastic(workers, meetings, lookahead)
+    seconds, now = jittered(base, seed), 0.0
+    for before, meeting in itertools.pairwise([0, *meetings]):
+        heap = [(now + seconds(worker, before), worker) for worker in range(workers)]
+        heapq.heapify(heap)
+        while heap:
+            now, worker = heapq.heappop(heap)
+            for each in gate.on_push(worker, now):
+                if (done := gate.pushes[each]) < meeting:
+                    heapq.heappush(heap, (now + seconds(each, done), each))
+        assert gate.pushes == [meeting] * workers
+        assert gate.waiting == []
