@@ -251,13 +251,7 @@ class Batched:
         for begin in range(0, len(asked), at_once):
             places = [each.rank for each in asked[begin : begin + at_once]]
             of_these = rates[begin : begin + at_once]
-            if _are_adjacent(places):  # where they lie
-                rows = self._rows.between(places[0], places[-1] + 1)
-                _step_rows(optimizer, of_these, rows)
-                continue
-            self._fetch(places, gradients=True, momenta=True)
-            _step_rows(optimizer, of_these, self._copies.first(len(places)))
-            self._put_back(places, momenta=True)
+            _take_row_steps(optimizer, of_these, self._rows, places)
 
     @torch.no_grad()
     def _compute(self, asked: Sequence[_Asked]) -> None:
@@ -639,6 +633,31 @@ def _step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: _Rows) -> None:
         rows.weights.add_(change, alpha=-rates[0])
     else:
         rows.weights.addcmul_(change, change.new_tensor(rates)[:, None], value=-1)
+
+
+def _take_row_steps(
+    optimizer: FlatSgd, rates: Sequence[float], rows: _Rows, places: Sequence[int]
+) -> None:
+    """Take a step of the rows in `places`, where they lie: to copy them there and back takes longer."""
+    if _are_adjacent(places):
+        _step_rows(optimizer, rates, rows.between(places[0], places[-1] + 1))
+        return
+    (options,) = optimizer.param_groups
+    weights, changes, momenta = ([matrix[place] for place in places] for matrix in rows)
+    if options["weight_decay"]:
+        changes = list(
+            torch._foreach_add(changes, weights, alpha=options["weight_decay"])
+        )
+    if options["momentum"]:
+        torch._foreach_mul_(momenta, options["momentum"])
+        torch._foreach_add_(momenta, changes)
+        changes = (
+            list(torch._foreach_add(changes, momenta, alpha=options["momentum"]))
+            if options["nesterov"]
+            else momenta
+        )
+    for row, change, rate in zip(weights, changes, rates, strict=True):
+        row.add_(change, alpha=-rate)
 
 
 def _are_adjacent(places: Sequence[int]) -> bool:

@@ -25,6 +25,7 @@ from scalebench.strategies.epoch_average import EpochAverage
 from scalebench.strategies.replica_state import model_buffers
 from scalebench.system.clock import WallClock
 from scalebench.training.replica import Replica
+from scalebench.training.torch_optimizers import FlatSgd
 from scalebench.virtual import arithmetic, batched, engine, lock_step
 from scalebench.virtual.arithmetic import choice_for, choose
 from scalebench.virtual.pool import simulate_alike
@@ -328,6 +329,34 @@ def test_batched_steps_are_those_of_the_optimizer(
     _, expected = weights_by(Choice(), run, blobs, machine, monkeypatch)
     _, found = weights_by(Choice(batched=True), run, blobs, machine, monkeypatch)
     assert torch.allclose(found, expected, rtol=0, atol=SUMS)
+
+
+@pytest.mark.parametrize("places", [[1, 2, 3], [0, 2, 5]])
+@pytest.mark.parametrize("rates", [[0.1] * 3, [0.1, 0.07, 0.3]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01},
+        {"momentum": 0.9, "nesterov": True},
+    ],
+)
+@torch.no_grad()
+def test_steps_on_rows_are_bit_for_bit_those_of_each_optimizer(options, rates, places):
+    generator = torch.Generator().manual_seed(0)
+    weights, gradients, momenta = torch.randn(3, 6, 257, generator=generator).unbind()
+    expected = weights.clone()
+    for place, rate in zip(places, rates, strict=True):
+        optimizer = FlatSgd([expected[place]], rate, **options)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.grad = gradients[place]
+        if "momentum" in options:
+            optimizer.state[parameter]["momentum_buffer"] = momenta[place].clone()
+        optimizer.step()
+    rows = batched._Rows(weights, gradients.clone(), momenta)
+    batched._take_row_steps(FlatSgd([weights], 0.1, **options), rates, rows, places)
+    assert torch.equal(weights, expected)
+    assert torch.equal(rows.gradients, gradients)
 
 
 class Looped(EpochAverage):
