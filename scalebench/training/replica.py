@@ -626,7 +626,7 @@ class Replica:
         # most are vectors already, which is found out sooner than reshaped
         vectors = [each if each.dim() else each.reshape(-1) for each in self._losses]
         losses = torch.cat(vectors)
-        return float(losses.double().dot(weights) / weights.sum())
+        return float(losses.double().dot(weights)) / sum(self._samples)
 
     def evaluates(self, epoch: int) -> bool:
         """Return True if the model is evaluated after `epoch`; the last epoch is always evaluated after training."""
