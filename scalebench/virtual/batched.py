@@ -46,14 +46,11 @@ class _Asked(NamedTuple):
     replica: Replica
     x: Sequence[Tensor]
     y: Sequence[Tensor]
+    sizes: Sequence[int]  # of these batches
     call: int  # that computes it
     weight: float = 1.0
     add: bool = False
     rates: Sequence[float] | None = None
-
-    @property
-    def sizes(self) -> list[int]:
-        return [batch.shape[0] for batch in self.x]
 
     def kind(self, *, fills: bool) -> tuple[Any, ...]:
         """What has to be equal for gradients to be computed in one call; batches of any size if that `fills` them."""
@@ -206,7 +203,8 @@ class Batched:
         self, replica: Replica, x: Sequence[Tensor], y: Sequence[Tensor], **options: Any
     ) -> _Asked:
         """Ask for gradients of batches (x, y), and with `rates` for the steps that follow them."""
-        asked = _Asked(replica, x, y, self._calls, **options)
+        sizes = [batch.shape[0] for batch in x]
+        asked = _Asked(replica, x, y, sizes, self._calls, **options)
         self._asked.append(asked)
         return asked
 
@@ -324,7 +322,7 @@ class Batched:
     def _gradients(self, asked: Sequence[_Asked], step: int, to: Tensor) -> Tensor:
         """Compute the gradients of the workers' batches of `step` into rows of `to`; return their mean losses, (k,)."""
         x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
-        sizes = [batch.shape[0] for batch in x]
+        sizes = [each.sizes[step] for each in asked]
         shapes = (max(sizes), x[0].shape[1:], y[0].shape[1:])
         recorded = self._recorded.setdefault(shapes, {})
         rows = self._rows_for(len(asked), shapes)
