@@ -9,6 +9,7 @@ every epoch included; the data set is prepared before. Goals: 5 s of CPU time an
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def simulate_here(strategy: str) -> dict[str, float]:
 
     from scalebench.virtual.pool import simulate_alike
 
+    gc.freeze()  # what imports have made, as in the processes of `--jobs`
     run = make_run(TRAINING, strategy).model_copy(update={"workers": WORKERS})
     ((_, outcome, _),) = simulate_alike(
         [run], open_dataset(prepare(TRAINING, WORKERS)), stated_machine()
