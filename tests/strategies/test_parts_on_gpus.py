@@ -153,6 +153,21 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def finite(monkeypatch):
+    """Workers that are not there send zeros, and what this one has: any values of memory may end the training."""
+    monkeypatch.setattr(
+        torch_dist.TorchCommunicator,
+        "_recv",
+        lambda self, tensor, source, tag: tensor.zero_(),
+    )
+    monkeypatch.setattr(
+        torch_dist.TorchCommunicator,
+        "_allgather",
+        lambda self, tensor: [tensor] * self.size,
+    )
+
+
 def waits_in(steps, name, options, workers, model):
     """Train worker 0 among others that are not there; return how often it waited for its device."""
     run = Run(
@@ -191,18 +206,7 @@ def waits_in(steps, name, options, workers, model):
         (TRANSFORMER, "fsdp", {"shard": 3}, 2),
     ],
 )
-def test_steps_do_not_wait_for_the_device(model, name, options, workers, monkeypatch):
-    # Other workers send zeros, and what this one has.
-    monkeypatch.setattr(
-        torch_dist.TorchCommunicator,
-        "_recv",
-        lambda self, tensor, source, tag: tensor.zero_(),
-    )
-    monkeypatch.setattr(
-        torch_dist.TorchCommunicator,
-        "_allgather",
-        lambda self, tensor: [tensor] * self.size,
-    )
+def test_steps_do_not_wait_for_the_device(model, name, options, workers, finite):
     few, many = (waits_in(steps, name, options, workers, model) for steps in (1, 4))
     assert few == many
 
@@ -239,7 +243,9 @@ def numbers_alive():
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values()) // 8
 
 
-def test_peak_memory_is_that_of_a_part_in_training(one_thread, tmp_path, monkeypatch):
+def test_peak_memory_is_that_of_a_part_in_training(
+    one_thread, finite, tmp_path, monkeypatch
+):
     alive = {}
     before = numbers_alive()
     measured = {"forget_peak_memory": None, "peak_memory": (1.0, 1.0)}
@@ -262,6 +268,7 @@ def test_peak_memory_is_that_of_a_part_in_training(one_thread, tmp_path, monkeyp
     )
     job = MagicMock(datasets={2: prepare(run, 2)})
     outcome = session.Session(job, run, Lone(), MagicMock()).execute()
+    assert outcome.status == "completed", outcome.error
     assert outcome.workers[0].peak_device_mib == 1.0
     # Parameters, gradients, velocity and initial values of the first of three layers,
     # which has a quarter of the model's.
