@@ -158,7 +158,7 @@ class Planned:
                 "model": {"layers": {"table": flags["layers"] or model}},
             }
         content["dataset"] = {"synthetic": data}
-        if platform.cluster.compute == "stated":
+        if platform.cluster.compute == "stated" or flags["step_time"] is not None:
             alone = platform.device.times(workload.layers, planner.batch)
             # of the largest batch, that of serial
             content["device_step_time"] = alone.step_s

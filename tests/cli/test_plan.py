@@ -173,6 +173,18 @@ def test_the_written_study_runs(invoke, tmp_path, monkeypatch, table):
     assert set(runs["batch_global"]) == {32}
 
 
+def test_a_stated_step_charges_the_written_study_too(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    invoke(
+        *("plan", "net.py:build", "--input", 16, "--cluster", "this-machine"),
+        *("--devices", 2, "--batch", 8, "--step-time", 0.02, "--step-batch", 16),
+        *("--write", "study.yaml"),
+    )
+    study = yaml.safe_load((tmp_path / "study.yaml").read_text())
+    assert study["device_step_time"] == pytest.approx(0.01)
+
+
 NET = """
 from torch import nn
 
