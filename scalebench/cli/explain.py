@@ -13,12 +13,10 @@ from scalebench.cli.formats import show
 from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
-from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.strategies import registry
-from scalebench.study import load, spec, validation
 from scalebench.tables import Column, Table
 
 if TYPE_CHECKING:
+    from scalebench.launch.planning import StudyPlan
     from scalebench.strategies.base import Strategy
 
 
@@ -49,8 +47,11 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     or your own as file.py:Class. The traffic is that of the default study, or of one
     with these flags over it, recorded without training.
     """
+    # here and below: a strategy and its study cost more than `--help` may take
     from scalebench.launch.engine_choice import describe_strategy
+    from scalebench.strategies import registry
     from scalebench.strategies.registry import options_of, rule_of
+    from scalebench.study import load, spec
 
     try:
         component = spec.Component.model_validate(
@@ -94,6 +95,8 @@ def _sorted_out(
     sets: Sequence[str], cls: type[Strategy]
 ) -> tuple[dict[str, Any], list[str]]:
     """Which of `--set` are options of the strategy, and which are keys of a study."""
+    from scalebench.study import spec, validation
+
     options: dict[str, Any] = {}
     others: list[str] = []
     for item in sets:
@@ -114,6 +117,9 @@ def _sorted_out(
 def _plan(
     strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]
 ) -> StudyPlan:
+    from scalebench.launch.planning import plan_study
+    from scalebench.study import load
+
     study = load.load_study(
         None, {**flags, "strategies": [{strategy.name: options}]}, sets
     )
@@ -129,6 +135,7 @@ def _plan(
 
 def _show_traffic(plan: StudyPlan) -> None:
     from scalebench.launch.traffic import traffic_of
+    from scalebench.strategies import registry
 
     rows, study = traffic_of(plan), plan.study
     head = ["workers", "steps", "synchronisations", "bytes sent by a worker"]

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from scalebench.cli import options
-from scalebench.figures import FORMATS, PlotRequest, plot_folder
-from scalebench.figures.plotting import Drawn, drawing_jobs, place_for
-from scalebench.figures.selection import parse_added
-from scalebench.figures.style import CAPTIONS, STYLES, choose_style, parse_width
 from scalebench.records.folder import timed
+from scalebench.study.choices import CAPTIONS, FIGURE_FORMATS, FIGURE_STYLES
+
+if TYPE_CHECKING:
+    from scalebench.figures import Drawn, PlotRequest
 
 
 def _width(
     context: click.Context, option: click.Parameter, value: str | None
 ) -> float | None:
+    # here and below: figures cost more than `--help` may take
+    from scalebench.figures.style import parse_width
+
     try:
         return None if value is None else parse_width(value)
     except ValueError as error:
@@ -45,7 +48,7 @@ def _width(
 @options.selection_options
 @click.option(
     "--style",
-    type=click.Choice(STYLES),
+    type=click.Choice(FIGURE_STYLES),
     default="report",
     show_default=True,
     help="Where it is to appear.",
@@ -86,7 +89,7 @@ def _width(
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(FORMATS),
+    type=click.Choice(FIGURE_FORMATS),
     help="Repeatable.  [default: pdf in print, else png]",
 )
 def plot(
@@ -111,6 +114,11 @@ def plot(
     scalebench plot results/mine --style slides --strategy epoch_average --workers 8..64 --title none
     scalebench plot results/mine --figure strong-scaling --add results/other:'other lr' --add published.csv:'Lee 2020'
     """
+    from scalebench.figures import PlotRequest, plot_folder
+    from scalebench.figures.plotting import drawing_jobs, place_for
+    from scalebench.figures.selection import parse_added
+    from scalebench.figures.style import choose_style
+
     selection = options.selection_of(flags)
     request = PlotRequest(
         figures,

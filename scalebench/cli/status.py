@@ -21,11 +21,11 @@ from scalebench.formatting import counted, roughly
 
 # neither pandas nor torch in this command, which may be called in a loop
 from scalebench.records.folder import is_submitted
-from scalebench.records.lock import Owner, owner_of
-from scalebench.records.progress import Progress, lost_epochs, progress_of
 
 if TYPE_CHECKING:
     from scalebench.batch.standing import ShardStanding
+    from scalebench.records.lock import Owner
+    from scalebench.records.progress import Progress
 
 _SHOWN = 5  # failed runs
 
@@ -63,6 +63,10 @@ def status(results: Path | None, as_json: bool, watch: bool, poll: int) -> int:
         raise UsageError(
             f"--watch: {folder} was not submitted as jobs; scalebench run shows its own progress"
         )
+    # here and below: records cost more than `--help` may take
+    from scalebench.records.lock import owner_of
+    from scalebench.records.progress import progress_of
+
     progress = progress_of(folder)
     owner = owner_of(folder)
     if as_json:
@@ -91,6 +95,8 @@ def _facts(progress: Progress, owner: Owner | None) -> dict[str, object]:
 
 def _lines(progress: Progress, owner: Owner | None, folder: Path) -> Iterator[str]:
     """Yield what is done, what is wrong with it, who goes on with it, and the next step."""
+    from scalebench.records.progress import lost_epochs
+
     left = progress.remaining.total()
     yield (
         f"{progress.study}: {progress.done} of {counted(progress.planned, 'run')} done, "

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
 
-from scalebench.batch import shards, standing, submission
-from scalebench.batch.job import Scheduler
-from scalebench.batch.schedulers import scheduler_for
-from scalebench.batch.site import Site, site_for
 from scalebench.cli import options
 from scalebench.errors import UsageError
 from scalebench.formatting import Detail
-from scalebench.launch import planning
 from scalebench.records.folder import is_submitted
 from scalebench.study.choices import SchedulerName
-from scalebench.study.load import load_study
-from scalebench.study.spec import Study
+
+if TYPE_CHECKING:
+    from scalebench.batch.job import Scheduler
+    from scalebench.batch.site import Site
+    from scalebench.batch.submission import Submission
+    from scalebench.launch.planning import StudyPlan
+    from scalebench.study.spec import Study
 
 # keys that change which jobs there are; others are set by --set
 _KEYS = [
@@ -131,6 +131,12 @@ def submit(
     Account, partition, modules and the like are read from site.yaml; `scalebench init
     --site` writes one.
     """
+    # here and below: reading and planning a study cost more than `--help` may take
+    from scalebench.batch.schedulers import scheduler_for
+    from scalebench.batch.site import site_for
+    from scalebench.batch.submission import read_submission
+    from scalebench.study.load import load_study
+
     asked = {
         name: flags.pop(name)
         for name in ("grouping", "array", "limit", "nodes", "tasks_per_node", "limit_s")
@@ -147,7 +153,7 @@ def submit(
     # a study that was submitted stays with its scheduler, unless another is named
     named = scheduler or site.scheduler
     if named is None and study is not None and is_known:
-        named = submission.read_submission(study).scheduler
+        named = read_submission(study).scheduler
     chosen = scheduler_for(named, submits=not dry_run)
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
@@ -192,6 +198,8 @@ def _submit_left(
     collects: bool,
 ) -> None:
     """Submit shards of the study in `folder` again, or show their scripts."""
+    from scalebench.batch import standing
+
     say = click.echo
     if dry_run:
         submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, numbers, say)
@@ -213,6 +221,8 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
+    from scalebench.batch import standing, submission
+
     plan, made = _planned(wanted, scheduler, site, asked)
     folder = output / plan.study.name
     division = {"array": asked["array"], "at_once": asked["limit"] or 0}
@@ -241,8 +251,12 @@ def _submit_study(
 
 def _planned(
     wanted: Study, scheduler: Scheduler, site: Site, asked: dict[str, Any]
-) -> tuple[planning.StudyPlan, submission.Submission]:
+) -> tuple[StudyPlan, Submission]:
     """Return the plan of the study and its division into jobs, after their notes are printed."""
+    from scalebench.batch import shards
+    from scalebench.batch.submission import Submission
+    from scalebench.launch import planning
+
     # before planning: how many nodes a run takes depends on what starts its ranks
     shards.choose_launcher(site, wanted)
     allocation = shards.allocation_for(
@@ -262,7 +276,7 @@ def _planned(
         limit_s=shards.limits_of(plan, allocation, site, asked["limit_s"]),
     )
     _print_notes([*shards.only_virtual(plan.study, allocation), *plan.notes])
-    return plan, submission.Submission.of(divided, scheduler.name, allocation)
+    return plan, Submission.of(divided, scheduler.name, allocation)
 
 
 def _print_notes(notes: Iterable[str]) -> None:

@@ -10,13 +10,10 @@ import rich_click as click
 
 from scalebench.cli import options
 from scalebench.errors import UsageError
-from scalebench.figures import FORMATS, style
-from scalebench.launch import planning
-from scalebench.strategies import registry
-from scalebench.study.load import load_study
-from scalebench.study.spec import Study, slug
+from scalebench.study.choices import FIGURE_FORMATS
 
 if TYPE_CHECKING:
+    from scalebench.study.spec import Study
     from scalebench.training.outcome import Timeline
 
 # defaults without a study file
@@ -72,7 +69,7 @@ _SHORT = {
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(FORMATS),
+    type=click.Choice(FIGURE_FORMATS),
     help="Repeatable.  [default: png]",
 )
 @options.verbosity_options
@@ -92,8 +89,10 @@ def trace(
     and as .trace.json, which ui.perfetto.dev and chrome://tracing open. A real run on
     Horovod brings Horovod's own timeline along.
     """
+    # here and below: a study and its figures cost more than `--help` may take
     from scalebench.export import write_chrome
-    from scalebench.figures import traced_run
+    from scalebench.figures import style, traced_run
+    from scalebench.study.spec import slug
     from scalebench.training.outcome import Lane, Timeline, read_horovod
 
     # tasks are recorded on meta tensors: nothing is run, and no window is shown
@@ -129,7 +128,7 @@ def _traced(
     study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
 ) -> tuple[Timeline, str]:
     """Trace the run; return its timeline and the name of the study."""
-    from scalebench.launch import tracing
+    from scalebench.launch import planning, tracing
 
     wanted, own = _wanted(study, flags, sets)
     # a traced run is no measurement, and no study keeps its row
@@ -145,8 +144,9 @@ def _draw_graph(
     formats: tuple[str, ...],
 ) -> list[Path]:
     """Draw the tasks of the run, whose schedules are recorded without data and arithmetic."""
-    from scalebench.figures import traced_run
-    from scalebench.launch import traffic
+    from scalebench.figures import style, traced_run
+    from scalebench.launch import planning, traffic
+    from scalebench.study.spec import slug
 
     wanted, own = _wanted(study, flags, sets)
     plan = planning.plan_study(wanted, timed=False)
@@ -164,6 +164,9 @@ def _wanted(
     study: Path | None, flags: dict[str, Any], sets: tuple[str, ...]
 ) -> tuple[Study, str]:
     """Return the study of one run, and the name of its folder."""
+    from scalebench.strategies import registry
+    from scalebench.study.load import load_study
+    from scalebench.study.spec import slug
 
     named = {item.partition("=")[0].partition(".")[0].strip() for item in sets}
     defaults = _SHORT if study is None else {"execution": "virtual"}

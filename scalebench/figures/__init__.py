@@ -1,10 +1,9 @@
 """Figures of a study, one file each."""
 
 from scalebench.figures.base import default_figures, describe_figures, figure_names
-from scalebench.figures.plotting import FORMATS, Drawn, PlotRequest, plot, plot_folder
+from scalebench.figures.plotting import Drawn, PlotRequest, plot, plot_folder
 
 __all__ = [
-    "FORMATS",
     "Drawn",
     "PlotRequest",
     "default_figures",

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from scalebench.analysis import Results
     from scalebench.figures.drawing.canvas import Canvas
 
-FORMATS = ("pdf", "svg", "png")
 _SLOWEST = (
     "scaling-laws",
     "breakdown",

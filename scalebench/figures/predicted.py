@@ -19,7 +19,8 @@ from scalebench.errors import ResultsError, writing
 from scalebench.figures.drawing.canvas import Canvas, Entry
 from scalebench.figures.drawing.panel import Curve, Panel
 from scalebench.figures.drawing.series_style import NEUTRAL, Look, cross, looks
-from scalebench.figures.plotting import FORMATS, drawing, picture
+from scalebench.figures.plotting import drawing, picture
+from scalebench.study.choices import FIGURE_FORMATS
 from scalebench.system.file_access import open_own
 
 if TYPE_CHECKING:
@@ -355,7 +356,7 @@ def write_prediction_error(errors: pd.DataFrame, output: Path) -> list[Path]:
         raise ResultsError(
             "nothing to draw: each measurement is at the fewest workers of its strategy"
         )
-    files = [output / f"{_NAME}.{suffix}" for suffix in (*FORMATS, "csv")]
+    files = [output / f"{_NAME}.{suffix}" for suffix in (*FIGURE_FORMATS, "csv")]
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         with drawing(files[:-1], _NAME) as canvas:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from scalebench.errors import UsageError, nearest
+from scalebench.study.choices import FIGURE_STYLES, Caption
 
-Caption = Literal["none", "below", "file"]
-CAPTIONS: tuple[Caption, ...] = get_args(Caption)
 _BASE_PT = 8.5  # size of the style sheet
 _UNITS_IN = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _WIDTHS_IN = (1.5, 40.0)
@@ -125,7 +124,6 @@ _STYLES: dict[str, tuple[Style, Style]] = {
     ),
     "report": (replace(REPORT, width_in=4.8), REPORT),
 }
-STYLES = tuple(_STYLES)
 
 
 def choose_style(
@@ -143,7 +141,7 @@ def choose_style(
         UsageError: an unknown style, or a font that is missing or cannot be embedded as Type 42.
     """
     if name not in _STYLES:
-        raise UsageError(f"unknown style {name!r}; {nearest(name, STYLES)}")
+        raise UsageError(f"unknown style {name!r}; {nearest(name, FIGURE_STYLES)}")
     if columns not in (None, 1, 2):
         raise UsageError(f"--columns: expected 1 or 2, got {columns!r}")
     one, two = _STYLES[name]

@@ -30,6 +30,10 @@ Allreduce = Literal[
     "nccl",
 ]
 NCCL: Final = "nccl"  # the algorithm that NCCL chooses
+Caption = Literal["none", "below", "file"]  # where that of a figure is written
+CAPTIONS: tuple[Caption, ...] = get_args(Caption)
+FIGURE_FORMATS = ("pdf", "svg", "png")
+FIGURE_STYLES = ("ieee", "acm", "springer", "slides", "report")
 Execution = Literal["native", "paced", "virtual", "modelled"]
 HOROVOD, DDP = "horovod", "ddp"  # strategies
 # whose libraries have engines of their own: a saving against them has two parts

@@ -78,6 +78,48 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert loaded == str([f"scalebench.{name}" for name in allowed])
 
 
+def test_help_of_a_command_imports_what_its_options_need() -> None:
+    """All in one process: what the first of them imports is named beside it."""
+    program = (
+        "import contextlib, io, sys; from scalebench.cli.main import COMMANDS, main\n"
+        "before = set()\n"
+        "for name in COMMANDS:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        main([name, '--help'])\n"
+        "    print(name, *sorted(set(sys.modules) - before)); before = set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    # rooms, and libraries that take a tenth of a second each
+    allowed = {
+        "cli",
+        "errors",
+        "formatting",
+        "measured",
+        "records.folder",
+        "study.cell",
+        "study.choices",
+    }
+    allowed |= {"system.file_access", "system.parent_watch", "tables"}
+    rooms = {name.partition(".")[0] for name in allowed}
+    heavy = {"pydantic", "yaml", "numpy", "pandas", "scipy", "matplotlib", "torch"}
+
+    def is_allowed(module: str) -> bool:
+        own = module.removeprefix("scalebench.")
+        if own == module:
+            return module not in heavy
+        return own in rooms or any(f"{own}.".startswith(f"{room}.") for room in allowed)
+
+    lines = {name: loaded for name, *loaded in map(str.split, done.stdout.splitlines())}
+    assert list(lines) == list(COMMANDS)
+    more = {
+        name: [module for module in loaded if not is_allowed(module)]
+        for name, loaded in lines.items()
+    }
+    assert {name: modules for name, modules in more.items() if modules} == {}
+
+
 @pytest.mark.parametrize("name", sorted([*COMMANDS, *ALIASES]))
 def test_every_command_exists_and_has_help(name: str) -> None:
     assert isinstance(command_of(name), click.Command)

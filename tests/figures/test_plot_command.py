@@ -155,8 +155,9 @@ def test_missing_results_exit_2(tmp_path):
 def test_figures_are_listed_and_the_command_parsed_without_training_or_analysis():
     code = (
         "import sys, scalebench.cli.plot; heavy = ('pandas', 'matplotlib', 'torch', 'scipy')\n"
-        "print([name for name in heavy if name in sys.modules]); from scalebench.figures import describe_figures\n"
-        "describe_figures(); scalebench.cli.plot.PlotRequest().figures()\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+        "from scalebench.figures import PlotRequest, describe_figures\n"
+        "describe_figures(); PlotRequest().figures()\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(

@@ -18,7 +18,6 @@ from PIL import Image
 from scalebench.analysis import Results, load, ratios
 from scalebench.errors import ResultsError, UsageError
 from scalebench.figures import (
-    FORMATS,
     PlotRequest,
     default_figures,
     describe_figures,
@@ -34,6 +33,7 @@ from scalebench.figures.plotting import house_style
 from scalebench.figures.style import choose_style
 from scalebench.records.schema import RunRow
 from scalebench.records.store import Store
+from scalebench.study.choices import FIGURE_FORMATS
 from tests.conftest import some
 from tests.facts import in_order, together
 from tests.records_factory import epoch_row, run_row, study_rows
@@ -54,7 +54,7 @@ def results(tmp_path_factory) -> Results:
 @pytest.fixture(scope="module")
 def plots(results, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("plots")
-    plot(results, output, formats=FORMATS)
+    plot(results, output, formats=FIGURE_FORMATS)
     return output / "synthetic"
 
 

@@ -27,8 +27,9 @@ from scalebench.figures.drawing.series_style import (
 )
 from scalebench.figures.plotting import house_style
 from scalebench.figures.selection import EVERYTHING, Selection
-from scalebench.figures.style import STYLES, Style, choose_style, parse_width
+from scalebench.figures.style import _STYLES, Style, choose_style, parse_width
 from scalebench.records.store import Store
+from scalebench.study.choices import FIGURE_STYLES
 from scalebench.tables.latex import to_latex
 from tests.conftest import some
 from tests.facts import in_order, naming, together
@@ -116,7 +117,11 @@ def test_png_is_as_wide_as_asked_at_300_dots_per_inch(results, tmp_path):
         assert image.width == pytest.approx(84 / 25.4 * 300, abs=1)
 
 
-@pytest.mark.parametrize("style", some(list(STYLES), "ieee", "slides"))
+def test_every_style_that_the_command_names_is_there():
+    assert tuple(_STYLES) == FIGURE_STYLES
+
+
+@pytest.mark.parametrize("style", some(list(FIGURE_STYLES), "ieee", "slides"))
 def test_texts_of_a_column_do_not_overlap(results, style):
     from tests.figures.test_plotting import overlapping
 
