@@ -23,7 +23,9 @@ KINDS = {  # function that describes them, as (name, summary, details ...)
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(list(KINDS)), required=False)
+@click.argument(
+    "what", metavar="[WHAT]", type=click.Choice(list(KINDS)), required=False
+)
 @json_option
 def list_(what: str | None, as_json: bool) -> None:
     """List strategies, datasets, models, clusters, devices or figures by name; without WHAT, these words."""
