@@ -114,7 +114,8 @@ class VirtualTorchFsdp(Fsdp):
     """`fully_shard` of each layer, then of the model: parameters, gradients and optimizer state in shards.
 
     A virtual run takes the steps of `fsdp`, which exchanges as much, but does not
-    overlap it with compute, and is charged the overhead of torch's as calibrated.
+    overlap it with compute, and is charged the overhead that calibration measures of
+    `torch_fsdp`.
     """
 
     # fully_shard always divides gradients, so that there is no 1.

@@ -65,9 +65,9 @@ class VirtualTorchTensor(TensorParallel):
     """ColwiseParallel of the first of two products, RowwiseParallel of the second: DTensors in place of parameters.
 
     A virtual run takes the steps of `tensor`, which sums as much, and is charged the
-    overhead of torch's as calibrated. Torch has styles for `nn.Linear` alone: models in which
-    `tensor` would divide convolutions, or batch normalisation between two products, are
-    refused.
+    overhead that calibration measures of `torch_tensor`. Torch has styles for `nn.Linear`
+    alone: models in which `tensor` would divide convolutions, or batch normalisation
+    between two products, are refused.
     """
 
     recompute: Literal["none"] = Field(
