@@ -382,6 +382,7 @@ class EvenPlan:
     lead: int = 0  # further steps of the first epoch
     tail: int = 0  # and of the last one
     epochs: int = 0
+    rows_move: bool = False
 
     def shard_sizes(self, epoch: int) -> Ints:
         return np.broadcast_to(
