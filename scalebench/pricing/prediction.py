@@ -17,6 +17,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.cluster.network import Network
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.errors import DataError, StudyError
+from scalebench.formatting import counted
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
@@ -169,7 +170,7 @@ class Predictor:
         )
         return (
             f"{workload.layers.name} on {self.platform.cluster.name}, batch {workload.batch} {policy}, "
-            f"{workload.epochs} epochs of {workload.samples:,} samples"
+            f"{counted(workload.epochs, 'epoch')} of {workload.samples:,} samples"
         )
 
     @cached_property
