@@ -108,7 +108,7 @@ def test_overridden_keys_are_kept(compare):
 def test_all_keys_that_differ_are_named_at_once(compare):
     with pytest.raises(
         ResultsError,
-        match=r"lr is 0\.1 and 0\.5; epochs is 6 and 7.*--ignore lr --ignore epochs",
+        match=r"lr is 0\.1 and 0\.5; epochs is 6 and 7\..*--ignore KEY for each",
     ):
         compare(rows(lr=0.5, epochs=7))
 
