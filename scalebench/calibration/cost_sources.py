@@ -51,7 +51,7 @@ from scalebench.system.file_access import cache_folder
 
 _OF_THE_STUDY = ("model", "dtype")  # step times of others say nothing
 _COMPARED = ("device", "cpu", "torch")  # where real and virtual times are compared
-# version of what steps and choices of arithmetic mean: another makes kept ones stale
+# version of the kept steps and choices of arithmetic; files of another are not read
 _KEPT = 2
 _OF_THE_MACHINE = ("device", "cpu", "cores", "torch", "optimizer", "threads_per_worker")
 

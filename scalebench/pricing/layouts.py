@@ -237,7 +237,7 @@ class Planner:
             # parameters, initial ones, gradients, states
             vectors = 3 + optimizer_states(workload.optimizer)
             most = (memory.parameters - over / vectors) / _MIB
-            # Below what the layout of least memory needs there is none to choose.
+            # A smaller cap than the least that a layout needs leaves nothing to choose.
             if most > 0:
                 capped = layout._replace(strategy=of_least_numbers(solver, most))
                 if self.costs.chosen(capped) is not None:
