@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from scalebench import __version__
 from scalebench.batch.job import BatchJob, Scheduler, script, submit
-from scalebench.batch.shards import Shard, folder_of, part_of, require_nodes
+from scalebench.batch.shards import SHARDS, Shard, folder_of, part_of, require_nodes
 from scalebench.batch.site import Site
 from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
@@ -177,12 +177,14 @@ def study_digest(folder: Path) -> str:
 def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
     """Write the study, its planned runs and empty tables into `folder`; return the submission with the study's hash.
 
+    A submission of which no job was taken and no shard has begun makes way for this one.
+
     Raises:
         ResultsError: another study of this name is there, or was submitted otherwise.
     """
     require_same(folder, plan.study)
-    if is_submitted(folder):
-        before = read_submission(folder)
+    before = read_submission(folder) if is_submitted(folder) else None
+    if before is not None and (before.jobs or (folder / SHARDS).exists()):
         # jobs that wait would make the runs of before
         if [shard.run_ids for shard in before.shards] != [
             shard.run_ids for shard in submission.shards

@@ -245,6 +245,24 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
 
 
+def test_a_study_of_which_no_job_was_taken_is_divided_as_asked_the_next_time(
+    clients, place, capsys
+):
+    taken = (clients.folder / "sbatch").read_text()
+    clients.write("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    assert scalebench("submit", "study.yaml", "--time", "01:00:00") == 2
+    (clients.folder / "sbatch").write_text(taken)
+    again = ("submit", "study.yaml", "--time", "02:00:00", "--group", "all")
+    assert scalebench(*again) == 0
+    made = read_submission(RESULTS)
+    assert [job.shards for job in made.jobs] == [[1], []]
+    assert [shard.workers for shard in made.shards] == [[1, 2, 4]]
+    text = (RESULTS / "jobs" / "shard-1.sh").read_text()
+    assert "#SBATCH --time=02:00:00" in text
+    assert scalebench("submit", "study.yaml", "--time", "02:00:00") == 2
+    assert "was submitted with other runs or in other shards" in capsys.readouterr().err
+
+
 def test_a_scheduler_that_cannot_be_reached_is_not_for_site_yaml_to_mend(
     clients, place, capsys
 ):
