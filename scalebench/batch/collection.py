@@ -8,24 +8,23 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from scalebench.batch.shards import SHARDS, Shard, folder_of
 from scalebench.batch.submission import (
     Submission,
-    origin_of,
     read_submission,
-    require_same_origin,
-    study_digest,
 )
 from scalebench.errors import ResultsError, reading, writing
 from scalebench.formatting import counted
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import CALIBRATION, EPOCHS, PROVENANCE, RUNS
+from scalebench.records.folder import CALIBRATION, EPOCHS, PROVENANCE, RUNS, STUDY
 from scalebench.records.lock import folder_lock
 from scalebench.records.schema import EpochRow, RunRow, columns
+from scalebench.records.study_file import changes
+from scalebench.study.load import load_study
+from scalebench.study.spec import Study
 from scalebench.system.file_access import open_own, write_atomic
 
 _WEIGHTS = "weights"
@@ -60,15 +59,15 @@ def collect(folder: Path, others: Sequence[Path] = ()) -> Collected:
     completed it.
 
     Raises:
-        ResultsError: a shard is of another study or version, or the tables cannot be read or written.
+        ResultsError: a shard is of another study, or the tables cannot be read or written.
     """
     submission = read_submission(folder)
-    expected = {"study_sha256": study_digest(folder), "made_by": submission.made_by}
+    study = load_study(folder / STUDY, {}, [])
     found = [
         (shard, place)
         for shard in submission.shards
         for place in _places(folder, others, shard)
-        if _is_of_this_study(place, expected, shard)
+        if _is_of_this_study(place, study, shard)
     ]
     if not found:
         raise ResultsError(
@@ -110,12 +109,20 @@ def _places(folder: Path, others: Sequence[Path], shard: Shard) -> list[Path]:
     return [place for place in places if (place / RUNS).is_file()]
 
 
-def _is_of_this_study(place: Path, expected: dict[str, Any], shard: Shard) -> bool:
+def _is_of_this_study(place: Path, study: Study, shard: Shard) -> bool:
+    """Return True, or refuse records of another study: more runs, or another version of scalebench, are none.
+
+    Raises:
+        ResultsError: says what differs.
+    """
     step = f"remove {place.parent}, or collect it with the study to which it belongs"
-    require_same_origin(place, expected, f"shard {shard.number}", step)
-    if origin_of(place) is None:
+    if not (place / STUDY).is_file():
         raise ResultsError(
-            f"{place.parent} does not say which study and version it is of (shard.json); {step}"
+            f"{place} does not say which study it is of ({STUDY}); {step}"
+        )
+    if changed := changes(place, study):
+        raise ResultsError(
+            f"shard {shard.number} in {place.parent} is of another study than {STUDY} ({'; '.join(changed)}); {step}"
         )
     return True
 

@@ -9,21 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from scalebench import __version__
 from scalebench.batch.job import BatchJob, Scheduler, script, submit
-from scalebench.batch.shards import SHARDS, Shard, folder_of, part_of, require_nodes
+from scalebench.batch.shards import SHARDS, Shard, part_of, require_nodes
 from scalebench.batch.site import Site
 from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.records import machine_facts
 from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
 from scalebench.records.lock import FILE as LOCK
 from scalebench.records.lock import folder_lock
@@ -34,7 +31,8 @@ from scalebench.study.load import load_study, to_home
 from scalebench.study.validation import StrictModel, explain
 from scalebench.system.file_access import write_atomic
 
-BEGUN = "shard.json"  # in the folder of a shard: which study, and which version made it
+# keys that submissions of earlier versions have
+_FORMER = ("study_sha256", "made_by")
 
 
 class SubmittedJob(StrictModel):
@@ -55,8 +53,6 @@ class Submission(StrictModel):
     slots: int
     cores: int
     gpus: int
-    study_sha256: str
-    made_by: dict[str, str]
     shards: list[Shard]
     jobs: list[SubmittedJob] = Field(default_factory=list)
 
@@ -64,7 +60,7 @@ class Submission(StrictModel):
     def of(
         cls, shards: list[Shard], scheduler: str, allocation: Allocation
     ) -> Submission:
-        """Return the submission of `shards` before it has a folder, whose study it is bound to then."""
+        """Return the submission of `shards`, without a job yet."""
         host = allocation.hosts[0]
         return cls(
             scheduler=scheduler,
@@ -72,8 +68,6 @@ class Submission(StrictModel):
             slots=host.slots,
             cores=host.cores,
             gpus=host.gpus,
-            study_sha256="",
-            made_by=made_by(),
             shards=shards,
         )
 
@@ -108,16 +102,6 @@ class Submission(StrictModel):
         return next((job for job in reversed(self.jobs) if number in job.shards), None)
 
 
-def made_by() -> dict[str, str]:
-    """Return what has to be the same for all shards of a study: scalebench's version, and its commit if known."""
-    known = {
-        "scalebench": __version__,
-        # two checkouts of one version can differ in what a row means
-        "commit": str(machine_facts.git()["git_commit"] or ""),
-    }
-    return {name: value for name, value in known.items() if value}
-
-
 def read_submission(folder: Path) -> Submission:
     """Return what was submitted of the study in `folder`.
 
@@ -132,7 +116,10 @@ def read_submission(folder: Path) -> Submission:
     with reading(path):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        return Submission.model_validate(json.loads(text))
+        content = json.loads(text)
+        if isinstance(content, dict):
+            content = {key: content[key] for key in content if key not in _FORMER}
+        return Submission.model_validate(content)
     except (ValueError, RecursionError) as error:
         why = (
             explain(error, Submission, str(path))
@@ -168,14 +155,8 @@ def submitting(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def study_digest(folder: Path) -> str:
-    """Return the hash of study.yaml, by which shards belong to one study."""
-    with reading(folder / STUDY):
-        return sha256((folder / STUDY).read_bytes()).hexdigest()
-
-
 def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
-    """Write the study, its planned runs and empty tables into `folder`; return the submission with the study's hash.
+    """Write the study, its planned runs and empty tables into `folder`; return what is submitted of it.
 
     A submission of which no job was taken and no shard has begun makes way for this one.
 
@@ -195,7 +176,6 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
             )
         return before
     keep_study(folder, plan.study)
-    submission = submission.model_copy(update={"study_sha256": study_digest(folder)})
     with Store(folder):
         pass  # headers of the tables: the study is there, and nothing of it is done
     keep_planned(
@@ -212,21 +192,11 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
     """Return the plan of one shard of the study in `folder`, to be run on the allocation that is here.
 
     Raises:
-        ResultsError: the shard was begun by another version or for another study.
+        ResultsError: nothing was submitted of the study.
         StudyError: this job has fewer nodes than the shard was planned for.
     """
     submission = read_submission(folder)
     shard = submission.shard(number)
-    begun = {"study_sha256": study_digest(folder), "made_by": made_by()}
-    place = folder_of(folder, number)
-    require_same_origin(
-        place, begun, f"shard {number}", f"delete {place.parent} to make it anew"
-    )
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            place.parent / BEGUN, json.dumps(begun, indent=1, sort_keys=True) + "\n"
-        )
     study = load_study(folder / STUDY, {}, [])
     # the launcher decides which nodes are reached
     with using(study.launcher):
@@ -234,41 +204,6 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
         require_nodes(shard, here)
     # planned as it was submitted, by which runs have their names
     return part_of(plan_study(study, submission.allocation), shard, here)
-
-
-def origin_of(place: Path) -> dict[str, Any] | None:
-    """Return the study and version by which the shard with records in `place` was begun; None if it was not."""
-    try:
-        content = json.loads((place.parent / BEGUN).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"cannot read {place.parent / BEGUN}: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def require_same_origin(
-    place: Path, expected: dict[str, Any], what: str, step: str
-) -> None:
-    """Refuse the shard in `place` if it is of another study or version than `expected`.
-
-    Raises:
-        ResultsError: names both.
-    """
-    origin = origin_of(place)
-    if origin is None or origin == expected:
-        return
-    if origin.get("study_sha256") != expected["study_sha256"]:
-        raise ResultsError(
-            f"{what} in {place.parent} is of another study than this study.yaml; {step}"
-        )
-    was, now = (
-        ", ".join(map(" ".join, sorted(each.items())))
-        for each in (origin["made_by"], expected["made_by"])
-    )
-    raise ResultsError(
-        f"{what} in {place.parent} was made by another version ({was}; here {now}); {step}"
-    )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def collect(results: Path | None, copies: tuple[Path, ...], again: bool) -> int:
     """Merge what the jobs of a submitted study made into its tables (default: the newest study in results/).
 
     COPIES are further copies of the study's folder, as from another cluster. Each run
-    counts once; shards of another study or version are refused. The exit code is 3 if
+    counts once; shards of another study are refused. The exit code is 3 if
     runs are missing, which are named.
     """
     from scalebench.batch.collection import collect as merge

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,9 +12,7 @@ import pytest
 from scalebench.batch.shards import folder_of
 from scalebench.batch.submission import (
     Submission,
-    made_by,
     read_submission,
-    study_digest,
 )
 from scalebench.cli.main import main
 from scalebench.records.store import Store
@@ -107,8 +106,7 @@ def make(
     submission = read_submission(root)
     place = folder_of(root, number)
     place.mkdir(parents=True, exist_ok=True)
-    begun = {"study_sha256": study_digest(root), "made_by": made_by()}
-    (place.parent / "shard.json").write_text(json.dumps(begun))
+    shutil.copy(root / "study.yaml", place)
     error = None if status == "completed" else "rank 1 was ended by signal 9"
     with Store(place, fsync=False) as store:
         for order, run_id in enumerate(submission.shard(number).run_ids[:count]):

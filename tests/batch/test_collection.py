@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -116,31 +117,43 @@ def test_two_clusters_that_failed_and_succeeded_at_one_run_leave_both_attempts(s
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (
-            {"study_sha256": "0" * 64},
-            "shard 2 in .* is of another study than this study.yaml",
-        ),
-        (
-            {"made_by": {"scalebench": "0.0.1"}},
-            r"shard 2 in .* was made by another version \(scalebench 0.0.1; here",
-        ),
-        (None, "does not say which study and version"),
+        ("lr: 0.5\n", r"shard 2 in .* is of another study than study.yaml \(lr was"),
+        (None, r"does not say which study it is of \(study.yaml\)"),
     ],
 )
-def test_shards_of_two_studies_or_two_versions_are_refused(study, changed, said):
+def test_shards_of_two_studies_are_refused(study, changed, said, capsys):
     make(1)
     make(2)
-    begun = folder_of(RESULTS, 2).parent / "shard.json"
+    begun = folder_of(RESULTS, 2) / "study.yaml"
     if changed is None:
         begun.unlink()
     else:
-        begun.write_text(json.dumps(json.loads(begun.read_text()) | changed))
+        begun.write_text(re.sub("(?m)^lr: .*\n", changed, begun.read_text()))
     before = (RESULTS / "runs.csv").read_bytes()
     with pytest.raises(ResultsError, match=said):
         collect(RESULTS)
     assert (RESULTS / "runs.csv").read_bytes() == before
     if changed is not None:
         assert scalebench("run", "results/mine", "--shard", "2") == 2
+        assert "lr was 0.5" in capsys.readouterr().err
+
+
+def test_jobs_of_a_study_that_has_more_repetitions_by_now_are_collected(study):
+    make(1)
+    make(2)
+    path = RESULTS / "study.yaml"
+    path.write_text(
+        path.read_text().replace("repetitions: 2", "repetitions: 3")
+        + "# written by another version\n"
+    )
+    assert collect(RESULTS).runs == 8
+
+
+def test_a_submission_of_an_earlier_version_is_read(study):
+    path = RESULTS / "jobs" / "submission.json"
+    former = {"study_sha256": "0" * 64, "made_by": {"scalebench": "0.0.1"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | former))
+    assert read_submission(RESULTS) == study
 
 
 def test_virtual_runs_of_two_calibrations_are_refused(study):
