@@ -30,7 +30,7 @@ def step_overhead() -> None:
     """Stand for what a worker that shares layers computes in a step beyond its share of the model's step.
 
     Layers that all compute, the small operations of a share in Python, copies of
-    shards, a library's hooks and dispatch: measured by `calibration.charging`.
+    shards, a library's hooks and dispatch: measured by `calibration.operation_costs`.
     """
 
 

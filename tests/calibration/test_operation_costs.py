@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.calibration import charging
-from scalebench.calibration.charging import measure_operations
+from scalebench.calibration import operation_costs
+from scalebench.calibration.operation_costs import measure_operations
 from scalebench.pricing.machine import OperationTime, StepTimes, name_of
 from scalebench.system.clock import Task
 
@@ -49,7 +49,7 @@ def seconds(monkeypatch):
         doubled = name_of(operation) == "TopK._mean" and len(operation.args[0]) > 2
         return operation(), 2e-3 if doubled else 1e-3
 
-    monkeypatch.setattr(charging, "_timed", measured)
+    monkeypatch.setattr(operation_costs, "_timed", measured)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -102,7 +102,7 @@ def test_overhead_of_a_worker_is_what_its_steps_take_beyond_their_shares(
         step()
         return next(of_turns)
 
-    monkeypatch.setattr(charging._StepClock, "of", of)
+    monkeypatch.setattr(operation_costs._StepClock, "of", of)
     run = make_run(strategy, workers)
     found = measure_operations([run], {workers: blobs}, machine)
     time = found[str(run.strategy)]["step_overhead"]
@@ -120,7 +120,7 @@ def test_a_worker_takes_longer_than_its_share_of_small_layers(
     make_run, blobs, machine, strategy
 ):
     run = make_run(strategy, 2, model=WIDE)
-    assert np.median(charging.step_overheads(run, blobs, machine, 0.5)) > 0
+    assert np.median(operation_costs.step_overheads(run, blobs, machine, 0.5)) > 0
 
 
 def test_steps_of_whole_layers_have_no_overhead(make_run, blobs, machine, seconds):
@@ -239,6 +239,6 @@ def test_server_is_busy_at_least_for_its_rule(play, machine):
 def test_measure_counts_processor_time():
     import time
 
-    result, taken = charging._timed(lambda: time.sleep(0.05) or 7)
+    result, taken = operation_costs._timed(lambda: time.sleep(0.05) or 7)
     assert result == 7
     assert taken < 0.02
