@@ -119,7 +119,8 @@ def script(scheduler: Scheduler, job: BatchJob) -> str:
     # schedulers read directives up to the first command
     lines = ["#!/bin/bash", *scheduler.directives(job), ""]
     if job.site.modules:
-        lines.append(f"module load {' '.join(job.site.modules)}")
+        # without them another MPI might be measured
+        lines.append(f"module load {' '.join(job.site.modules)} || exit 2")
     lines += job.site.setup
     # what the site states knows better where scalebench is
     if not (job.site.setup or job.site.container):

@@ -93,7 +93,7 @@ def test_body_passes_the_signal_on_and_goes_on_only_with_runs_left(
     )
     for program in ("scontrol", "scalebench"):
         (tmp_path / program).chmod(0o755)
-    text = script(scheduler, as_one_shard(JOB)).replace("module load gcc openmpi\n", "")
+    text = script(scheduler, as_one_shard(JOB)).replace("module load gcc openmpi", ":")
     short = text.replace(
         f"sleep {JOB.limit_s - JOB.warned_s}", "until [ -e said ]; do sleep 0.1; done"
     )

@@ -9,7 +9,7 @@
 #BSUB -Q "138"
 #BSUB --exclusive
 
-module load gcc openmpi
+module load gcc openmpi || exit 2
 export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${LS_SUBCWD:-.}" || exit 2

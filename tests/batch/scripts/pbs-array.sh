@@ -9,7 +9,7 @@
 #PBS -J 2-4%2
 #PBS --exclusive
 
-module load gcc openmpi
+module load gcc openmpi || exit 2
 export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${PBS_O_WORKDIR:-.}" || exit 2

@@ -8,7 +8,7 @@
 #PBS -q fast
 #PBS --exclusive
 
-module load gcc openmpi
+module load gcc openmpi || exit 2
 export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${PBS_O_WORKDIR:-.}" || exit 2

@@ -14,7 +14,7 @@
 #SBATCH --requeue
 #SBATCH --exclusive
 
-module load gcc openmpi
+module load gcc openmpi || exit 2
 export PATH="$HOME/venv/bin:$PATH"
 export SCALEBENCH_LAUNCHER=mpirun
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
