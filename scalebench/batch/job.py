@@ -100,6 +100,9 @@ class Scheduler(Protocol):
     def task_id(self, job: str, number: int) -> str:
         """Return the identifier of one task of an array."""
 
+    def output_name(self, job: str) -> str:
+        """Return the end of the name of the file of what a job or a task printed."""
+
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return the one command that asks for the states of `jobs`."""
 

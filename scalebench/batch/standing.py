@@ -33,6 +33,7 @@ from scalebench.system.file_access import write_atomic
 
 POLL_S = 30.0
 _ANSWER = "queue.json"  # the scheduler's last answer
+_TAIL = 4096  # bytes at the end of what a job printed
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def standings(
         state, why = "done", ""
         if len(done) < len(shard.run_ids):
             state, why = _explained(answers.get(name), name, unknown, failures)
+        if state == "stopped" and (printed := _last_line(folder, scheduler, name)):
+            why = f"{why}: {printed}"
         found.append(ShardStanding(shard, name, state, len(done), len(failures), why))
     return found
 
@@ -201,6 +204,23 @@ def _failures(folder: Path, shard: Shard, completed: set[str]) -> dict[str, str]
         return {}
     attempts = Attempts(path)
     latest = attempts.latest()
+def _last_line(folder: Path, scheduler: Scheduler, job: str) -> str:
+    """Return the last line that a job printed, by which it mostly says why it ended; empty if it printed nothing."""
+    end = scheduler.output_name(job)
+    lines: list[str] = []
+    with suppress(OSError):
+        for path in (folder / JOBS).iterdir():
+            if path.name.endswith(end) and path.is_file():
+                lines = _tail(path).split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        return file.read().decode("utf-8", errors="replace")
+
+
     return {
         name: attempts.row(latest[name])["error"]
         for name in shard.run_ids

@@ -133,6 +133,19 @@ def test_jobs_and_tasks_have_the_schedulers_own_names(name, printed, job, task):
     assert scheduler.job_id("") == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "task", "end"),
+    [
+        ("slurm", "17_3", ".17_3.txt"),
+        ("pbs", "17[3].server", "17[3].server.OU"),
+        ("lsf", "17", ".17.txt"),
+        ("lsf", "17[3]", ".17_3.txt"),
+    ],
+)
+def test_what_a_job_printed_is_found_by_its_identifier(name, task, end):
+    assert SCHEDULERS[name].output_name(task) == end
+
+
 PBS = """{"Jobs": {
  "17.s": {"job_state": "Q", "comment": "Not Running: Insufficient amount of resource: ncpus"},
  "18[].s": {"job_state": "B"},

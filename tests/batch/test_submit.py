@@ -97,6 +97,20 @@ def test_an_old_answer_of_the_scheduler_is_asked_for_again(clients, place, capsy
     assert len(clients.calls("squeue")) == 4
 
 
+def test_a_job_that_ended_without_runs_is_explained_by_the_last_line_that_it_printed(
+    clients, place, capsys
+):
+    submitted("--array")
+    clients.answer("11_1|FAILED|N/A|NonZeroExitCode")
+    jobs = RESULTS / "jobs"
+    (jobs / "mine-array-1.11_1.txt").write_text("x" * 9000 + "\napptainer: gone\n\n")
+    (jobs / "mine-array-1.11_12.txt").write_text("of another task")
+    capsys.readouterr()
+    scalebench("status", "results/mine", "--json")
+    shard = facts_of(capsys.readouterr().out)[1]
+    assert (shard["state"], shard["why"]) == ("stopped", "FAILED: apptainer: gone")
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "why"),
     [

@@ -69,6 +69,10 @@ class Lsf:
         """Return `17[3]`."""
         return f"{job}[{number}]"
 
+    def output_name(self, job: str) -> str:
+        """Return `.17_3.txt`."""
+        return f".{job.replace('[', '_').rstrip(']')}.txt"
+
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return one bjobs for all jobs, ended ones too."""
         return [

@@ -55,6 +55,10 @@ class Pbs:
         """Return `17[3].server`."""
         return job.replace("[]", f"[{number}]")
 
+    def output_name(self, job: str) -> str:
+        """Return `17[3].server.OU`."""
+        return f"{job}.OU"
+
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return one qstat for all jobs, finished ones and tasks of arrays too."""
         return ["qstat", "-x", "-t", "-f", "-F", "json", *jobs]

@@ -83,6 +83,10 @@ class Slurm:
         """Return `17_3`."""
         return f"{job}_{number}"
 
+    def output_name(self, job: str) -> str:
+        """Return `.17_3.txt`."""
+        return f".{job}.txt"
+
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return one squeue for all jobs, a line for each task of an array."""
         return [
