@@ -212,7 +212,7 @@ def submit(scheduler: Scheduler, path: str, after: Sequence[str] = ()) -> str:
             f"{command[0]} could not reach its scheduler with {path}: {said}; submit the study again once it answers"
         )
     raise SchedulerError(
-        f"{command[0]} refused {path}: {said}; edit site.yaml, and submit the study again"
+        f"{command[0]} refused {path}: {said}; edit site.yaml, and submit the study again with --site site.yaml"
     )
 
 

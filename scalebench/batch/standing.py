@@ -103,12 +103,16 @@ def jobs_left(
     folder: Path,
     scheduler: Scheduler,
     site: Site,
-    numbers: Sequence[int],
     say: Callable[[str], None],
+    *,
+    numbers: Sequence[int] = (),
+    limit_s: int | None = None,
+    anew: bool = False,
 ) -> tuple[Submitter, list[tuple[Sequence[Shard], BatchJob]], list[str]]:
     """Return what submits shards of the study in `folder` again, their jobs, and the jobs that are under way.
 
-    The shards are those of `numbers`, by default all with runs left and no job.
+    The shards are those of `numbers`, by default all with runs left and no job. Their scripts are those of before,
+    unless they have another time limit or are wanted `anew`.
 
     Raises:
         UsageError: there is no such shard, or nothing says whether one has a job.
@@ -136,7 +140,13 @@ def jobs_left(
             say(f"again: {counted(failed, 'run')} that failed, {left} without a result")
         else:
             say(f"nothing to submit of {folder}/: every shard is done or queued")
-    submitter = Submitter(folder, scheduler, site, submission)
+    submitter = Submitter(
+        folder,
+        scheduler,
+        site,
+        submission.limited(chosen, limit_s),
+        anew=anew or limit_s is not None,
+    )
     return submitter, submitter.jobs(chosen), waited_for
 
 
@@ -148,10 +158,14 @@ def submit_again(
     *,
     numbers: Sequence[int] = (),
     collects: bool = True,
+    limit_s: int | None = None,
+    anew: bool = False,
 ) -> None:
-    """Submit shards of the study in `folder` again: those of `numbers`, or all with runs left and no job."""
+    """Submit shards of the study in `folder` again, as `jobs_left` finds them."""
     with submitting(folder, say):
-        submitter, jobs, waited_for = jobs_left(folder, scheduler, site, numbers, say)
+        submitter, jobs, waited_for = jobs_left(
+            folder, scheduler, site, say, numbers=numbers, limit_s=limit_s, anew=anew
+        )
         if jobs:
             submitter.submit(jobs, collects=collects, say=say, under_way=waited_for)
 
@@ -190,20 +204,6 @@ def _explained(
     return ("failed", error) if failed else ("stopped", ended or "its job has ended")
 
 
-def _name_of_job(submission: Submission, scheduler: Scheduler, shard: Shard) -> str:
-    job = submission.job_of(shard.number)
-    if job is None:
-        return ""
-    return scheduler.task_id(job.job, shard.number) if job.array else job.job
-
-
-def _failures(folder: Path, shard: Shard, completed: set[str]) -> dict[str, str]:
-    """Return the errors of runs whose latest attempt was not completed, by name."""
-    path = folder_of(folder, shard.number) / RUNS
-    if not path.is_file():
-        return {}
-    attempts = Attempts(path)
-    latest = attempts.latest()
 def _last_line(folder: Path, scheduler: Scheduler, job: str) -> str:
     """Return the last line that a job printed, by which it mostly says why it ended; empty if it printed nothing."""
     end = scheduler.output_name(job)
@@ -221,6 +221,20 @@ def _tail(path: Path) -> str:
         return file.read().decode("utf-8", errors="replace")
 
 
+def _name_of_job(submission: Submission, scheduler: Scheduler, shard: Shard) -> str:
+    job = submission.job_of(shard.number)
+    if job is None:
+        return ""
+    return scheduler.task_id(job.job, shard.number) if job.array else job.job
+
+
+def _failures(folder: Path, shard: Shard, completed: set[str]) -> dict[str, str]:
+    """Return the errors of runs whose latest attempt was not completed, by name."""
+    path = folder_of(folder, shard.number) / RUNS
+    if not path.is_file():
+        return {}
+    attempts = Attempts(path)
+    latest = attempts.latest()
     return {
         name: attempts.row(latest[name])["error"]
         for name in shard.run_ids

@@ -97,6 +97,18 @@ class Submission(StrictModel):
             return self
         return self.model_copy(update={"scheduler": scheduler, "jobs": []})
 
+    def limited(self, numbers: Sequence[int], limit_s: int | None) -> Submission:
+        """Return this submission with another time limit of these shards, if one is stated."""
+        if limit_s is None:
+            return self
+        shards = [
+            shard.model_copy(update={"limit_s": limit_s})
+            if shard.number in numbers
+            else shard
+            for shard in self.shards
+        ]
+        return self.model_copy(update={"shards": shards})
+
     def job_of(self, number: int) -> SubmittedJob | None:
         """Return the last job that was submitted for a shard."""
         return next((job for job in reversed(self.jobs) if number in job.shards), None)
@@ -208,12 +220,17 @@ def plan_of_shard(folder: Path, number: int) -> StudyPlan:
 
 @dataclass(frozen=True)
 class Submitter:
-    """Writes the scripts of a study's jobs and submits them; `folder` is that of its results."""
+    """Writes the scripts of a study's jobs and submits them; `folder` is that of its results.
+
+    Scripts that were submitted before stay as they are there, edited perhaps, unless
+    they are wanted `anew`.
+    """
 
     folder: Path
     scheduler: Scheduler
     site: Site
     submission: Submission
+    anew: bool = False
 
     def jobs(
         self, numbers: Sequence[int], *, array: bool = False, at_once: int = 0
@@ -265,12 +282,13 @@ class Submitter:
         )
 
     def script(self, job: BatchJob) -> tuple[Path, str]:
-        """Return the file of a job's script, and its text: of one that was submitted before as it is there, edited."""
+        """Return the file of a job's script, and its text."""
         path = (
             self.folder / JOBS / f"{job.name.removeprefix(f'{self.folder.name}-')}.sh"
         )
         if (
-            path.name in {known.script for known in self.submission.jobs}
+            not self.anew
+            and path.name in {known.script for known in self.submission.jobs}
             and path.is_file()
         ):
             with reading(path):
@@ -325,6 +343,9 @@ class Submitter:
         path, text = self.script(job)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if self.anew and path.is_file():
+                # it may have been edited
+                path.replace(path.with_name(f"{path.name}.old"))
             write_atomic(path, text)
         return path
 

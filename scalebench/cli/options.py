@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 
 from scalebench.study.choices import BASELINES, EngineName, Execution, LauncherName
 
@@ -396,6 +397,15 @@ def study_options(*keys: str, hidden: Container[str] = ()) -> Callable[[_F], _F]
             click.option(flag_of(key), key, hidden=key in hidden, **STUDY_OPTIONS[key])
             for key in keys
         )
+    )
+
+
+def chosen(*names: str) -> bool:
+    """Return True if the command line has one of these options."""
+    context = click.get_current_context()
+    return any(
+        context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for name in names
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from click import get_current_context
-from click.core import ParameterSource
 
 from scalebench.cli import options, run_common
 from scalebench.errors import ResultsError, UsageError
@@ -174,7 +173,7 @@ def run(
     run_common.refuse_early_signal()
     _note_old_flags()
     # options of how to run it, such as --jobs, leave the study as it is
-    is_another = bool(new or sets or until) or _chosen("output", *flags)
+    is_another = bool(new or sets or until) or options.chosen("output", *flags)
     continued = None if is_another else study
     make = partial(
         run_common.run_plan,
@@ -248,7 +247,7 @@ def _study(
 
 def _note_old_flags() -> None:
     # only flags of the command line: their defaults are in every call
-    for key in filter(_chosen, _OLD_FLAGS):
+    for key in filter(options.chosen, _OLD_FLAGS):
         if options.verbosity() >= 0:
             click.echo(
                 f"note: the next version has --set {key}=... in place of {options.flag_of(key)}",
@@ -280,15 +279,6 @@ def _has_failures(folder: Path) -> bool:
         return True
     click.echo(f"no failed runs in {folder}/")
     return False
-
-
-def _chosen(*names: str) -> bool:
-    """Return True if the command line has one of these options."""
-    context = get_current_context()
-    return any(
-        context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        for name in names
-    )
 
 
 def _where_it_lies(study: Path, output: Path) -> tuple[Path, Path, str | None]:

@@ -237,9 +237,12 @@ def _workers(each: ShardStanding) -> str:
 def _next(folder: Path, found: Sequence[ShardStanding]) -> list[str]:
     """Return the command that leads on."""
     if any(each.state in ("failed", "stopped", "not submitted") for each in found):
-        return [f"to submit what is left again: scalebench submit {folder}"]
+        return [
+            f"to submit what is left again: scalebench submit {folder}; --time HH:MM:SS gives its jobs more time"
+        ]
     if all(each.state == "done" for each in found):
         return [
-            f"all runs are done; scalebench collect {folder} merges them where the last job did not"
+            f"all runs are done; scalebench collect {folder} merges them where the last job did not, "
+            f"scalebench plot {folder} draws them"
         ]
     return []

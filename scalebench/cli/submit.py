@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import rich_click as click
+from click import get_current_context
 
 from scalebench.cli import options
 from scalebench.errors import UsageError
@@ -22,6 +24,17 @@ if TYPE_CHECKING:
     from scalebench.launch.planning import StudyPlan
     from scalebench.study.spec import Study
 
+# options that a submitted study has too: its runs are divided already
+_OF_JOBS = {
+    "study",
+    "limit_s",
+    "site_file",
+    "scheduler",
+    "collect",
+    "numbers",
+    "launcher",
+    "dry_run",
+}
 # keys that change which jobs there are; others are set by --set
 _KEYS = [
     "workers",
@@ -127,6 +140,7 @@ def submit(
 
     STUDY may be the folder of a submitted study: of shards without a job, the runs that
     failed or never began are submitted again, as by `scalebench retry STUDY --submit`.
+    Their scripts stay as they are there, unless --time, --site or --launcher is given.
 
     Account, partition, modules and the like are read from site.yaml; `scalebench init
     --site` writes one.
@@ -135,6 +149,7 @@ def submit(
     from scalebench.batch.schedulers import scheduler_for
     from scalebench.batch.site import site_for
     from scalebench.batch.submission import read_submission
+    from scalebench.comm import launchers
     from scalebench.study.load import load_study
 
     asked = {
@@ -155,11 +170,16 @@ def submit(
     if named is None and study is not None and is_known:
         named = read_submission(study).scheduler
     chosen = scheduler_for(named, submits=not dry_run)
+    if stated := os.environ.get(launchers.VARIABLE):
+        # a job has it by its script, as not every scheduler passes the environment on
+        site = site.model_copy(update={"launcher": stated})
     if found is not None and options.verbosity() > 0:
         click.echo(f"note: facts of the site are those of {found}", err=True)
     if is_known:
         assert study is not None
-        _submit_left(study, chosen, site, numbers, dry_run=dry_run, collects=collects)
+        anew = options.chosen("site_file", "launcher")
+        again = {"numbers": numbers, "limit_s": asked["limit_s"], "anew": anew}
+        _submit_left(study, chosen, site, again, dry_run=dry_run, collects=collects)
         return
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
@@ -173,10 +193,13 @@ def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
     """Return True if `study` is the folder of a submitted study, False if it is a study file or the default one.
 
     Raises:
-        UsageError: it is another folder, or has no shards of which to submit some.
+        UsageError: it is another folder, has no shards of which to submit some, or has options that would divide it
+            anew.
     """
     is_folder = study is not None and study.is_dir()
     is_known = study is not None and is_folder and is_submitted(study)
+    if is_known:
+        _refuse_division()
     if numbers and not is_known:
         raise UsageError(
             "--shard: expected the folder of a submitted study, as scalebench submit results/NAME --shard 1"
@@ -188,11 +211,27 @@ def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
     return is_known
 
 
+def _refuse_division() -> None:
+    """Refuse options that have no meaning for shards that are there.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    context = get_current_context()
+    for option in context.command.params:
+        name = str(option.name)
+        if option.expose_value and name not in _OF_JOBS and options.chosen(name):
+            raise UsageError(
+                f"{option.opts[0]}: the jobs of a submitted study keep their runs, nodes and tasks; leave it out, or "
+                "submit the study file, under another --name"
+            )
+
+
 def _submit_left(
     folder: Path,
     scheduler: Scheduler,
     site: Site,
-    numbers: tuple[int, ...],
+    again: dict[str, Any],
     *,
     dry_run: bool,
     collects: bool,
@@ -202,13 +241,11 @@ def _submit_left(
 
     say = click.echo
     if dry_run:
-        submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, numbers, say)
+        submitter, jobs, _ = standing.jobs_left(folder, scheduler, site, say, **again)
         if jobs:
             _show(submitter, jobs, collects)
     else:
-        standing.submit_again(
-            folder, scheduler, site, say, numbers=numbers, collects=collects
-        )
+        standing.submit_again(folder, scheduler, site, say, collects=collects, **again)
 
 
 def _submit_study(
@@ -246,7 +283,14 @@ def _submit_study(
                 f"scripts and output in {folder}/jobs/; next: scalebench status {folder}"
             )
             return
-    standing.submit_again(folder, scheduler, site, click.echo, collects=collects)
+    standing.submit_again(
+        folder,
+        scheduler,
+        site,
+        click.echo,
+        collects=collects,
+        limit_s=asked["limit_s"],
+    )
 
 
 def _planned(

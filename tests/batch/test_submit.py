@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.batch.submission import read_submission
-from tests.batch.conftest import facts_of, make, scalebench, submitted
+from tests.batch.conftest import SITE, facts_of, make, scalebench, submitted
 from tests.conftest import needs_mpi
 from tests.facts import together
 
@@ -213,6 +213,50 @@ def test_shards_in_the_queue_are_not_submitted_again_and_edited_scripts_are_kept
     )
 
 
+def test_another_time_limit_is_that_of_the_jobs_submitted_again_and_of_those_after_them(
+    clients, place, capsys
+):
+    submitted()
+    script = RESULTS / "jobs" / "shard-1.sh"
+    script.write_text(script.read_text() + "# edited\n")
+    again = ("submit", "results/mine", "--shard", "1")
+    assert scalebench(*again, "--time", "02:00:00") == 0
+    assert "--time=02:00:00" in script.read_text()
+    assert "# edited" in (RESULTS / "jobs" / "shard-1.sh.old").read_text()
+    assert "--time=01:00:00" in (RESULTS / "jobs" / "shard-2.sh").read_text()
+    assert [shard.limit_s for shard in read_submission(RESULTS).shards] == [7200, 3600]
+    script.unlink()
+    assert scalebench(*again) == 0
+    assert "--time=02:00:00" in script.read_text()
+
+
+def test_named_facts_of_the_site_and_the_launcher_replace_those_in_the_scripts(
+    clients, place, monkeypatch
+):
+    monkeypatch.setenv("SCALEBENCH_LAUNCHER", "local")
+    submitted()
+    script = RESULTS / "jobs" / "shard-1.sh"
+    assert "export SCALEBENCH_LAUNCHER=local" in script.read_text()
+    (place / "site.yaml").write_text(SITE + "account: second\nlauncher: mpirun\n")
+    again = ("submit", "results/mine", "--shard", "1")
+    assert scalebench(*again) == 0
+    assert "second" not in script.read_text()
+    assert scalebench(*again, "--site", "site.yaml", "--launcher", "srun") == 0
+    assert "--account=second" in script.read_text()
+    assert "export SCALEBENCH_LAUNCHER=srun" in script.read_text(), "of the command"
+
+
+def test_options_that_would_divide_a_submitted_study_anew_are_refused(
+    clients, place, capsys
+):
+    submitted()
+    for words in (("--group", "all"), ("--nodes", "1"), ("--set", "lr=1")):
+        capsys.readouterr()
+        assert scalebench("submit", "results/mine", *words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert together(line, f"{words[0]}: the jobs of a submitted study keep")
+
+
 def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(
     clients, place
 ):
@@ -255,7 +299,7 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(
     assert together(
         line, "sbatch", "results/mine/jobs/shard-2.sh", "QOSMaxSubmitJobPerUserLimit"
     )
-    assert line.endswith("edit site.yaml, and submit the study again")
+    assert line.endswith("submit the study again with --site site.yaml")
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
 
 
