@@ -25,6 +25,7 @@ from scalebench.analysis.rounds import (
     trained,
 )
 from scalebench.analysis.target import times_to_target
+from scalebench.comm import engines
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL
 from scalebench.study.choices import PER_BATCH
@@ -161,8 +162,20 @@ def crowding(marked: pd.DataFrame) -> str:
         if "execution" in marked
         else pd.Series(False, marked.index)
     )
-    why = ["more workers than the machine can feed"] * (not paced.all())
+    why = [f"more workers than the machine can feed{_moving_threads(marked[~paced])}"]
+    why *= not paced.all()
     return " or ".join(why + ["steps slower than the stated pace"] * bool(paced.any()))
+
+
+def _moving_threads(crowded: pd.DataFrame) -> str:
+    """Name engines of which a worker wants more cores than it computes on, as two of them fill four."""
+    if not {"engine", "workers"} <= set(crowded):
+        return ""
+    several = crowded.loc[crowded["workers"] > 1, "engine"].unique()
+    names = sorted(name for name in several if engines.named(name).progress_threads)
+    if not names:
+        return ""
+    return f", each of {' or '.join(names)} with a thread that moves bytes beside the one that computes"
 
 
 SHARES = ("exposed", "transfer", "waiting", "hidden")

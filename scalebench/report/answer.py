@@ -25,7 +25,7 @@ from scalebench.analysis.methodology import RULES, Evidence
 from scalebench.analysis.native_check import slowdown_of_native_runs, virtual_error
 from scalebench.analysis.verdicts import METRIC_MARGIN
 from scalebench.records.progress import progress_of
-from scalebench.report import comparison
+from scalebench.report import comparison, unanswered
 from scalebench.report.comparison import Comparison, Phrase, Sentence, as_text, plain
 from scalebench.study.choices import BASELINES
 
@@ -60,11 +60,7 @@ def answer(results: Results, compared: Sequence[Comparison]) -> Answer:
     )
     found = [one for one in compared if one.answers]
     if not found:
-        why = comparison.to_answer(results)
-        return Answer(
-            question,
-            (Phrase("These records cannot answer it", "strong"), Phrase(f": {why}.")),
-        )
+        return _without_saving(question, results)
     first = comparison.headline(found)
     sentence, *further = _headline_sentences(first, found, results)
     return Answer(
@@ -76,14 +72,12 @@ def spoken(results: Results) -> list[str]:
     """Return the answer as plain lines: the headline, that of the other kind of execution, and what qualifies them.
 
     Where something is not shown, the line ends with what would show it. Without a
-    comparison that answers the question, return one line with the reason.
+    comparison that answers the question, the first line has the order by time, and the
+    reason why no saving is stated.
     """
     found = [one for one in comparison.comparisons(results) if one.answers]
     if not found:
-        return [
-            f"No answer yet: {comparison.to_answer(results)}.",
-            *map(as_text, _qualifying(results)),
-        ]
+        return _spoken_without_saving(results)
     first = comparison.headline(found)
     sentences = [
         *_headline_sentences(first, found, results, brief=True),
@@ -121,6 +115,32 @@ def spoken(results: Results) -> list[str]:
     if first.cell.execution == "virtual":
         lines.append(_error_of_virtual_times(results))
     return [*lines, *map(as_text, _qualifying(results))]
+
+
+def _without_saving(question: str, results: Results) -> Answer:
+    why = unanswered.why_no_saving(results)
+    known = [*unanswered.fastest(results)]
+    if not known:
+        refusal = Phrase("These records cannot answer it", "strong")
+        return Answer(question, (refusal, Phrase(f": {why}.")))
+    first, *further = known
+    return Answer(
+        question,
+        first,
+        (*further, plain(f"No saving is stated: {why}.")),
+        tuple(_warnings(results)),
+    )
+
+
+def _spoken_without_saving(results: Results) -> list[str]:
+    why = unanswered.why_no_saving(results)
+    known = [*map(as_text, unanswered.fastest(results))]
+    line = (
+        f"{' '.join(known)} No saving is stated: {why}."
+        if known
+        else f"No answer yet: {why}."
+    )
+    return [line, *map(as_text, _warnings(results))]
 
 
 def headline_so_far(results: Results) -> str:
@@ -207,6 +227,13 @@ def _next_steps(one: Comparison, results: Results) -> Iterator[Sentence]:
 
 def _qualifying(results: Results) -> Iterator[Sentence]:
     """Warnings of `scalebench check` about few runs and a busy machine, and what crowded engines leave."""
+    yield from _warnings(results)
+    if text := comparison.crowded_engines(results):
+        yield plain(text)
+
+
+def _warnings(results: Results) -> Iterator[Sentence]:
+    """Warnings of `scalebench check` about few runs and a busy machine."""
     evidence = Evidence(results)
     found = [
         one
@@ -218,8 +245,6 @@ def _qualifying(results: Results) -> Iterator[Sentence]:
         yield plain(
             f"Beware: {'; '.join(one.what.partition(':')[0] for one in found)}."
         )
-    if text := comparison.crowded_engines(results):
-        yield plain(text)
 
 
 def _how(one: Comparison, results: Results) -> str:

@@ -17,7 +17,6 @@ import pandas as pd
 from scalebench import formatting
 from scalebench.analysis import Results, cells, intervals, loading, pairing, target
 from scalebench.analysis.comparing import compared_with, difference
-from scalebench.analysis.grouping import DISTURBED_BY
 from scalebench.analysis.native_check import PREFERRED_ENGINES, virtual_error
 from scalebench.analysis.rounds import MEASURED
 from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
@@ -231,26 +230,6 @@ def to_show_metric(one: Comparison, results: Results) -> str:
     return f"seeds from {pairing.repeat_option(results, pairing.enough_runs(results))} up give the metric an interval"
 
 
-def to_answer(results: Results) -> str:
-    """Return the reason why no comparison answers the question of the study, and the runs that would."""
-    runs = results.completed
-    if runs.empty:
-        return f"no run was completed; `scalebench status {results.folder}` says why"
-    if runs["strategy"].isin(PER_BATCH).all():
-        return "no strategy in them synchronises less often than every batch; add one, as --strategy epoch_average"
-    if not runs["strategy"].isin(BASELINES).any():
-        return "there is no completed run of a per-batch baseline; add --strategy allreduce"
-    several = runs[runs["workers"] > 1]
-    if several.empty:
-        return "all runs have one worker; add more, as --workers 1..8"
-    if several["oversubscribed"].all():
-        return "every run of several workers is oversubscribed; run them on more cores, or as --execution virtual"
-    if not loading.is_representative(several).any():
-        why = DISTURBED_BY
-        return f"every run of several workers is disturbed, as {why}; run them again when these have ended"
-    return "no strategy ran beside its baseline on the same engine, at the same worker count and global batch"
-
-
 def _of_virtual_times(one: Comparison, results: Results) -> str:
     """The larger of the two parts of the interval: the error that native runs show, or the repetitions' spread."""
     error = virtual_error(results)
@@ -298,8 +277,8 @@ def _oversubscribed(results: Results) -> list[str]:
     ]
     if not names:
         return []
-    counts = own.loc[own["strategy"].isin(names), "workers"].unique()
-    workers = formatting.listed(sorted(int(count) for count in counts))
+    own = own[own["strategy"].isin(names)]
+    workers = formatting.listed(sorted({int(count) for count in own["workers"]}))
     # What is left for readers who came for Horovod or DDP.
     virtual = bool((results.completed["execution"] == "virtual").any())
     left = (
@@ -307,10 +286,13 @@ def _oversubscribed(results: Results) -> list[str]:
         if virtual
         else "nothing is compared with them"
     )
-    wanting = f"{' and '.join(names)} {'want' if len(names) > 1 else 'wants'}"
+    wants = "want" if len(names) > 1 else "wants"
+    execution, why = "native", f"{wants} more cores than this machine has"
+    if own["execution"].eq("paced").all():
+        execution, why = "paced", "did not keep the stated pace"
     return [
-        f"At {workers} workers {wanting} more cores than this machine has (×): these native times are no baseline, and "
-        f"{left}."
+        f"At {workers} workers {' and '.join(names)} {why} ({formatting.OVERSUBSCRIBED}): these {execution} times are "
+        f"no baseline, and {left}."
     ]
 
 

@@ -42,7 +42,7 @@ def cell(
     accuracy = accuracy or ACCURACY.get(strategy, (0.97,) * len(seconds))
     where = {
         "workers": workers,
-        "batch_global": 8 * workers,
+        "batch_global": changes.pop("batch_global", 8 * workers),
         "execution": execution,
         "engine": engine,
     }
@@ -330,8 +330,58 @@ def test_answer_names_worker_count_from_which_saving_holds(keep):
     ],
 )
 def test_missing_answer_has_a_reason(keep, cells, why):
-    text = sentence(keep, *cells)
-    assert in_order(text, "These records cannot answer it", why)
+    found = said(keep, *cells)
+    text = " ".join(as_text(one) for one in (found.sentence, *found.target))
+    assert in_order(text, why)
+    several = [run for cell in cells for run, _ in cell if run.workers > 1]
+    ranked = [run for run in several if run.status == "completed"]
+    start = "At 8 workers" if ranked else "These records cannot answer it"
+    assert text.startswith(start)
+
+
+def test_order_by_time_and_speedup_over_serial_need_no_baseline(keep):
+    """Two workers of gloo on two cores: the most common first day."""
+    crowded = {"workers": 2, "engine": "gloo", "oversubscribed": True}
+    rows = [
+        *cell("serial", (1.2, 1.3, 1.1), workers=1),
+        *cell("allreduce", (2.0, 2.1, 1.9), **crowded),
+        *cell("epoch_average", (0.6, 0.65, 0.55), **crowded),
+    ]
+    results = keep(rows)
+    (line, *_) = spoken(results)
+    assert in_order(line, "At 2 workers, epoch_average took the least time", "599 ms ×")
+    assert in_order(line, "then allreduce with 2.00 s ×", "speedup 2.00 over serial")
+    assert in_order(
+        line, "No saving is stated", "each of gloo with a thread that moves bytes"
+    )
+    assert in_order(line, "more cores", "--execution virtual")
+    assert not any(one.answers for one in comparisons(results))
+
+
+def test_late_steps_of_the_only_baseline_are_the_reason(keep):
+    paced = {"workers": 4, "execution": "paced", "engine": "gloo", "batch_global": 64}
+    rows = [
+        *cell("serial", (4.0, 4.1), workers=1, execution="paced", batch_global=64),
+        *cell("ddp", (2.0, 2.1), paced_overrun=0.12, oversubscribed=True, **paced),
+        *cell("epoch_average", (1.0, 1.1), paced_overrun=0.0, **paced),
+    ]
+    (line, *_) = spoken(keep(rows))
+    assert in_order(line, "At 4 workers", "epoch_average took the least time", "1.05 s")
+    assert in_order(
+        line, "then ddp with 2.05 s ×", "over serial", "No saving is stated"
+    )
+    assert in_order(line, "every run of ddp of several workers", "12 % of them")
+    assert in_order(line, "a longer device_step_time")
+
+
+def test_disturbed_serial_gives_its_time_in_place_of_a_speedup(keep):
+    rows = [
+        *cell("serial", (1.0, 1.1), workers=1, others_load=0.6),
+        *cell("epoch_average", (0.6, 0.7), workers=2, others_load=0.6),
+    ]
+    (line, *_) = spoken(keep(rows))
+    assert in_order(line, "epoch_average took", "648 ms †", "serial took 1.05 s †")
+    assert "speedup" not in line
 
 
 def test_oversubscribed_runs_give_no_answer(keep):
@@ -532,3 +582,14 @@ def test_study_that_is_not_complete_is_to_be_continued(keep):
     (line, *_) = spoken(results)
     assert in_order(line, "same command", "1 run")
     assert "--repetitions" not in line
+
+
+def test_runs_that_are_left_come_before_advice_where_nothing_is_compared(keep):
+    results = keep([*cell("allreduce", (1.0,)), *cell("allreduce", (1.0,), workers=1)])
+    assert in_order(spoken(results)[0], "add one, as --strategy epoch_average")
+    rows = [Planned(run_id, config_hash, "native mpi") for run_id, config_hash in
+            results.runs[["run_id", "config_hash"]].itertuples(index=False)]  # fmt: skip
+    keep_planned(results.folder, [*rows, Planned("to-come", "c0ffee", "native mpi")])
+    (line, *_) = spoken(results)
+    assert in_order(line, "At 8 workers", "allreduce took 1.00 s", "1 run is left")
+    assert "add one" not in line

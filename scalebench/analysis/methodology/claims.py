@@ -17,6 +17,7 @@ from scalebench.analysis.grouping import chosen_strategies
 from scalebench.analysis.intervals import level_of, relative_width
 from scalebench.analysis.loading import is_representative
 from scalebench.analysis.methodology import Evidence, Finding, Severity, finding, rule
+from scalebench.analysis.pairing import NO_BASELINE
 from scalebench.analysis.rounds import timed
 from scalebench.analysis.verdicts import METRIC_MARGIN, verdict_of_metric
 from scalebench.formatting import counted, listed, percent, seconds_with_interval
@@ -75,13 +76,21 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
         ("warning", "what synchronising less often saves", missing[rest]),
     ]
     for severity, measured, own in matters:
-        if len(own):
-            yield finding(
-                severity,
-                f"nothing to measure {measured} against: {listed(own['note'].unique(), 3)}",
-                own,
-                "run allreduce on the same engine at these worker counts (--strategy allreduce)",
-            )
+        if not len(own):
+            continue
+        # a library that ran there, and is no baseline, is nearer to one than allreduce
+        ran = table.merge(own[PLACE].drop_duplicates(), on=PLACE)
+        ran = ran[ran["baseline"].isin(LIBRARY_BASELINES)]
+        unfit = ran[ran["note"].str.endswith(NO_BASELINE)]
+        whys = [*unfit["note"].unique(), *own["note"].unique()]
+        names = " or ".join(unfit["baseline"].unique())
+        more = f", or {names} so that it is not marked" if names else ""
+        yield finding(
+            severity,
+            f"nothing to measure {measured} against: {listed(whys, 3)}",
+            own,
+            f"run allreduce on the same engine at these worker counts (--strategy allreduce){more}",
+        )
 
 
 @rule("the baseline allreduce is not slower than another per-batch strategy")

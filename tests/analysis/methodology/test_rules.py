@@ -124,6 +124,16 @@ def allreduce_is_on_another_engine_at_four_workers(study):
     )
 
 
+@case(
+    "reduction-base",
+    "error",
+    "ddp at 1 worker (native) is oversubscribed and so no baseline",
+)
+def the_only_baseline_is_oversubscribed(study):
+    study.change(lambda row: row.strategy == "allreduce", strategy="ddp")
+    study.change(lambda row: row.strategy == "ddp", oversubscribed=True)
+
+
 @case("reduction-base", "warning", "what synchronising less often saves against")
 def only_ddp_is_left_to_compare_with(study):
     study.change(lambda row: row.strategy == "allreduce", strategy="ddp")
