@@ -341,7 +341,7 @@ def setting(workers: int, workers_per_node: int = 2, **training: Any) -> Setting
 def runs_made(output: str) -> tuple[int, int]:
     """Return how many runs a `scalebench run` completed and how many were there before, by its last line."""
     (counts,) = re.findall(
-        r"^(\d+) runs? completed(?:, (\d+) were there before)?; results in ",
+        r"^(\d+) runs? completed(?:, (\d+) (?:was|were) there before)?; results in ",
         output,
         re.MULTILINE,
     )

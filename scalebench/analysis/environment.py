@@ -82,10 +82,11 @@ def machines_of(
 def hardware(facts: dict[str, Any]) -> str:
     """Processor, cores and accelerators of one provenance file."""
     cpu = facts.get("cpu") or {}
+    cores = cpu.get("usable_cores")
     return ", ".join(
         [
             f"{cpu.get('model')}",
-            f"{cpu.get('usable_cores')} cores",
+            f"{cores} core{'' if cores == 1 else 's'}",
             *map(str, facts.get("gpus") or ()),
         ]
     )

@@ -295,7 +295,7 @@ def _lacking(found: list[step_windows.StepWindows], load: int) -> str:
             beside = (
                 f"beside {counted(load - 1, 'other worker')}" if load > 1 else "alone"
             )
-            return f"a step of {size} samples {beside}"
+            return f"a step of {counted(size, 'sample')} {beside}"
     return ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from scalebench.cli import options
+from scalebench.formatting import counted
 
 
 @click.command()
@@ -67,12 +68,14 @@ def _verify(folder: Path, jobs: int) -> int:
 
     verdicts = verify_artifact(folder, jobs=jobs)
     for verdict in verdicts:
-        what = verdict.fault and f"DIFFERS: {verdict.fault}"
-        click.echo(f"{verdict.figure}: {what or f'the same {verdict.cells:,} cells'}")
+        same = f"the same {counted(verdict.cells, 'cell')}"
+        what = f"DIFFERS: {verdict.fault}" if verdict.fault else same
+        click.echo(f"{verdict.figure}: {what}")
     failed = sum(bool(verdict.fault) for verdict in verdicts)
+    differ = "differs" if failed == 1 else "differ"
     click.echo(
-        f"{failed} of {len(verdicts)} figures differ from those in the artifact"
+        f"{failed} of {counted(len(verdicts), 'figure')} {differ} from those in the artifact"
         if failed
-        else f"all {len(verdicts)} figures show the numbers of the artifact"
+        else "every figure shows the numbers of the artifact"
     )
     return 1 if failed else 0

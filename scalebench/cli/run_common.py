@@ -148,13 +148,17 @@ def _summarise(tally: work.Tally, against: Sequence[str], full: bool) -> None:
             *spoken(results),
             summary(results) if full else answer_table(results, against),
         )
-    done = f", {tally.done_before} were there before" if tally.done_before else ""
+    done = _done_before(tally.done_before)
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     trials = f" and {counted(tally.trials, 'trial')}" if tally.trials else ""
     made = f"{counted(tally.completed, 'run')}{trials} completed{done}{failed}"
     show(f"{made}; results in {tally.folder}/")
     if tally.remaining:
         show(runs_left(tally))
+
+
+def _done_before(runs: int) -> str:
+    return f", {runs} {'was' if runs == 1 else 'were'} there before" if runs else ""
 
 
 def runs_left(tally: work.Tally) -> str:
@@ -197,7 +201,7 @@ def run_elastic(
         )
     if verbosity() >= 0 and (table := elastic_table(tally.folder)).rows:
         show(table)
-    done = f", {tally.done_before} were there before" if tally.done_before else ""
+    done = _done_before(tally.done_before)
     failed = f", {len(tally.failed)} did not complete" if tally.failed else ""
     show(
         f"{counted(tally.completed, 'elastic run')} completed{done}{failed}; in {tally.folder}/elastic.csv"

@@ -16,7 +16,7 @@ from scalebench.figures.drawing import marks, series_style
 from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import Look
-from scalebench.formatting import listed
+from scalebench.formatting import counted, listed
 from scalebench.study.choices import BASELINES, PER_BATCH
 
 _CURVES = {  # of the table of costs
@@ -76,7 +76,7 @@ class TimeToTarget(Figure):
         ]
         if not wanted:
             raise EmptyFigureError(
-                f"no run of the selection reached {marks.target_in_words(table)} within {epochs} epochs"
+                f"no run of the selection reached {marks.target_in_words(table)} within {counted(epochs, 'epoch')}"
             )
         across = (
             # Four or five stand in two rows.
@@ -157,7 +157,7 @@ def _nowhere(table: pd.DataFrame, epochs: int) -> str:
         if marks.never(own).all()
     ]
     return (
-        f"Not within {epochs} epochs at any worker count: {listed(found)}."
+        f"Not within {counted(epochs, 'epoch')} at any worker count: {listed(found)}."
         if found
         else ""
     )

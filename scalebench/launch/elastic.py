@@ -67,8 +67,8 @@ def elastic_runs(plan: planning.StudyPlan) -> list[Run]:
     hosts, most = plan.allocation.hosts, max(run.workers for run in runs)
     if len(hosts) > 1 and most > hosts[0].slots:
         raise EngineError(
-            f"--elastic starts all ranks on this host, which has {hosts[0].slots} slots, and the largest run takes "
-            f"{most}; use --workers 1..{hosts[0].slots}"
+            f"--elastic starts all ranks on this host, which has {counted(hosts[0].slots, 'slot')}, and the largest "
+            f"run takes {most}; use --workers 1..{hosts[0].slots}"
         )
     return runs
 
@@ -230,7 +230,7 @@ class _ElasticStudy:
         if ended.deaths:
             self._reporter.note(
                 f"{run.run_id} went on after {counted(len(ended.deaths), 'interruption')}, with {ended.workers_at_end} "
-                f"of {run.workers} workers at its end"
+                f"of {counted(run.workers, 'worker')} at its end"
             )
 
 

@@ -399,7 +399,7 @@ def why_oversubscribed(runs: Iterable[Run], allocation: Allocation) -> list[str]
             f"a worker of {' or '.join(sorted(moving))} has a thread that moves bytes beside the one that computes"
         )
     points = [
-        f"{name} at {', '.join(map(str, sorted(counts)))} workers"
+        f"{name} at {', '.join(map(str, sorted(counts)))} worker{'' if counts == {1} else 's'}"
         for name, counts in sorted(crowded.items())
     ]
     places = f" of {len(allocation.hosts)} nodes" if len(allocation.hosts) > 1 else ""
@@ -422,7 +422,7 @@ def beyond_the_slots(runs: Iterable[Run], allocation: Allocation) -> list[str]:
                 f" ({counted(servers, 'server')} beside the workers)" if servers else ""
             )
             taken[
-                f"{run.strategy} at {run.workers} workers takes {needed} processes{beside}"
+                f"{run.strategy} at {counted(run.workers, 'worker')} takes {needed} processes{beside}"
             ] = needed
     if not taken:
         return []

@@ -27,6 +27,7 @@ import pandas as pd
 from scalebench.analysis.loading import Results, load
 from scalebench.calibration import calibration_file, charging, cost_sources
 from scalebench.errors import ResultsError, writing
+from scalebench.formatting import counted
 from scalebench.launch import calibrating, trials
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.launch.study_run import StudyRun
@@ -179,8 +180,9 @@ def _outcomes(
         stopping=interruption.asked,
     )
     if missing := [run.run_id for run in runs if run.run_id not in outcomes]:
+        runs_left = counted(len(missing), "run")
         raise ResultsError(
-            f"interrupted before {len(missing)} runs were charged anew: nothing was changed"
+            f"interrupted with {runs_left} not yet charged anew: nothing was changed"
         )
     if failed := [
         outcome for outcome in outcomes.values() if outcome.status == "failed"

@@ -24,7 +24,7 @@ from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.comm import engines
 from scalebench.comm.launchers import own_job, using
 from scalebench.errors import writing
-from scalebench.formatting import Detail, seconds
+from scalebench.formatting import Detail, counted, seconds
 from scalebench.launch import calibrating, processes, real_runs, sweep, work
 from scalebench.launch.model_check import look_at_model
 from scalebench.launch.planning import StudyPlan
@@ -513,8 +513,8 @@ def _background_notes(busy: float) -> list[str]:
     if not disturbance.disturbed(busy):
         return []
     return [
-        f"other programs keep {busy:.1f} of {hardware.cores()} cores busy: native runs beside them are marked as "
-        "disturbed, and compared with nothing"
+        f"other programs keep {busy:.1f} of {counted(hardware.cores(), 'core')} busy: native runs beside them are "
+        "marked as disturbed, and compared with nothing"
     ]
 
 

@@ -291,7 +291,8 @@ def _study(paper: paper_folder.Paper, study: str, results: Results) -> list[str]
     )
     return [
         f"{results.study.get('description', '')} {counted(len(runs), 'run')}, {' and '.join(executions)}: "
-        f"{first['model']} on {first['dataset']}, {first['epochs']} epochs, cluster {first['cluster']}.{step}{failed} "
+        f"{first['model']} on {first['dataset']}, {counted(int(first['epochs']), 'epoch')}, cluster "
+        f"{first['cluster']}.{step}{failed} "
         f"Again: `scalebench run {paper.folder / study}.yaml`; rows: `{results.folder}/`.",
         "",
     ]

@@ -125,7 +125,7 @@ class Planned:
                 "-",
                 f"plan-{Path(workload.layers.name).stem}-{planner.devices}",
             ),
-            "description": f"Layouts of {workload.layers.name} on {planner.devices} devices",
+            "description": f"Layouts of {workload.layers.name} on {counted(planner.devices, 'device')}",
             "workers": [planner.devices],
             "repetitions": 1,
             "strategies": [

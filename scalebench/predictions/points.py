@@ -529,9 +529,10 @@ def target_sentences(grid: Grid, to_target: Mapping[int, Target]) -> Iterator[st
         places, key=lambda n: to_target[n].epochs.value * grid.points[n].epoch_s
     )
     point, epochs = grid.points[place], to_target[place].epochs.value
+    plural = "" if epochs == 1 else "s"
     yield (
-        f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epochs by {point.strategy} at "
-        f"{point.workers:,} workers is the least."
+        f"To target: {seconds(epochs * point.epoch_s)} in {digits(epochs)} epoch{plural} by {point.strategy} "
+        f"at {counted(point.workers, 'worker')} is the least."
     )
     laws = {
         str(grid.points[place].strategy): each.law for place, each in to_target.items()

@@ -16,7 +16,7 @@ from torch import nn
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.errors import ModelError, StudyError, UsageError
-from scalebench.formatting import memory_size
+from scalebench.formatting import counted, memory_size
 from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.models.sharding import sharing_degrees_of
 from scalebench.pricing.layout_costs import Layout, LayoutCosts, Order, Step
@@ -353,7 +353,7 @@ class Planner:
         largest = max(parts, key=lambda name: parts[name])
         has = self.predictor.platform.memory_gib
         raise UsageError(
-            f"--memory: no layout on {self.devices} devices fits into {has:g} GiB: the least is "
+            f"--memory: no layout on {counted(self.devices, 'device')} fits into {has:g} GiB: the least is "
             f"{memory_size(memory.total)} a worker, by {layout.strategy}, of {memory.model}, where {largest} take "
             f"{memory_size(parts[largest])}; use more devices, a smaller --batch, or devices with more memory"
         )

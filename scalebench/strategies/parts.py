@@ -17,6 +17,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.comm.base import Capability
 from scalebench.comm.engines import providing
 from scalebench.errors import StudyError
+from scalebench.formatting import counted
 from scalebench.strategies import registry
 from scalebench.strategies.allreduce import Allreduce
 from scalebench.strategies.base import (
@@ -405,8 +406,8 @@ class PartsOfModel(Strategy):
         if count < groups:
             chunks = f" of {groups // stages} chunks" if groups > stages else ""
             raise StudyError(
-                f"strategy {self.name}: {stages} stages{chunks} for a model of {count} layers with parameters; use at "
-                f"most {count} {'chunks in all' if chunks else 'stages'}"
+                f"strategy {self.name}: {stages} stages{chunks} for a model of {counted(count, 'layer')} with "
+                f"parameters; use at most {count} {'chunks in all' if chunks else 'stages'}"
             )
         sizes = self.place(work, groups)
         if sum(sizes) != count:

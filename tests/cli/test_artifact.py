@@ -47,7 +47,7 @@ def test_packed_artifact_verifies(scalebench):
     folder = Path("artifacts/synthetic-artifact")
     said = scalebench("--verify", str(folder))
     assert "time-reduction: the same " in said
-    assert together(said.splitlines()[-1], "all 1 figures", "artifact")
+    assert together(said.splitlines()[-1], "every figure", "artifact")
     (folder / "README.md").write_text("")
     assert "README.md is not as it was packed" in scalebench(
         "--verify", str(folder), code=2
@@ -70,7 +70,7 @@ def test_differing_figure_is_named_with_exit_code_1(scalebench, monkeypatch):
     monkeypatch.setattr("scalebench.artifact.verification.plot_folder", altered)
     said = scalebench("--verify", "artifacts/synthetic-artifact", code=1)
     assert "time-reduction: DIFFERS: line " in said
-    assert "1 of 1 figures differ" in said
+    assert "1 of 1 figure differs" in said
 
 
 def test_usage_error_is_one_line(scalebench, tmp_path):

@@ -64,7 +64,9 @@ def test_first_signal_keeps_the_runs_under_way_and_the_same_command_continues(
             ).wait()
             == 0
         )
-        assert f"{kept} were there before" in place.printed()
+        assert (
+            f"{kept} {'was' if kept == 1 else 'were'} there before" in place.printed()
+        )
         assert place.run("whole", *LONG) == 0
         assert place.tables("out") == place.tables("whole")
 

@@ -88,6 +88,10 @@ def test_group_that_never_reaches_its_target_has_no_panel_but_a_sentence(study):
     canvas = drawn(study(rows=reached + never))
     assert not any("asp" in panel.name for panel in canvas.shown)
     assert in_order(canvas.caption(), "Not within 6 epochs", "asp, bsp, ssp.")
+    short = {"epochs": 1, "epochs_to_target": 1}
+    rows = [row.model_copy(update=short) for row in reached]
+    rows += [row.model_copy(update={"epochs": 1}) for row in never]
+    assert in_order(drawn(study(rows=rows)).caption(), "Not within 1 epoch at any")
 
 
 def test_legend_of_a_page_without_marks_says_nothing_of_the_unreached(study):  # noqa: F811

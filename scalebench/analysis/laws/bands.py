@@ -91,7 +91,8 @@ def no_extrapolation(series: Series) -> str:
         return ""
     largest = series.counts[-1]
     counts = len(series.counts)
-    return f"no band beyond {largest:.0f} workers: it wants {COUNTS_TO_EXTRAPOLATE} worker counts, there are {counts}"
+    beyond = counted(int(largest), "worker")
+    return f"no band beyond {beyond}: it wants {COUNTS_TO_EXTRAPOLATE} worker counts, there are {counts}"
 
 
 def band_name(series: Series) -> str:

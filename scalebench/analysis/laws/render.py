@@ -22,7 +22,7 @@ from scalebench.analysis.laws.candidates import Candidate, Parameter
 from scalebench.analysis.laws.series import FEWEST_COUNTS, Series
 from scalebench.analysis.laws.worker_counts import Count, Scaling
 from scalebench.errors import ResultsError, writing
-from scalebench.formatting import EMPTY, digits, percent, seconds
+from scalebench.formatting import EMPTY, counted, digits, percent, seconds
 from scalebench.measured import Measured
 from scalebench.study.spec import slug
 
@@ -39,8 +39,9 @@ def name_of(scaling: Scaling) -> str:
 
 def title(scaling: Scaling) -> str:
     """`epoch_average, native mpi: 7 worker counts (1-64), 21 runs`."""
-    counts, runs = scaling.series.counts, len(scaling.series.at)
-    return f"{name_of(scaling)}: {len(counts)} worker counts ({counts[0]:.0f}-{counts[-1]:.0f}), {runs} runs"
+    counts, runs = scaling.series.counts, counted(len(scaling.series.at), "run")
+    places = counted(len(counts), "worker count")
+    return f"{name_of(scaling)}: {places} ({counts[0]:.0f}-{counts[-1]:.0f}), {runs}"
 
 
 def law_rows(scaling: Scaling) -> list[tuple[str, ...]]:

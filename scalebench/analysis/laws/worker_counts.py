@@ -51,6 +51,7 @@ from scalebench.analysis.laws.series import Series, series_of
 from scalebench.analysis.loading import Results
 from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
+from scalebench.formatting import counted
 from scalebench.measured import Measured
 
 EFFICIENCY = 0.5
@@ -129,7 +130,8 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     found, more = candidates(laws, series)
     notes = [*series.notes, *notes, *more]
     if not found:
-        reason = f"{len(series.at)} runs are too few to choose between laws; add repetitions with --repetitions"
+        runs = counted(len(series.at), "run")
+        reason = f"too few runs to choose between laws, {runs}; add repetitions with --repetitions"
         return Scaling(series, refusal=reason, notes=tuple(notes))
     best = found[0].fit
     unsure = no_band(series)
@@ -145,7 +147,7 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
         worst = int(np.argmax(np.abs(best.residuals)))
         notes.append(
             f"no law fits well: {best.law.name} misses the means by {100 * best.misfit:.0f} % typically and "
-            f"{100 * np.expm1(best.residuals[worst]):+.0f} % at {best.counts[worst]:.0f} workers"
+            f"{100 * np.expm1(best.residuals[worst]):+.0f} % at {counted(int(best.counts[worst]), 'worker')}"
         )
     if abs(found[0].leave_out_error) > POOR_FORECAST:
         notes.append(

@@ -160,9 +160,10 @@ def few_steps(evidence: Evidence, least: int = 8) -> Iterator[Finding]:
     few = rare[between < least]
     if len(few):
         lowest = between.min()
+        steps = "step" if lowest == 1 else "steps"
         yield finding(
             "warning",
-            f"as few as {lowest:.3g} steps between synchronisations: at most {100 * max(0, 1 - 1 / lowest):.0f} % of "
+            f"as few as {lowest:.3g} {steps} between synchronisations: at most {100 * max(0, 1 - 1 / lowest):.0f} % of "
             "the communication can be saved there",
             few,
             "take fewer workers, a smaller batch or a larger data set, or state this ceiling",

@@ -18,7 +18,7 @@ from scalebench.figures.drawing import series_style
 from scalebench.figures.drawing.canvas import Entry
 from scalebench.figures.drawing.panel import POINT, Curve, Panel, Segment, tint
 from scalebench.figures.drawing.series_style import Look
-from scalebench.formatting import metric_word
+from scalebench.formatting import counted, metric_word
 from scalebench.study.cell import EXECUTIONS
 from scalebench.study.spec import SIMULATED
 
@@ -183,7 +183,10 @@ def legend_of_unreached(panels: Sequence[Panel], epochs: int) -> list[Entry]:
 
 def _words(epochs: int) -> dict[str, str]:
     """Return the words of the legend by marker."""
-    return {_UNREACHED: f"not within {epochs} epochs", _TORN: "in some runs only"}
+    return {
+        _UNREACHED: f"not within {counted(epochs, 'epoch')}",
+        _TORN: "in some runs only",
+    }
 
 
 def target_in_words(table: pd.DataFrame) -> str:

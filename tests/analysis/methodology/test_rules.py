@@ -277,6 +277,13 @@ def one_step_an_epoch_and_a_last_average(study):
     )
 
 
+@case("few-steps", "warning", "as few as 1 step between synchronisations")
+def one_step_an_epoch(study):
+    study.change(
+        lambda row: row.strategy == "epoch_average", optimizer_steps=5, syncs=5
+    )
+
+
 @case("few-runs", "warning", "7 native cells of one run")
 def one_repetition(study):
     study.drop(lambda row: row.repetition > 0)
