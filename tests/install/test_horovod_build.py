@@ -27,6 +27,7 @@ from scalebench.install.horovod_build import (
     install_horovod,
     relative_runpath,
     store_wheel,
+    write_compiler,
 )
 from tests.conftest import needs_mpi
 from tests.facts import together
@@ -150,6 +151,17 @@ def test_missing_compiler_is_named(
         EngineError, match=r"no C\+\+ compiler is here; run: apt-get install g\+\+"
     ):
         find_toolchain()
+
+
+def test_compiler_takes_the_standard_of_torch_and_writes_no_symbols(
+    tmp_path: Path,
+) -> None:
+    source, out = tmp_path / "one.cc", tmp_path / "one.o"
+    source.write_text("static_assert(__cplusplus == 201703L); int one() { return 1; }")
+    compiler = write_compiler(tmp_path, HERE.cxx)
+    asked = ["-std=c++14", "-g", "-c", source, "-o", out]
+    subprocess.run([compiler, *asked], check=True)
+    assert b".debug_info" not in out.read_bytes()
 
 
 def test_failing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
