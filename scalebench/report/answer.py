@@ -291,29 +291,17 @@ def _clauses(
 def _time(
     one: Comparison, results: Results, baseline: str, brief: bool, obtained: bool
 ) -> Iterator[Phrase]:
-    change = f"{formatting.share(one.saved.value)} {'less' if one.saved.value >= 0 else 'more'} time"
-    # Of a single run each the past tense says what was, and claims nothing.
     several = math.isfinite(one.saved.low)
-    if not several:
-        yield from (
-            Phrase(f"{one.cell.label} took {change}", "strong"),
-            Phrase(f" than {baseline}"),
-        )
-    elif not one.saved.low <= 0 <= one.saved.high:
-        yield from (
-            Phrase(f"{one.cell.label} takes {change}", "strong"),
-            Phrase(f" than {baseline}"),
-        )
-    elif one.is_shown:
-        yield from (
-            Phrase(f"{one.cell.label} takes about as long", "strong"),
-            Phrase(f" as {baseline}"),
-        )
+    is_open = several and one.saved.low <= 0 <= one.saved.high
+    if is_open and one.is_shown:
+        change, than = "takes about as long", "as"
     else:
-        yield from (
-            Phrase(f"whether {one.cell.label} saves time is not shown", "strong"),
-            Phrase(f" against {baseline}"),
-        )
+        # The past tense says what was measured, and claims nothing.
+        verb = "took" if is_open or not several else "takes"
+        change, than = comparison.change_of_time(one.saved.value)
+        change = f"{verb} {change}"
+    yield Phrase(f"{one.cell.label} {change}", "strong")
+    yield Phrase(f" {than} {baseline}")
     of_each = "runs of each"
     if one.cell.execution == "virtual":
         of_each = "repetitions"
@@ -322,6 +310,7 @@ def _time(
     elif several:
         interval = formatting.reduction_range(one.saved.low, one.saved.high)
         interval += "" if brief else f", {one.saved.kind} from {one.saved.n} {of_each}"
+        interval += "" if one.is_shown else f", {comparison.HOLDS_ZERO}"
     else:
         interval = (
             "one run of each, so no interval"

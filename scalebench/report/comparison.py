@@ -36,6 +36,7 @@ EXECUTIONS_IN_WORDS = {
 }
 _AS_THERE = ("oversubscribed", "disturbed", "test", "p_adjusted", "metric_name", "note")
 
+HOLDS_ZERO = "which holds zero"  # an interval
 _MOST_RUNS = 100  # that are advised
 _OF_A_STATED_JITTER = 10  # repetitions
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
@@ -192,6 +193,14 @@ def as_text(sentence: Sentence) -> str:
     return "".join(phrase.text for phrase in sentence)
 
 
+def change_of_time(saved: float) -> tuple[str, str]:
+    """Return `8.0 % less time` and `than`; `as long` and `as` where nothing is left of the saving in print."""
+    size = formatting.share(saved)
+    if size == formatting.share(0.0):
+        return "as long", "as"
+    return f"{size} {'less' if saved > 0 else 'more'} time", "than"
+
+
 def to_show_saving(one: Comparison, results: Results) -> str:
     """Return the runs that would show whether `one` saves time; empty if its interval shows that already.
 
@@ -217,10 +226,13 @@ def to_show_saving(one: Comparison, results: Results) -> str:
     # Of widely varying times more runs are the dearer way.
     quieter = " on a quieter machine" if s > _QUIET else ""
     if runs is None:
-        return f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show it{quieter}"
+        return (
+            f"more than {_MOST_RUNS} runs of each would be needed; times that vary less would show which is faster"
+            f"{quieter}"
+        )
     runs = max(runs, pairing.enough_runs(results))
     fewer = f", or fewer{quieter}" if quieter else ""
-    return f"about {runs} runs of each would show it ({pairing.repeat_option(results, runs)}){fewer}"
+    return f"about {runs} runs of each would show which is faster ({pairing.repeat_option(results, runs)}){fewer}"
 
 
 def to_show_metric(one: Comparison, results: Results) -> str:
@@ -238,9 +250,9 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
         if one.saved.n >= _OF_A_STATED_JITTER:
             return ""
         option = pairing.repeat_option(results, _OF_A_STATED_JITTER)
-        return f"more repetitions of the stated jitter would show it: {option}"
+        return f"more repetitions of the stated jitter would show which is faster: {option}"
     if error is not None:
-        what = "on a quieter machine would show it"
+        what = "on a quieter machine would show which is faster"
         if not error.known:
             what = "at more worker counts would give it an interval"
         return f"native runs {what}: virtual times are off theirs by {error.words}"
@@ -250,7 +262,10 @@ def _of_virtual_times(one: Comparison, results: Results) -> str:
         if one.saved.n < advised
         else ""
     )
-    return f"a calibration on a quieter machine would show it (scalebench recalibrate {results.folder}){few}"
+    again = f"scalebench recalibrate {results.folder}"
+    return (
+        f"a calibration on a quieter machine would show which is faster ({again}){few}"
+    )
 
 
 def crowded_engines(results: Results) -> str:
@@ -483,19 +498,15 @@ def _to_target(
     label = one.cell.label
     low = row["reduction_low"]
     high = row["reduction_high"]
-    change = f"{formatting.share(row['reduction'])} {'less' if row['reduction'] >= 0 else 'more'} time to {aim}"
-    if low <= 0 <= high and low < high:
-        message = (
-            f"{'w' if start else 'W'}hether {label} reaches {aim} sooner is not shown"
-        )
-        than = "against"
-    else:
-        message = f"{label} {'takes' if math.isfinite(low) else 'took'} {change}"
-        than = "than"
+    change, than = change_of_time(row["reduction"])
+    is_open = low <= 0 <= high and low < high
+    verb = "takes" if math.isfinite(low) and not is_open else "took"
+    message = f"{label} {verb} {change} to {aim}"
     interval = "no interval"
     if math.isfinite(low):
         interval = formatting.reduction_range(low, high)
         interval += "" if brief else f", {row['interval']} from {row['n']} runs of each"
+        interval += f", {HOLDS_ZERO}" if is_open else ""
     # Runs that never reached it are censored: the mean of the others would be too
     # early.
     torn = [_runs(cell) for cell in both if cell["n_reached"] < cell["n_aimed"]]
