@@ -56,7 +56,7 @@ def is_reduction_supported(reduction: float, low: float, high: float) -> bool:
 
 
 def is_equal(difference: float, low: float, high: float) -> bool:
-    """Return True if a metric was equal for all seeds, as for one repeated computation; one seed has no bounds."""
+    """Return True if times or a metric were equal in all runs, as of one repeated computation; one has no bounds."""
     return abs(difference) <= 1e-9 and abs(high - low) <= 1e-9
 
 
@@ -191,7 +191,9 @@ def deviation(log_ratio: float) -> str:
 
 
 def percent_with_interval(share: float, low: float, high: float) -> str:
-    """Return a reduction with its interval, `+54 % [51, 57]`; only the share without an interval."""
+    """Return a reduction with its interval, `+54 % [51, 57]`; only the share without one, `equal` for equal times."""
+    if is_equal(share, low, high):
+        return "equal"
     if not is_reduction_supported(share, low, high):
         return reduction_bounds_alone(low, high)
     if not is_interval(low, high):

@@ -48,6 +48,7 @@ from scalebench.formatting import (
     DISTURBED,
     OVERSUBSCRIBED,
     counted,
+    is_equal,
     is_reduction_supported,
     marks,
     metric_with_interval,
@@ -226,6 +227,8 @@ def _saved(one: dict[Hashable, Any]) -> Text:
     high = one["reduction_high"]
     if not is_reduction_supported(one["reduction"], low, high):
         return Text(reduction_bounds_alone(low, high), style="dim")
+    if is_equal(one["reduction"], low, high):
+        return Text("equal", style="dim")
     text = percent(one["reduction"])
     if low > 0 or high < 0:
         return Text(text, style="green" if one["reduction"] > 0 else "red")

@@ -52,6 +52,18 @@ def test_rows_are_strategies_and_columns_worker_counts(study):  # noqa: F811
     )
 
 
+def test_equal_times_are_named_so(study):  # noqa: F811
+    """One worker averages with no other: what is computed repeats exactly."""
+    times = [("allreduce", 1, 4.0), ("epoch_average", 1, 4.0)]
+    rows = [
+        run(name, workers, time, "virtual", repetition=number)
+        for name, workers, time in times
+        for number in range(3)
+    ]
+    page = lines(study(rows=rows))
+    assert any(line.split() == ["vs", "allreduce", "equal"] for line in page), page
+
+
 def test_reductions_are_against_the_baselines_asked_for(study):  # noqa: F811
     rows = [
         run("allreduce", 4, 8.0),

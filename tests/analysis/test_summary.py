@@ -238,6 +238,8 @@ def test_an_interval_of_a_share_follows_it():
     assert percent_with_interval(0.54, 0.508, -0.031) == "+54 % [51, -3.1]"
     assert percent_with_interval(0.54, math.nan, math.nan) == "+54 %"
     assert percent_with_interval(0.54, 0.54, 0.54) == "+54 %"
+    assert percent_with_interval(0.0, 0.0, 0.0) == "equal"
+    assert percent_with_interval(0.0, math.nan, math.nan) == "+0.0 %"
 
 
 def test_digits_round_across_a_power_of_ten():
