@@ -57,6 +57,12 @@ _METADATA: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None, "Creator": "scalebench", "Producer": None},
     "svg": {"Date": None, "Creator": "scalebench"},
 }
+# bytes of pictures with these metadata
+_MARKS = {
+    "png": b"Software\0scalebench ",
+    "pdf": b"/Creator (scalebench)",
+    "svg": b"<dc:title>scalebench</dc:title>",
+}
 _FASTER: dict[str, dict[str, Any]] = {"png": {"pil_kwargs": {"compress_level": 4}}}
 _OF_LAYOUT = ["GSUB", "GPOS", "GDEF"]  # tables of a font
 
@@ -277,6 +283,7 @@ def _write(
         canvas.added = request.added
         kind.draw(results, canvas)
     captions = canvas.captions()
+    _drop_further_pages(pictures, len(captions))
     files = [of_page(file, page) for page in range(len(captions)) for file in pictures]
     if request.style.caption != "none":
         for page, caption in enumerate(captions):
@@ -292,6 +299,34 @@ def _write(
     with open_own(data, "w") as file:
         table.to_csv(file, index=False, lineterminator="\n")
     return [*files, data]
+
+
+def _drop_further_pages(pictures: Sequence[Path], pages: int) -> None:
+    """Remove the pages that an earlier drawing of a figure had beyond `pages`, with their captions.
+
+    Only pictures that bear scalebench's mark, and captions with the label of one.
+    """
+    for first in pictures:
+        for number in count(pages):
+            page = of_page(first, number)
+            if page.stem in figure_names() or not _has_mark(page):
+                break
+            page.unlink()
+            label = f"\\label{{fig:{page.stem}}}"
+            latex = page.with_suffix(".tex")
+            others = [page.with_suffix(f".{kind}") for kind in _MARKS]
+            if any(map(Path.exists, others)) or not _contains(latex, label.encode()):
+                continue
+            latex.unlink()
+            page.with_suffix(".txt").unlink(missing_ok=True)
+
+
+def _has_mark(file: Path) -> bool:
+    return _contains(file, _MARKS[file.suffix[1:]])
+
+
+def _contains(file: Path, words: bytes) -> bool:
+    return file.is_file() and not file.is_symlink() and words in file.read_bytes()
 
 
 @contextlib.contextmanager

@@ -54,6 +54,35 @@ def test_plot_draws_newest_study_by_default(workplace):
     ]
 
 
+@pytest.mark.parametrize("form", ["png", "pdf", "svg"])
+def test_pages_of_an_earlier_plot_do_not_stay(workplace, form):
+    """A second page is written as an earlier plot of more series left it, beside files of the user."""
+    words = ["--figure", "strong-scaling", "--format", form]
+    assert CliRunner().invoke(plot, words).exit_code == 0
+    place = workplace / "plots" / "newer"
+    for kind in (form, "txt"):
+        shutil.copy(
+            place / f"strong-scaling.{kind}", place / f"strong-scaling-2.{kind}"
+        )
+    (place / "strong-scaling-2.tex").write_text("\\label{fig:strong-scaling-2}")
+    (place / f"strong-scaling-3.{form}").write_text("drawn by hand")
+    (place / "strong-scaling-3.txt").write_text("my own words")
+    assert CliRunner().invoke(plot, words).exit_code == 0
+    kept = {file.name for file in place.iterdir() if "-2" in file.name}
+    assert not kept
+    own = {file.name for file in place.iterdir() if "-3" in file.name}
+    assert own == {f"strong-scaling-3.{form}", "strong-scaling-3.txt"}
+
+
+def test_own_picture_under_the_name_of_a_second_page_stays(workplace):
+    words = ["--figure", "strong-scaling", "--format", "png"]
+    assert CliRunner().invoke(plot, words).exit_code == 0
+    own = workplace / "plots" / "newer" / "strong-scaling-2.png"
+    own.write_bytes(b"by another program")
+    assert CliRunner().invoke(plot, words).exit_code == 0
+    assert own.read_bytes() == b"by another program"
+
+
 @pytest.mark.parametrize(
     "words",
     [
