@@ -21,7 +21,7 @@ from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
 from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.planning import StudyPlan, plan_study
-from scalebench.records.folder import JOBS, STUDY, SUBMISSION, is_submitted
+from scalebench.records.folder import JOBS, RUNS, STUDY, SUBMISSION, is_submitted
 from scalebench.records.lock import FILE as LOCK
 from scalebench.records.lock import folder_lock
 from scalebench.records.progress import Planned, keep_planned
@@ -76,6 +76,14 @@ class Submission(StrictModel):
         """The stated allocation."""
         return Allocation.asked(
             self.nodes, self.slots, cores=self.cores, gpus=self.gpus
+        )
+
+    def has_nodes_of(self, other: Submission) -> bool:
+        """Return True if both are for nodes of one kind, with equally many tasks."""
+        return (self.slots, self.cores, self.gpus) == (
+            other.slots,
+            other.cores,
+            other.gpus,
         )
 
     def shard(self, number: int) -> Shard:
@@ -167,29 +175,12 @@ def submitting(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
-    """Write the study, its planned runs and empty tables into `folder`; return what is submitted of it.
-
-    A submission of which no job was taken and no shard has begun makes way for this one.
-
-    Raises:
-        ResultsError: another study of this name is there, or was submitted otherwise.
-    """
-    require_same(folder, plan.study)
-    before = read_submission(folder) if is_submitted(folder) else None
-    if before is not None and (before.jobs or (folder / SHARDS).exists()):
-        # jobs that wait would make the runs of before
-        if [shard.run_ids for shard in before.shards] != [
-            shard.run_ids for shard in submission.shards
-        ]:
-            raise ResultsError(
-                f"{folder} was submitted with other runs or in other shards; use --name for this one, or "
-                f"`scalebench submit {folder}` to submit again what is left"
-            )
-        return before
+def begin(folder: Path, plan: StudyPlan, submission: Submission) -> None:
+    """Write the study, its planned runs, empty tables and what is submitted of it into `folder`."""
     keep_study(folder, plan.study)
-    with Store(folder):
-        pass  # headers of the tables: the study is there, and nothing of it is done
+    if not (folder / RUNS).is_file():
+        with Store(folder):
+            pass  # headers of the tables: the study is there, and nothing of it is done
     keep_planned(
         folder,
         map(Planned.of, plan.sweep.runs),
@@ -197,7 +188,48 @@ def begin(folder: Path, plan: StudyPlan, submission: Submission) -> Submission:
         begun_in=Path.cwd(),
     )
     keep_submission(folder, submission)
-    return submission
+
+
+def joined(
+    folder: Path, plan: StudyPlan, made: Submission, *, divides: bool
+) -> tuple[Submission, list[int]]:
+    """Return the submission in `folder` with the shards of `made`, and the numbers of those that are new.
+
+    A submission of which no job was taken and no shard has begun makes way. Of another
+    one the shards stay, and runs beyond theirs, as those of more repetitions or worker
+    counts, are shards behind them. `divides`: the user has asked for a division.
+
+    Raises:
+        ResultsError: another study of this name is there, or was submitted otherwise.
+    """
+    require_same(folder, plan.study)
+    before = read_submission(folder) if is_submitted(folder) else None
+    if before is None or not (before.jobs or (folder / SHARDS).exists()):
+        return made, [shard.number for shard in made.shards]
+    known, planned = (
+        {run_id for shard in each.shards for run_id in shard.run_ids}
+        for each in (before, made)
+    )
+    if known == planned:
+        is_as_asked = [shard.run_ids for shard in before.shards] == [
+            shard.run_ids for shard in made.shards
+        ]
+        if is_as_asked or not divides:
+            return before, []
+    grows = known < planned and not (plan.study.until or plan.study.tune)
+    # jobs that wait would make the runs of before, on the nodes of before
+    if not grows or not made.has_nodes_of(before):
+        raise ResultsError(
+            f"{folder} was submitted with other runs, on other nodes or in other shards; use --name for this one, or "
+            f"`scalebench submit {folder}` to submit again what is left"
+        )
+    shards = list(before.shards)
+    for shard in made.shards:
+        if new := [run_id for run_id in shard.run_ids if run_id not in known]:
+            number = len(shards) + 1
+            shards.append(shard.model_copy(update={"number": number, "run_ids": new}))
+    numbers = [shard.number for shard in shards[len(before.shards) :]]
+    return made.model_copy(update={"shards": shards, "jobs": before.jobs}), numbers
 
 
 def plan_of_shard(folder: Path, number: int) -> StudyPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -258,39 +259,29 @@ def _submit_study(
     dry_run: bool,
     collects: bool,
 ) -> None:
-    from scalebench.batch import standing, submission
+    from scalebench.batch import submission
 
     plan, made = _planned(wanted, scheduler, site, asked)
     folder = output / plan.study.name
-    division = {"array": asked["array"], "at_once": asked["limit"] or 0}
-    numbers = [shard.number for shard in made.shards]
-    if dry_run:
+    divides = options.chosen("grouping", "array", "nodes", "tasks_per_node")
+    with nullcontext() if dry_run else submission.submitting(folder, click.echo):
+        made, numbers = submission.joined(folder, plan, made, divides=divides)
         submitter = submission.Submitter(folder, scheduler, site, made)
-        _show(submitter, submitter.jobs(numbers, **division), collects)
-        return
-    with submission.submitting(folder, click.echo):
-        made = submission.begin(folder, plan, made)
-        # the study may be there already, its jobs refused half-way: then what is left
-        # is submitted
-        if not made.jobs:
-            submitter = submission.Submitter(folder, scheduler, site, made)
-            submitter.submit(
-                submitter.jobs(numbers, **division),
-                collects=collects,
-                say=click.echo,
-            )
+        jobs = submitter.jobs(
+            numbers, array=asked["array"], at_once=asked["limit"] or 0
+        )
+        if jobs and dry_run:
+            _show(submitter, jobs, collects)
+        elif jobs:
+            submission.begin(folder, plan, made)
+            submitter.submit(jobs, collects=collects, say=click.echo)
             click.echo(
                 f"scripts and output in {folder}/jobs/; next: scalebench status {folder}"
             )
-            return
-    standing.submit_again(
-        folder,
-        scheduler,
-        site,
-        click.echo,
-        collects=collects,
-        limit_s=asked["limit_s"],
-    )
+    # the study is there already, its jobs refused half-way perhaps
+    if not jobs:
+        again = {"limit_s": asked["limit_s"]}
+        _submit_left(folder, scheduler, site, again, dry_run=dry_run, collects=collects)
 
 
 def _planned(

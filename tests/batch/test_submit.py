@@ -317,8 +317,35 @@ def test_a_study_of_which_no_job_was_taken_is_divided_as_asked_the_next_time(
     assert [shard.workers for shard in made.shards] == [[1, 2, 4]]
     text = (RESULTS / "jobs" / "shard-1.sh").read_text()
     assert "#SBATCH --time=02:00:00" in text
-    assert scalebench("submit", "study.yaml", "--time", "02:00:00") == 2
-    assert "was submitted with other runs or in other shards" in capsys.readouterr().err
+    assert scalebench("submit", "study.yaml", "--group", "nodes") == 2
+    assert "was submitted with other runs, on other nodes" in capsys.readouterr().err
+
+
+def test_more_repetitions_and_worker_counts_of_a_submitted_study_are_shards_of_their_own(
+    clients, place, capsys
+):
+    before = submitted()
+    make(1)
+    more = ("submit", "study.yaml", "--time", "01:00:00", "--repetitions", "3")
+    assert scalebench(*more, "--dry-run") == 0
+    assert read_submission(RESULTS) == before
+    assert "--shard 4" in capsys.readouterr().out
+    assert scalebench(*more) == 0
+    made = read_submission(RESULTS)
+    assert made.shards[:2] == before.shards
+    assert [len(shard.run_ids) for shard in made.shards] == [2, 6, 1, 3]
+    assert all("-r2-" in name for each in made.shards[2:] for name in each.run_ids)
+    assert [job.shards for job in made.jobs[3:]] == [[3], [4], []]
+    make(2)
+    make(3)
+    make(4)
+    assert scalebench("collect", "results/mine") == 0
+    assert scalebench(*more) == 0
+    assert "every shard is done" in capsys.readouterr().out
+    capsys.readouterr()
+    assert scalebench(*more[:-1], "2") == 2, "jobs could not tell their runs any more"
+    assert scalebench(*more[:-1], "4", "--tasks-per-node", "4") == 2
+    assert capsys.readouterr().err.count("was submitted with other runs, on other") == 2
 
 
 def test_a_scheduler_that_cannot_be_reached_is_not_for_site_yaml_to_mend(
