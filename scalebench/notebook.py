@@ -241,9 +241,8 @@ def predict(
         flags.pop(name) for name in ("budget", "price", "epochs_to_target")
     )
     if varied:
-        count = None if workers is None else counts
         unfit = {"budget": budget, "epochs_to_target": law}
-        variation = varied_training(model, chosen, count, varied, flags, **unfit)
+        variation = varied_training(model, chosen, counts, varied, flags, **unfit)
         cells = pd.DataFrame(variation.rows())
         cells.attrs["answer"] = variation.answer(price)
         return cells

@@ -189,7 +189,7 @@ def _with_engines_of_now(
     )
     assert found.reference_s is not None
     return found.model_copy(
-        update={"engines": _engines_of(request, note).at(found.reference_s)}
+        update={"engines": engines_of(request, note).at(found.reference_s)}
     )
 
 
@@ -246,7 +246,7 @@ def _measured(
     """Measure step times, unless stated, and engines' costs; only step times, at the speed of `before`, if any."""
     study = request.study
     if request.states_steps:
-        engines = _engines_of(request, note)
+        engines = engines_of(request, note)
         return Calibration(
             key=request.key, measured=request.measurement, tables=[], engines=engines
         )
@@ -284,14 +284,14 @@ def _measured(
             tables=measured.tables,
             engines=EngineCosts()
             if reference_s is None
-            else _engines_of(request, note).at(reference_s),
+            else engines_of(request, note).at(reference_s),
             reference_s=reference_s,
         )
     cost_sources.KeptSteps(found.key, example).keep(found)
     return found
 
 
-def _engines_of(request: cost_sources.Request, note: Note) -> EngineCosts:
+def engines_of(request: cost_sources.Request, note: Note) -> EngineCosts:
     """Costs of the engines on this host; between the nodes of an allocation too, if the cluster is this machine.
 
     A cluster with links of its own is charged by these.

@@ -29,6 +29,11 @@ def show(*parts: Table | str) -> None:
     print_results(*parts)
 
 
+def note(text: str) -> None:
+    """Print what a user should know beside the tables, on standard error."""
+    click.echo(f"note: {text}", err=True)
+
+
 def show_tables(form: str, *parts: Table | str) -> None:
     """Print tables and sentences to a terminal, or the tables alone in another form."""
     # sentences are for people: a program gets tables alone

@@ -84,7 +84,7 @@ def plan(
     """
     from scalebench.predictions.planned import planned
 
-    found = planned(model, devices, batch, flags)
+    found = planned(model, devices, batch, flags, formats.note)
     try:
         formats.show_tables(form, *found.answer(), *found.tables())
     finally:

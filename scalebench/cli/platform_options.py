@@ -50,7 +50,7 @@ _PLACE = (
     click.option(
         "--cluster",
         metavar="NAME|FILE",
-        help="Nodes and links.  [default: those of RESULTS; with --calibration, this-machine]",
+        help="Nodes and links.  [default: those of a study; with --calibration, this-machine]",
     ),
     click.option(
         "--calibration",
@@ -80,7 +80,7 @@ _PLACE = (
     click.option(
         "--measured-on",
         metavar="NAME|FILE",
-        help="Device of --step-time, --calibration or RESULTS, whose steps are scaled by rooflines to --device, or "
+        help="Device of --step-time, --calibration or a study, whose steps are scaled by rooflines to --device, or "
         "to the cluster's.",
     ),
     click.option(
@@ -131,7 +131,7 @@ _TRAINING = (
         "--batch",
         type=_COUNT,
         metavar="N",
-        help="Samples of a worker's batch.  [default: that of RESULTS, else the largest measured, or 64]",
+        help="Samples of a worker's batch.  [default: that of a study, else the largest measured, or 64]",
     ),
     click.option(
         "--batch-global",
@@ -159,15 +159,19 @@ _TRAINING = (
         "--epochs",
         type=_COUNT,
         metavar="N",
-        help="Epochs.  [default: those of RESULTS, or 90]",
+        help="Epochs.  [default: those of a study, or 90]",
     ),
 )
-# Of model, workload and platform; `predictions.asked.predictor_of` reads them.
+# Of model, workload and platform; `predictions.asked.training_asked_for` reads them.
 platform_options = all_of(
-    click.argument("model", required=False, metavar="[MODEL|RESULTS]"),
+    click.argument("model", required=False, metavar="[MODEL|STUDY|RESULTS]"),
     *_MODEL,
     *_PLACE,
     *_TRAINING,
 )
 # without the batch and the length of a training
-layout_options = all_of(click.argument("model", required=False), *_MODEL, *_PLACE)
+layout_options = all_of(
+    click.argument("model", required=False, metavar="[MODEL|STUDY|RESULTS]"),
+    *_MODEL,
+    *_PLACE,
+)

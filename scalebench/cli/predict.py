@@ -1,4 +1,4 @@
-"""`scalebench predict MODEL|RESULTS`: time, cost and bottleneck of trainings on a machine that is not here.
+"""`scalebench predict MODEL|STUDY|RESULTS`: time, cost and bottleneck of trainings on a machine that is not here.
 
 With `--vary` along one axis or two, and what binds it where; `what-if` is the name that
 this had in version 0.1.
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
-from click import get_current_context
-from click.core import ParameterSource
 
 from scalebench.cli import formats, options, platform_options
 
@@ -78,14 +76,14 @@ vary_option = click.option(
 @platform_options.platform_options
 @click.option(
     "--workers",
-    default="1..1024",
     callback=options.parsed_by("parse_workers"),
     metavar="COUNTS",
-    help="1..64, 1..64:8 or 1,2,6.  [default: 1..1024; with --vary, one count: 64]",
+    help="1..64, 1..64:8 or 1,2,6.  [default: those of a study, else 1..1024; with --vary, one count: the study's "
+    "largest, else 64]",
 )
 @vary_option
 @options.strategies_option(
-    "Strategies; repeatable.  [default: those of RESULTS, or allreduce, epoch_average]"
+    "Strategies; repeatable.  [default: those of a study, or allreduce, epoch_average]"
 )
 @click.option(
     "--budget",
@@ -113,7 +111,7 @@ vary_option = click.option(
 @options.verbosity_options
 def predict(
     model: str | None,
-    workers: list[int],
+    workers: list[int] | None,
     varied: tuple[str, ...],
     strategies: tuple[str, ...],
     budget: float | None,
@@ -126,8 +124,9 @@ def predict(
 ) -> int:
     """Predict trainings of MODEL, a layer table (`resnet50`, ...) or file.py:factory, without training.
 
-    RESULTS, a study's folder or its runs.csv, stands for its model, data, strategies
-    and epochs, on the machine that its calibration was measured on.
+    A study's file, before anything ran, or its folder of RESULTS stands for its model,
+    data, strategies, workers, epochs, batch and cluster, with the step time that it
+    states or that was measured for it. Options change one of these each.
 
     Schedules of the strategies are recorded and priced on the cluster, with step times
     that are stated or a device's roofline, or as `scalebench calibrate` measured them:
@@ -141,23 +140,19 @@ def predict(
     from scalebench.predictions.variation import varied_training
 
     if varied:
-        stated = (
-            get_current_context().get_parameter_source("workers")
-            # --vary has another default than a curve over worker counts
-            is not ParameterSource.DEFAULT
-        )
         variation = varied_training(
             model,
             strategies,
-            workers if stated else None,
+            workers,
             varied,
             flags,
+            formats.note,
             budget=budget,
             epochs_to_target=epochs_to_target,
         )
         _show_variation(variation, figure, table, price, form)
         return 0
-    found = predicted(model, workers, strategies, epochs_to_target, flags)
+    found = predicted(model, workers, strategies, epochs_to_target, flags, formats.note)
     if table is not None:
         formats.write_rows(table, found.rows(price))
     if figure is not None:
@@ -184,7 +179,7 @@ def _draw(path: Path, found: Predicted) -> None:
 
 @click.command("what-if", hidden=True)
 @platform_options.platform_options
-@options.strategies_option("Strategies; repeatable.  [default: allreduce]")
+@options.strategies_option("Strategies; repeatable.  [default: as `predict`]")
 @click.option("--workers", type=click.IntRange(min=1), help="[default: 64]")
 @vary_option
 @click.option("--figure", type=options.NEW_PICTURE, metavar="FILE.png", help="Draw it.")
@@ -205,7 +200,7 @@ def what_if(
     from scalebench.predictions.variation import varied_training
 
     counts = None if workers is None else [workers]
-    found = varied_training(model, strategies or ("allreduce",), counts, varied, flags)
+    found = varied_training(model, strategies, counts, varied, flags, formats.note)
     _show_variation(found, figure, table)
     return 0
 

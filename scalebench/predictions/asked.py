@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
@@ -20,9 +21,9 @@ from scalebench.cluster.device import Device, load_device
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import Network
 from scalebench.comm.engines import named
-from scalebench.errors import ClusterError, UsageError
+from scalebench.errors import ClusterError, ResultsError, UsageError
 from scalebench.launch.calibrating import request_of
-from scalebench.launch.engine_choice import check_provided
+from scalebench.launch.engine_choice import charged_engine, check_provided
 from scalebench.launch.planning import plan_study
 from scalebench.models.layer_counting import count_model
 from scalebench.models.registry import build_model
@@ -50,35 +51,61 @@ _SAMPLES = 1_281_167  # ImageNet's training images
 _EPOCHS = 90  # of its usual recipe
 
 
-def training_asked_for(
-    model: str | None, strategies: Sequence[str], flags: Mapping[str, Any]
-) -> tuple[Predictor, list[Component]]:
-    """Return the predictor and the strategies for the command's options; what they leave out is as in RESULTS.
+@dataclass(frozen=True)
+class Asked:
+    """A training as the options state it: its predictor, strategies, and the worker counts of a study, if any."""
 
-    RESULTS stands in the place of MODEL: the folder of a study, or its runs.csv.
+    predictor: Predictor
+    strategies: list[Component]
+    workers: tuple[int, ...] = ()
+
+
+def training_asked_for(
+    model: str | None,
+    strategies: Sequence[str],
+    flags: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _: None,
+) -> Asked:
+    """Return what is predicted for the command's options; what they leave out is as in a study.
+
+    In the place of MODEL stands its file STUDY.yaml, its folder of results, or its
+    runs.csv. Engines of this machine that no run of the study needed yet are measured,
+    which takes seconds, as `note` says.
+
+    Raises:
+        UsageError: the options do not say what is trained, or where.
     """
-    folder = _results_in(model)
-    if folder is None:
+    path = _study_file(model)
+    if path is None:
         chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
-        return predictor_of(model, flags), chosen
-    study = load_study(folder / STUDY, {}, [])
-    flags = _completed(flags, study, folder)
+        return Asked(_predictor_of(model, flags), chosen)
+    study = load_study(path, {}, [])
     chosen = strategies_on(flags["engine"], strategies) or _of_several(study)
+    flags = _completed(flags, study, path, chosen)
     measured = (
         _measured(None, flags)
         if flags["calibration"] is not None
-        else _with_stated_steps(study, folder)
+        else _with_stated_steps(study, path, flags["cluster"], note)
     )
-    return _predictor("", flags, measured), chosen
+    return Asked(_predictor("", flags, measured), chosen, tuple(study.workers))
 
 
-def _results_in(model: str | None) -> Path | None:
-    """Return the folder of the study that `model` is the results of, None for a model."""
+def _study_file(model: str | None) -> Path | None:
+    """Return the file of the study that `model` is, or is the results of; None for a model."""
     if model is None:
         return None
     path = Path(model).expanduser()
+    if path.suffix in (".yaml", ".yml"):
+        return path
     folder = study_in(path.parent if path.name == RUNS else path)
-    return folder if (folder / STUDY).is_file() else None
+    if (folder / STUDY).is_file():
+        return folder / STUDY
+    if path.is_dir() or path.name == RUNS:
+        raise ResultsError(
+            f"{path}: no {STUDY} in {folder}, which says what was trained; name a folder that `scalebench run` made, "
+            "a study's file or a model"
+        )
+    return None
 
 
 def _of_several(study: Study) -> list[Component]:
@@ -91,11 +118,13 @@ def _of_several(study: Study) -> list[Component]:
     return several or study.strategies
 
 
-def _completed(flags: Mapping[str, Any], study: Study, folder: Path) -> dict[str, Any]:
-    """Return the options, completed by what the study trained, for how long, and on what."""
+def _completed(
+    flags: Mapping[str, Any], study: Study, path: Path, chosen: Sequence[Component]
+) -> dict[str, Any]:
+    """Return the options, completed by what the study trains, for how long, and on what."""
     if study.scaling == "weak" and flags["samples"] is None:
         raise UsageError(
-            f"{folder}: samples grow with the workers of this study, and a prediction has the same at each count; "
+            f"{path}: samples grow with the workers of this study, and a prediction has the same at each count; "
             "give --samples"
         )
     flags = dict(flags)
@@ -103,7 +132,8 @@ def _completed(flags: Mapping[str, Any], study: Study, folder: Path) -> dict[str
         flags["batch"] = study.batch_per_worker
         flags["batch_global"] = study.batch_global
     if flags["engine"] == "auto":
-        flags["engine"] = study.virtual.engine
+        carried = {charged_engine(study, each, []) for each in chosen}
+        flags["engine"] = carried.pop() if len(carried) == 1 else "auto"
     if flags["engine"] == "tasks" and flags["backend"] is None:
         flags["backend"] = study.tasks.backend
     if flags["collective"] == "auto":
@@ -117,37 +147,65 @@ def _completed(flags: Mapping[str, Any], study: Study, folder: Path) -> dict[str
         own["jitter"] = 0.0
     elif study.virtual.jitter in STATED:
         own["jitter"] = study.virtual.jitter_sigma
-    if flags["calibration"] is None and study.device_step_time is not None:
-        # --device names another device than that of these steps
-        if flags["step_time"] is None and (
-            flags["device"] is None or flags["measured_on"] is not None
-        ):
-            own["step_time"] = study.device_step_time
-            own["step_batch"] = study.batch_global or study.batch_per_worker
-    elif (folder / CALIBRATION).is_file():
-        own["calibration"] = str(folder / CALIBRATION)
-    elif flags["calibration"] is None:
-        raise ClusterError(
-            f"{folder} has no {CALIBRATION} to predict by, as it holds no virtual runs; measure one with: "
-            f"scalebench calibrate {folder / STUDY}, then add --calibration {CALIBRATION}"
-        )
+    own |= _steps_of(study, path, flags)
     return flags | {name: value for name, value in own.items() if flags[name] is None}
 
 
-def _with_stated_steps(study: Study, folder: Path) -> Calibration:
-    """Return the model and data of a study whose step times are stated, without any measured time."""
-    modelled = load_study(folder / STUDY, {"execution": "modelled"}, [])
-    plan = plan_study(modelled, timed=False)
-    return Calibration(
-        key="",
-        trained=request_of(plan, plan.sweep.simulated).trained,
-        tables=[],
-        engines=EngineCosts(),
+def _steps_of(study: Study, path: Path, flags: Mapping[str, Any]) -> dict[str, object]:
+    """Return the options that give the step times of a study: stated by it, or measured for it.
+
+    Raises:
+        ClusterError: neither is there, and no option or cluster gives them.
+    """
+    batch = study.batch_global or study.batch_per_worker
+    if flags["calibration"] is not None:
+        return {}
+    if flags["step_time"] is not None:
+        return {"step_batch": batch}
+    # another device than that of the study's steps
+    if flags["device"] is not None and flags["measured_on"] is None:
+        return {}
+    if study.device_step_time is not None:
+        return {"step_time": study.device_step_time, "step_batch": batch}
+    found = study.calibration or _calibration_beside(path, study)
+    if found is not None:
+        return {"calibration": str(found)}
+    if load_cluster(flags["cluster"] or study.cluster).node.device is not None:
+        return {}
+    raise ClusterError(
+        f"{path} says nothing of what a step takes: give --step-time SECONDS or --device NAME, or measure it with: "
+        f"scalebench calibrate {path}, then add --calibration {CALIBRATION}"
     )
 
 
-def predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
-    """Return the predictor for the command's options; raise UsageError for what cannot be."""
+def _calibration_beside(path: Path, study: Study) -> Path | None:
+    """Return the calibration of the runs of a study, where it has any, in its folder of results."""
+    folder = path.parent if path.name == STUDY else Path("results") / study.name
+    return found if (found := folder / CALIBRATION).is_file() else None
+
+
+def _with_stated_steps(
+    study: Study, path: Path, cluster: str, note: Callable[[str], None]
+) -> Calibration:
+    """Return the model and data of a study whose step times are stated, with measured costs of engines alone."""
+    modelled = load_study(path, {"execution": "modelled", "cluster": cluster}, [])
+    plan = plan_study(modelled, timed=False)
+    request = request_of(plan, plan.sweep.simulated)
+    beside = study.calibration or _calibration_beside(path, study)
+    engines = EngineCosts()
+    if beside is not None:
+        engines = read_calibration(beside).engines
+    elif request.is_here and max(study.workers) > 1:
+        # with what measures, for studies whose engines no run was charged for
+        from scalebench.calibration.charging import engines_of
+
+        note(f"measuring the engines of this machine, as a run of {path} would")
+        engines = engines_of(request, note)
+    return Calibration(key="", trained=request.trained, tables=[], engines=engines)
+
+
+def _predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
+    """Return the predictor for the options of a model; raise UsageError for what cannot be."""
     measured = _measured(model, flags) if flags["calibration"] is not None else None
     for what, given in (
         ("MODEL", model or flags["layers"]),

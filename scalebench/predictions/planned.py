@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 from scalebench.formatting import EMPTY, counted, digits, memory_size, seconds, share
 from scalebench.measured import Measured
 from scalebench.models.registry import build_model, build_own, is_own
-from scalebench.predictions.asked import predictor_of
+from scalebench.predictions.asked import training_asked_for
 from scalebench.pricing import layout_costs, layouts
 from scalebench.pricing.advice import SPAN
 from scalebench.pricing.uncertainty import ENDS
@@ -38,18 +38,20 @@ _FEWEST_TESTED, _IMAGES = 64, 3  # samples; axes
 
 
 def planned(
-    model: str | None, devices: int, batch: int, flags: Mapping[str, Any]
+    model: str | None,
+    devices: int,
+    batch: int,
+    flags: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _: None,
 ) -> Planned:
     """Return the layouts of a training on so many devices, `batch` samples a step of all; `flags` as of the command.
 
     Raises:
         UsageError: the flags do not say what is trained, or where.
     """
-    predictor = predictor_of(
-        # the batch of all devices is fixed: layouts divide it in different ways
-        model,
-        {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED,
-    )
+    # the batch of all devices is fixed: layouts divide it in different ways
+    whole = {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED
+    predictor = training_asked_for(model, (), whole, note).predictor
     planner = layouts.Planner(predictor, devices, _module(model or "", predictor))
     return Planned(planner, planner.plan())
 

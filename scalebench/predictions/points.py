@@ -20,6 +20,7 @@ from scalebench.pricing.grid import Grid, Point, predict
 from scalebench.pricing.uncertainty import outside
 from scalebench.records.attempts import require_completed_run
 from scalebench.records.folder import study_in
+from scalebench.study.validation import parse_workers
 from scalebench.tables.table import (
     COUNT,
     MEMORY,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 # the mean batch of an epoch is a little smaller than the one that was asked for
 _NEAR = 0.01
+_WORKERS = "1..1024"  # of a model, of which no study says how many
 _FEW = 3  # points that a line names
 _MEMORY = ("parameters", "gradients", "optimizer", "strategy", "activations")
 _NAMED_REST = 0.02  # least share of the time that no component explains, to be named
@@ -59,12 +61,13 @@ class Predicted:
     """The points of a prediction, its predictor, and by their place the epochs to a target, where these are known.
 
     A budget is in GPU-hours (core-hours) of the cluster, a price in any currency for
-    one of them.
+    one of them. `of_study`: the worker counts are those of a study.
     """
 
     predictor: Predictor
     grid: Grid
     to_target: Mapping[int, Target] = field(default_factory=dict)
+    of_study: bool = False
 
     def answer(self, budget: float | None, price: float | None) -> list[str]:
         """Return the answer: times with their intervals, the decision and what it rests on."""
@@ -104,7 +107,12 @@ class Predicted:
             said.append(
                 f"  Jitter of a step: {100 * platform.jitter:.2g} % ({platform.jitter_source}{out})."
             )
-        return [*said, *engine_asked_for(predictor, choice.point.strategy)]
+        said += engine_asked_for(predictor, choice.point.strategy)
+        if self.of_study:
+            said.append(
+                "  Workers: those of the study; --workers 1..1024 asks for more."
+            )
+        return said
 
     def table(self) -> Table:
         """Return the table of the points."""
@@ -244,23 +252,28 @@ class Predicted:
 
 def predicted(
     model: str | None,
-    workers: Sequence[int],
+    workers: Sequence[int] | None,
     strategies: Sequence[str],
     epochs_to_target: str | None,
     flags: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _: None,
 ) -> Predicted:
     """Predict what the options of `scalebench predict` ask for.
 
     Raises:
         UsageError: none of it can be predicted.
     """
-    predictor, chosen = training_asked_for(model, strategies, flags)
-    grid = predict(predictor, chosen, workers)
+    asked = training_asked_for(model, strategies, flags, note)
+    predictor = asked.predictor
+    counts = workers or asked.workers or parse_workers(_WORKERS)
+    grid = predict(predictor, asked.strategies, counts)
     if not grid.points:
         raise UsageError(f"not predicted: {'; '.join(grid.refusals)}")
-    if epochs_to_target is None:
-        return Predicted(predictor, grid)
-    return Predicted(predictor, grid, targets_of(grid, *laws_of(epochs_to_target)))
+    to_target = (
+        {} if epochs_to_target is None else targets_of(grid, *laws_of(epochs_to_target))
+    )
+    of_study = not workers and bool(asked.workers)
+    return Predicted(predictor, grid, to_target, of_study)
 
 
 def engine_asked_for(predictor: Predictor, strategy: Component) -> list[str]:

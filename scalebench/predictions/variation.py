@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
@@ -174,6 +174,7 @@ def varied_training(
     workers: Sequence[int] | None,
     varied: Sequence[str],
     flags: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _: None,
     **unfit: object,
 ) -> Variation:
     """Price the training along the axes `varied`; options that go with several counts only are refused as `unfit`.
@@ -186,18 +187,20 @@ def varied_training(
         raise UsageError(
             f"--{flag}: does not go with --vary, which gives times; leave one of them out"
         )
-    counts = [_WORKERS] if workers is None else workers
-    if len(counts) > 1:
+    if workers is not None and len(workers) > 1:
         raise UsageError(
-            f"--workers: --vary takes one count, got {len(counts)}; vary them with --vary workers=4,64"
+            f"--workers: --vary takes one count, got {len(workers)}; vary them with --vary workers=4,64"
         )
     # three axes have no picture
     if not 1 <= len(varied) <= 2:
         raise UsageError(f"--vary: one axis or two, got {len(varied)}")
     axes = [Axis.parse(text) for text in varied]
-    predictor, chosen = training_asked_for(model, strategies, flags)
-    planes = [what_if(predictor, strategy, counts[0], axes) for strategy in chosen]
-    return Variation(predictor, chosen, planes, counts[0])
+    asked = training_asked_for(model, strategies, flags, note)
+    count = max(workers or asked.workers, default=_WORKERS)
+    planes = [
+        what_if(asked.predictor, strategy, count, axes) for strategy in asked.strategies
+    ]
+    return Variation(asked.predictor, asked.strategies, planes, count)
 
 
 def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:

@@ -196,6 +196,8 @@ def test_axis_without_effect_says_why():
         arguments = [
             "what-if",
             "resnet50",
+            "--strategy",
+            "allreduce",
             "--cluster",
             cluster,
             "--step-time",
@@ -233,6 +235,8 @@ def test_cells_outside_the_inputs_range_or_too_large_are_marked(tmp_path):
     asked = [
         "what-if",
         "resnet50",
+        "--strategy",
+        "allreduce",
         "--cluster",
         "juwels-booster",
         "--device",
