@@ -123,13 +123,11 @@ class Watcher:
             self._print(f"so far: {answer}")
 
     def _print(self, text: str) -> None:
-        self._progress.console.print(
-            # a path in brackets is no markup, and a line that wraps by itself can be
-            # copied
-            text,
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+        console = self._progress.console
+        # A path in brackets is no markup. A terminal would break words, and lines of a
+        # log are those of a program that reads it.
+        console.print(
+            text, highlight=False, markup=False, soft_wrap=not console.is_terminal
         )
 
 
@@ -138,6 +136,13 @@ def watching() -> Iterator[Watcher]:
     """Provide a watcher on standard error, with bars if that is a terminal."""
     from rich import progress as bars
     from rich.console import Console
+    from rich.constrain import Constrain
+
+    class Bars(bars.Progress):
+        """Bars that leave room for the ^C of a terminal, which else begins a line below them."""
+
+        def get_renderable(self) -> Constrain:
+            return Constrain(super().get_renderable(), console.width - len("^C "))
 
     console = Console(stderr=True)
     columns = (
@@ -149,7 +154,7 @@ def watching() -> Iterator[Watcher]:
         bars.TimeRemainingColumn(),
         bars.TextColumn("[dim]{task.fields[run]}"),
     )
-    with bars.Progress(
+    with Bars(
         *columns,
         console=console,
         # bars go, and the answer is what stays on the screen

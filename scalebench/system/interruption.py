@@ -152,6 +152,7 @@ _PROMISE: dict[int, str] = {
 
 def _say(text: str) -> None:
     """Write a line to standard error without Python's buffers, which may be in use in a signal handler."""
-    below_the_bar = "\n" if sys.stderr.isatty() else ""
+    # over the bar and the ^C behind it, which else stay
+    line_anew = "\r\x1b[2K" if sys.stderr.isatty() else ""
     with suppress(OSError):
-        os.write(2, f"{below_the_bar}{text}\n".encode())
+        os.write(2, f"{line_anew}{text}\n".encode())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from scalebench.cli.live_progress import Watcher
+from scalebench.cli.live_progress import Watcher, watching
 from scalebench.formatting import Detail
 from scalebench.training.outcome import Outcome
 
@@ -119,3 +120,19 @@ def test_notes_after_the_calibration_have_the_room_that_is_left():
         "note: two",
         "note: three (1 more note with --verbose)",
     ]
+
+
+def test_terminal_breaks_no_words_and_keeps_room_for_ctrl_c(monkeypatch, capsys):
+    """The ^C of a terminal stands behind the bar, not on a line that would leave the bar above it."""
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    note = "other programs keep 1.0 of 2 cores busy: native runs beside them are marked as disturbed"
+    with watching() as own:
+        own.note(note)
+        own.phase("mpi and gloo processes", 1000)
+    printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", printed)]
+    (bar, *_) = [line for line in lines if "0/1000" in line]
+    assert len(bar) <= 77
+    at = next(place for place, line in enumerate(lines) if line.startswith("note:"))
+    assert " ".join(lines[at : at + 2]) == f"note: {note}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -140,3 +141,11 @@ def test_end_of_the_parent_outside_of_a_job_ends_nothing(said, monkeypatch):
     with Interruption(say=said.append) as interruption:
         monkeypatch.setattr("scalebench.system.interruption.os.getppid", lambda: 1)
         assert not interruption.asked()
+
+
+def test_message_in_a_terminal_takes_the_line_of_the_bar(monkeypatch, capfd):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Interruption() as interruption, interruption.runs_under_way():
+        send(signal.SIGUSR1)
+    assert capfd.readouterr().err.startswith("\r\x1b[2Kstopping (SIGUSR1)")
