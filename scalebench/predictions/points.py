@@ -366,9 +366,12 @@ def _needs(predictor: Predictor, point: Point) -> Iterator[str]:
             for part, factor in advice.bandwidth_for(predictor, point).items()
         }
         needed = [
-            f"{100 * part:.0f} % {'with no link' if math.isinf(rate) else digits(rate) + ' Gbit/s'}"
+            f"{100 * part:.0f} % {digits(rate)} Gbit/s"
             for part, rate in rates.items()
+            if math.isfinite(rate)
         ]
+        if unreached := [part for part, rate in rates.items() if math.isinf(rate)]:
+            needed.append(f"{100 * min(unreached):.0f} % or more with no link")
         now = digits(own * 8 / 1e9)
         yield f"  computing a share of the time needs, of a link between nodes: {', '.join(needed)} (it has {now})."
     # It has the efficiency that the next sentence asks for.

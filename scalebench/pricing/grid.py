@@ -119,9 +119,12 @@ class Point:
         return f"{best} (queue)" if self.queued and best.startswith("network") else best
 
 
+Refused = dict[str, dict[int, str]]  # reasons by strategy and workers
+
+
 @dataclass
 class Grid:
-    """Points of a prediction, and one line for each that cannot be."""
+    """Points of a prediction, and one line for each reason why others are not predicted."""
 
     points: list[Point] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -148,15 +151,15 @@ class Grid:
 def predict(
     predictor: Predictor, strategies: Sequence[Component], counts: Sequence[int]
 ) -> Grid:
-    """Predict `strategies` at each worker count; those that one does not suit are refused in a line each."""
+    """Predict `strategies` at each worker count, and name those that do not suit by the reason."""
     grid = Grid()
+    refused: dict[str, Refused] = {}  # by the reason without its numbers
     alone = float(
         predictor.times(
             SERIAL, 1, [Case(predictor.platform, predictor.workload.batch)]
         ).time[0]
     )
     for strategy in strategies:
-        refused: dict[str, dict[int, str]] = {}  # by the reason without its numbers
         for workers in counts:
             try:
                 # Replicas of several workers take larger batches: speedup compares at
@@ -167,17 +170,24 @@ def predict(
                 grid.points.append(_point(predictor, strategy, workers, base))
             except UsageError as error:
                 reason = str(error).partition(": ")[2] or str(error)
-                # Counts that are refused for one reason share a line; the numbers in it
-                # differ.
-                refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})[workers] = (
-                    reason
-                )
-        for reasons in refused.values():
-            where = ", ".join(f"{workers:,}" for workers in reasons)
-            grid.refusals.append(
-                f"{strategy} at {where} worker{'s' * (list(reasons) != [1])}: {reasons[max(reasons)]}"
-            )
+                # What is refused for one reason shares a line; the numbers in it differ.
+                same = refused.setdefault(re.sub(r"\d[\d,]*", "", reason), {})
+                same.setdefault(str(strategy), {})[workers] = reason
+    grid.refusals += map(_in_a_line, refused.values())
     return grid
+
+
+def _in_a_line(refused: Refused) -> str:
+    """Return the strategies, by the worker counts of each, with the reason at the largest count."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for strategy, reasons in refused.items():
+        alike.setdefault(tuple(reasons), []).append(strategy)
+    places = [
+        f"{', '.join(names)} at {', '.join(f'{n:,}' for n in counts)} worker{'s' * (counts != (1,))}"
+        for counts, names in alike.items()
+    ]
+    _, reason = max(pair for own in refused.values() for pair in own.items())
+    return f"{'; '.join(places)}: {reason}"
 
 
 def _alone_at(predictor: Predictor, strategy: Component, workers: int) -> float:

@@ -182,6 +182,21 @@ def test_counts_that_a_strategy_refuses_for_one_reason_share_a_line():
     assert "1, 2, 4 workers" in output
 
 
+def test_strategies_that_are_refused_for_one_reason_share_a_line():
+    batch = "--step-time", "0.1", "--batch-global", "64", "--workers", "32,128,256"
+    names = [
+        word for name in ("allreduce", "epoch_average") for word in ("--strategy", name)
+    ]
+    shared = invoke(*batch, *names).output
+    assert shared.count("Not predicted") == 1
+    assert (
+        "allreduce, epoch_average at 128, 256 workers: a global batch of 64" in shared
+    )
+    pipeline = "--strategy", "pipeline:stages=2:micro_batches=2"
+    apart = invoke(*batch, *names, *pipeline).output
+    assert "allreduce, epoch_average at 128, 256 workers" in apart
+
+
 def test_interval_that_holds_efficiency_is_not_longer_than_the_training():
     """Averaging every 128 epochs holds 80 % of anything in a training of 90 epochs, which it never averages in."""
     counts = ("--workers", "65536", "--strategy", "epoch_async")
