@@ -64,12 +64,12 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     name, cls = component.name, registry.find(component.name)
     options, others = _sorted_out(sets, cls)
     options = component.options | options
-    strategy = registry.create(name, options)
+    registry.create(name, options)  # refuses what is no option or value of it
     # a study that was asked for and cannot be is an error, the default one a remark
     asked = bool(others) or any(value is not None for value in flags.values())
     # first, so that an error is all that is printed
     if asked:
-        plan = _plan(strategy, options, flags, others)
+        plan = _plan(name, options, flags, others)
     entry = describe_strategy(name)
 
     click.echo(f"{click.style(name, fg='cyan', bold=True)}: {cls.summary}")
@@ -84,7 +84,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
     elastic = [f"{engine} ({launcher})" for engine, launcher in entry.elastic.items()]
     click.echo(f"elastic: {', '.join(elastic) or 'no'}\n")
     try:
-        plan = plan if asked else _plan(strategy, options, flags, others)
+        plan = plan if asked else _plan(name, options, flags, others)
     except UsageError as error:  # the default study does not suit it
         click.echo(f"traffic: {error}")
     else:
@@ -115,14 +115,12 @@ def _sorted_out(
 
 
 def _plan(
-    strategy: Strategy, options: dict[str, Any], flags: dict[str, Any], sets: list[str]
+    name: str, options: dict[str, Any], flags: dict[str, Any], sets: list[str]
 ) -> StudyPlan:
     from scalebench.launch.planning import plan_study
     from scalebench.study import load
 
-    study = load.load_study(
-        None, {**flags, "strategies": [{strategy.name: options}]}, sets
-    )
+    study = load.load_study(None, {**flags, "strategies": [{name: options}]}, sets)
     return plan_study(
         study.model_copy(
             # traffic is the same in every repetition, and needs no cores

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -192,3 +194,16 @@ def test_a_strategy_is_written_as_for_run() -> None:
         result = CliRunner().invoke(main, ["explain", words])
         assert result.exit_code == 2
         assert said in result.output
+
+
+def test_a_strategy_in_a_file_has_its_traffic_counted(tmp_path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from scalebench.strategies.epoch_average import EpochAverage\n"
+        "from scalebench.strategies.registry import register\n"
+        "@register()\n"
+        "class Own(EpochAverage):\n"
+        "    name, summary, source = 'own', 'as epoch_average', 'an example'\n"
+    )
+    said = explain(f"{tmp_path}/own.py:Own", "--workers", "1,2")
+    assert "Traffic of mlp" in said
+    assert re.search(r"^2 +225 +1 +38,440$", said, re.MULTILINE)
