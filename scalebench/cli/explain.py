@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from scalebench.cli.formats import show
+from scalebench.cli.formats import indented, show
 from scalebench.cli.options import study_options, verbosity_options
 from scalebench.errors import StudyError, UsageError, nearest
 from scalebench.formatting import counted
@@ -74,7 +73,7 @@ def explain(name: str, sets: tuple[str, ...], **flags: Any) -> None:
 
     click.echo(f"{click.style(name, fg='cyan', bold=True)}: {cls.summary}")
     for paragraph in rule_of(cls):
-        click.echo(textwrap.indent(paragraph, "  ") + "\n")
+        click.echo(indented(paragraph, "  ") + "\n")
     _print_table(
         "Options",
         ("option", "type", "default", "range", "what it says"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +22,36 @@ format_option = click.option(
     show_default=True,
     help="The table for a paper, a page or a program: rounded to what intervals support; csv and json have all digits.",
 )
+
+
+def indented(text: str, by: str, first: str | None = None) -> str:
+    """Return `text` with `by` before its lines, of which the `first` may differ; a terminal gets no broken words.
+
+    There paragraphs that are too wide are filled anew, except those with lines of an
+    indent of their own, as formulas.
+    """
+    start = by if first is None else first
+    if not sys.stdout.isatty():
+        return start + textwrap.indent(text, by).removeprefix(by)
+    width, filled = shutil.get_terminal_size().columns, []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        widest = max(map(len, lines), default=0) + max(len(by), len(start))
+        if widest <= width or any(line[:1].isspace() for line in lines):
+            filled.append(start + textwrap.indent(paragraph, by).removeprefix(by))
+        else:
+            filled.append(
+                textwrap.fill(
+                    " ".join(lines),
+                    width,
+                    initial_indent=start,
+                    subsequent_indent=by,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        start = by
+    return "\n\n".join(filled)
 
 
 def show(*parts: Table | str) -> None:

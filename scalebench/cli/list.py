@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import rich_click as click
 
+from scalebench.cli.formats import indented
 from scalebench.cli.options import json_option
 
 # as text, as none of them is imported for `--help`
@@ -43,9 +44,10 @@ def list_(what: str | None, as_json: bool) -> None:
         return
     width = max((len(row[0]) for row in rows), default=0)
     for name, *rest in rows:
-        click.echo(f"{name:<{width}}  {rest[0]}".rstrip())
+        beside = " " * (width + 2)
+        click.echo(indented(rest[0], beside, f"{name:<{width}}  ").rstrip())
         for detail in rest[1:]:
-            click.echo(f"{'':<{width}}  {detail}")
+            click.echo(indented(detail, beside))
 
 
 def strategy_rows() -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from scalebench.cli.formats import indented
 from scalebench.cli.main import main
 from scalebench.strategies import registry
 from scalebench.strategies.registry import options_of, rule_of
@@ -207,3 +208,18 @@ def test_a_strategy_in_a_file_has_its_traffic_counted(tmp_path) -> None:
     said = explain(f"{tmp_path}/own.py:Own", "--workers", "1,2")
     assert "Traffic of mlp" in said
     assert re.search(r"^2 +225 +1 +38,440$", said, re.MULTILINE)
+
+
+def test_a_terminal_breaks_no_words_of_the_rule(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    prose = "Average the weights of all replicas every `every` epochs, then go on."
+    rule = f"{prose}\n\n  w <- (1/K) sum_j w_j over all of the workers"
+    lines = indented(rule, "  ").splitlines()
+    assert lines[0] == "  Average the weights of all replicas"
+    assert lines[-1] == "    w <- (1/K) sum_j w_j over all of the workers"
+    beside = indented("one two three four five six seven", " " * 20, "name")
+    assert beside.splitlines() == ["nameone two three four five six seven"]
+    monkeypatch.setenv("COLUMNS", "30")
+    beside = indented("one two three four five six seven", " " * 8, "name    ")
+    assert beside == "name    one two three four\n        five six seven"
