@@ -25,11 +25,12 @@ from scalebench.data.catalog import prepare
 from scalebench.data.dataset import open_dataset
 from scalebench.errors import UsageError
 from scalebench.models.zoo.layers import load_layers
+from scalebench.pricing.axes import Axis
 from scalebench.pricing.devices import Roofline
 from scalebench.pricing.machine import Machine, stated_table
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import SERIAL, Case, Predictor, Workload
-from scalebench.pricing.what_if import Axis, what_if
+from scalebench.pricing.what_if import what_if
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
 from scalebench.virtual.engine import model_time

@@ -234,10 +234,6 @@ def _draw_variation(path: Path, found: Variation) -> None:
     }
     (one, *others), names = planes.values(), list(planes)
     by = "" if others else f" by {names[0]}"
-    place = (
-        ""
-        if any(axis.name == "workers" for axis in one.axes)
-        else f" at {counted(found.workers, 'worker')}"
-    )
+    place = "" if one.varies_workers else f" at {counted(found.workers, 'worker')}"
     what = f"{found.predictor.training}{by}{place}, where nothing else is said"
     draw_what_if(path, planes, f"{what}; {found.predictor.platform.device.source}")

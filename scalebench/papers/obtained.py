@@ -30,8 +30,9 @@ from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
 from scalebench.pricing import devices, prediction
+from scalebench.pricing.axes import Axis
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.what_if import Axis, Plane, what_if
+from scalebench.pricing.what_if import Plane, what_if
 from scalebench.study.cell import PLACE
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
@@ -333,11 +334,7 @@ class WhatIf(StrictModel):
 
     def draw(self, plane: Plane, path: Path) -> None:
         """Write the figure of `plane` to `path`."""
-        place = (
-            ""
-            if any(axis.name == "workers" for axis in plane.axes)
-            else f" at {counted(self.workers, 'worker')}"
-        )
+        place = "" if plane.varies_workers else f" at {counted(self.workers, 'worker')}"
         platform = self._platform()
         what = f"{self.model} by {self.strategy}{place} on {platform.cluster.name}; {platform.device.source}"
         draw_what_if(path, {str(self.strategy): plane}, what)

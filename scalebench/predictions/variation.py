@@ -15,8 +15,9 @@ from scalebench.measured import Measured
 from scalebench.predictions.asked import training_asked_for
 from scalebench.predictions.points import engine_asked_for
 from scalebench.pricing import advice
+from scalebench.pricing.axes import Axis
 from scalebench.pricing.uncertainty import ENDS, ends_in_words
-from scalebench.pricing.what_if import Axis, Plane, what_if
+from scalebench.pricing.what_if import Plane, what_if
 from scalebench.tables.table import CHANGE, SHARE, Column, Table, fields, text
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Variation:
         # Of many cells the ends of the interval are not priced.
         if planes[0].ends is None:
             return []
-        along_workers = any(axis.name == "workers" for axis in planes[0].axes)
+        along_workers = planes[0].varies_workers
         place = (
             ""
             if along_workers

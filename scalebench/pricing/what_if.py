@@ -1,31 +1,28 @@
-"""What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell.
-
-The axes of Barrachina et al., Computing 2021 (batch, flop rate, memory bandwidth, link
-bandwidth, cluster size), and latency, jitter, the interval between synchronisations,
-and the stages, tensor degree and micro-batches of a replica in parts. The bandwidths of
-links are in Gbit/s of one card, between nodes (`network-bandwidth`) or inside them
-(`node-bandwidth`), or factors (`0.5x`) on the platform's; other rates and latency are
-factors.
-"""
+"""What-if: the time of a training along one axis, or in the plane of two, and what binds it in each cell."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.errors import UsageError, nearest
-from scalebench.formatting import digits, seconds, share
+from scalebench.errors import UsageError
+from scalebench.formatting import seconds, share
 from scalebench.measured import Measured
+from scalebench.pricing.axes import (
+    QUANTITIES,
+    Axis,
+    ChangedPlatforms,
+    PricedCell,
+    Quantity,
+    Shares,
+)
 from scalebench.pricing.memory import lacking
-from scalebench.pricing.platform import RATES, Platform, binding, parts
+from scalebench.pricing.platform import Platform, binding, parts
 from scalebench.pricing.prediction import SERIAL, Case, Predictor
-from scalebench.pricing.program import Identity
 from scalebench.pricing.uncertainty import (
     ENDS,
     cases_at_ends,
@@ -33,147 +30,10 @@ from scalebench.pricing.uncertainty import (
     seconds_at_ends,
     uncertainty_of,
 )
-from scalebench.strategies import registry
-from scalebench.strategies.traits import Varied
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]
-# Axis -> component of a platform that it multiplies; the others have values of their
-# own.
-FACTORS = {
-    "flops": "compute",
-    "memory-bandwidth": "memory bandwidth",
-    "latency": "network latency",
-}
-BANDWIDTHS = ("network-bandwidth", "node-bandwidth")
-# divisions of a model, each by an option of its strategy
-DIVISIONS: tuple[Varied, ...] = ("pipeline", "tensor", "micro_batches")
-COUNTS = ("batch", "workers", "interval", *DIVISIONS)
 MOST_ROWS = 24  # cells of which each has a row with its interval
-_GBIT = 1e9 / 8  # bytes/s
-_OLD_NAMES = {"link-bandwidth": "network-bandwidth"}
-_POINTS, _MOST_POINTS = 50, 1000
-_LEAST = 1e-9
-_FACTORS_WRITTEN = re.compile(
-    r"[^x,.:]*(\.[^x,.:]*)?x((,|\.\.)[^x,.:]*(\.[^x,.:]*)?x)*(:[^x]*)?"
-)
-_FORM = "expected AXIS=LOW..HIGH, AXIS=LOW..HIGH:POINTS or AXIS=VALUE,VALUE,..."
-AXES = (
-    "batch",
-    "flops",
-    "memory-bandwidth",
-    *BANDWIDTHS,
-    "workers",
-    "latency",
-    "jitter",
-    "interval",
-    *DIVISIONS,
-)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Values of one of AXES: factors on the platform's own, Gbit/s, samples, workers, a share, or an interval.
-
-    `relative` values of a bandwidth of links are factors, too.
-    """
-
-    name: str
-    values: tuple[float, ...]
-    relative: bool = False
-
-    def __post_init__(self) -> None:
-        # A frozen value is set here once: an old name of an axis means its new one.
-        object.__setattr__(self, "name", _OLD_NAMES.get(self.name, self.name))
-        if self.name not in AXES:
-            raise UsageError(f"unknown axis {self.name!r}; {nearest(self.name, AXES)}")
-        if self.relative and self.name not in (*FACTORS, *BANDWIDTHS):
-            raise UsageError(
-                f"axis {self.name}: takes no factors on the platform's own; leave the x out"
-            )
-        least = 0.0 if self.name == "jitter" else 1.0 if self.name in COUNTS else _LEAST
-        wrong = [value for value in self.values if not least <= value < math.inf]
-        if wrong or not self.values:
-            raise UsageError(
-                f"axis {self.name}: expected values of {least:g} or more, got {(*wrong, 'none')[0]}"
-            )
-
-    def at(self, value: float) -> str:
-        """Return `network-bandwidth 100 Gbit/s`, `latency 0.500 x`, `workers 1,024`."""
-        return f"{self.name} {self.text(value)}"
-
-    def text(self, value: float) -> str:
-        """Return a value with its unit."""
-        if self.name in COUNTS:
-            return f"{value:,.0f}"
-        return f"{digits(value)}{'' if self.name == 'jitter' else f' {self.unit}'}"
-
-    @property
-    def unit(self) -> str:
-        """`Gbit/s`, `x` for factors, or nothing."""
-        if self.name in BANDWIDTHS and not self.relative:
-            return "Gbit/s"
-        return "x" if self.name in (*FACTORS, *BANDWIDTHS) else ""
-
-    @classmethod
-    def parse(cls, text: str) -> Axis:
-        """Return the axis of `AXIS=LOW..HIGH`, `AXIS=LOW..HIGH:POINTS` or `AXIS=VALUE,VALUE,...`.
-
-        A range is logarithmic, that of jitter linear. Values such as `0.5x` are
-        factors.
-        """
-        name, equals, said = text.partition("=")
-        relative = "x" in said
-        if relative and not _FACTORS_WRITTEN.fullmatch(said):
-            raise UsageError(
-                f"axis {text!r}: {_FORM}; factors all have an x, as 0.5x,2x"
-            )
-        said = said.replace("x", "")
-        span, _, points = said.partition(":")
-        low, dots, high = span.partition("..")
-        try:
-            if not equals:
-                raise ValueError
-            if not dots:
-                values = sorted({float(value) for value in said.split(",")})
-            else:
-                ends, count = (float(low), float(high)), int(points or _POINTS)
-                if not 2 <= count <= _MOST_POINTS:
-                    raise UsageError(
-                        f"axis {name}: expected 2 to {_MOST_POINTS:,} points, got {count:,}"
-                    )
-                if (
-                    not (0 if name == "jitter" else _LEAST)
-                    <= ends[0]
-                    < ends[1]
-                    < math.inf
-                ):
-                    raise UsageError(
-                        f"axis {name}: expected a range that rises from above 0, got {span}"
-                    )
-                values = (np.linspace if name == "jitter" else np.geomspace)(
-                    *ends, count
-                ).tolist()
-            if name in COUNTS:
-                # Counts of a logarithmic range coincide when rounded.
-                values = sorted({float(round(value)) for value in values})
-        except (ValueError, OverflowError):
-            raise UsageError(f"axis {text!r}: {_FORM}") from None
-        return cls(name, tuple(values), relative)
-
-    @property
-    def title(self) -> str:
-        """Name with its unit."""
-        units = dict.fromkeys(("workers", *DIVISIONS), "")
-        units |= {
-            "batch": "samples",
-            "interval": "steps or epochs",
-            "jitter": "share of a step",
-        }
-        unit = units.get(
-            self.name, "Gbit/s" if self.unit == "Gbit/s" else "times the platform's"
-        )
-        return f"{self.name.replace('-', ' ')} ({unit})" if unit else self.name
 
 
 @dataclass(frozen=True)
@@ -199,6 +59,11 @@ class Plane:
     low: Floats | None = None
     high: Floats | None = None
     reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def varies_workers(self) -> bool:
+        """True if one of the axes is the number of workers."""
+        return any(axis.name == "workers" for axis in self.axes)
 
     @property
     def marked(self) -> NDArray[np.bool_]:
@@ -307,24 +172,26 @@ def what_if(
     """Price the training by `strategy` in every cell of one axis or two."""
     if len({axis.name for axis in axes}) < len(axes):
         raise UsageError(f"axis {axes[0].name} is given twice; name two different ones")
-    first, second = axes[0], axes[1] if len(axes) > 1 else None
-    columns = second.values if second else (float("nan"),)
-    shape = (len(first.values), len(columns))
+    rows, columns = (*(len(axis.values) for axis in axes), 1)[:2]
     groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]] = {}
     platforms: dict[tuple[float, ...], Platform] = {}
-    kept = _Parts()
-    for place, (one, other) in enumerate((a, b) for a in first.values for b in columns):
-        named = {first.name: one} | ({second.name: other} if second else {})
-        cell = _PricedCell(predictor, strategy, workers, kept)
-        cell.set(named, {axis.name for axis in axes if axis.relative})
-        key = tuple(value for name, value in named.items() if name not in COUNTS)
+    kept = ChangedPlatforms()
+    for place, values in enumerate(product(*(axis.values for axis in axes))):
+        cell = PricedCell(predictor, strategy, workers, kept)
+        for axis, value in zip(axes, values, strict=True):
+            axis.quantity.give(cell, value, axis.relative)
+        key = tuple(
+            value
+            for axis, value in zip(axes, values, strict=True)
+            if not axis.quantity.is_whole
+        )
         # shared, so that its step times are computed once
         platform = platforms.setdefault(key, cell.platform)
         _, own = groups.setdefault(
             (cell.workers, str(cell.strategy)), (cell.strategy, [])
         )
         own.append((place, Case(platform, cell.batch)))
-    plane = _priced(predictor, groups, tuple(axes), shape, kept)
+    plane = _priced(predictor, groups, tuple(axes), (rows, columns), kept)
     # Intervals take four prices more for each cell: those that are printed have them.
     if plane.train_s.size <= MOST_ROWS:
         plane = _with_intervals(predictor, groups, plane)
@@ -334,7 +201,8 @@ def what_if(
         plane = replace(
             plane,
             reasons={
-                name: _why(predictor, strategy, workers, case, name) for name in without
+                name: _why(predictor, strategy, workers, case, QUANTITIES[name])
+                for name in without
             },
         )
     return plane
@@ -369,26 +237,24 @@ def _with_intervals(
 
 
 def _why(
-    predictor: Predictor, strategy: Component, workers: int, case: Case, axis: str
+    predictor: Predictor,
+    strategy: Component,
+    workers: int,
+    case: Case,
+    quantity: Quantity,
 ) -> str:
-    """Return why the training of one cell does not react to `axis`."""
-    node = case.platform.cluster.node.workers_per_node
-    if axis in (*BANDWIDTHS, "latency", "jitter", "interval") and workers == 1:
+    """Return why the training of one cell does not react to `quantity`."""
+    if quantity.between_workers and workers == 1:
         return "a single worker neither sends nor waits"
-    if axis == "network-bandwidth" and workers <= node:
-        return f"all {workers:,} workers are on one node"
-    if axis == "node-bandwidth" and node == 1:
-        return "a node holds one worker"
+    node = case.platform.cluster.node.workers_per_node
+    if absence := quantity.absence(workers, node):
+        return absence
     times = predictor.times(strategy, workers, [case])
     whole, exposed = float(times.time[0]), float(times.comm[0] - times.wait[0])
     hidden = max(0.0, float(times.transfer[0]) - exposed)
-    if axis in (*BANDWIDTHS, "latency", "interval"):
-        return f"exposed communication is {share(exposed / whole)} of it, {share(hidden / whole)} hides behind compute"
-    if axis == "jitter":
-        return f"workers wait for each other in {share(float(times.wait[0]) / whole)} of it"
-    if axis in FACTORS:
-        return f"{share(exposed / whole)} of it is exposed communication, and no kernel is bound by it"
-    return f"{share(float(times.compute[0]) / whole)} of it is compute, which does not change with it"
+    waiting, compute = float(times.wait[0]), float(times.compute[0])
+    taken = (exposed, hidden, waiting, compute)
+    return quantity.reason(Shares(*(share(part / whole) for part in taken)))
 
 
 def _marks(
@@ -409,7 +275,7 @@ def _priced(
     groups: dict[tuple[int, str], tuple[Component, list[tuple[int, Case]]]],
     axes: tuple[Axis, ...],
     shape: tuple[int, int],
-    kept: _Parts,
+    kept: ChangedPlatforms,
 ) -> Plane:
     cells = shape[0] * shape[1]
     names = tuple(
@@ -480,86 +346,3 @@ def _bound(
         }
         found.append(min(saved, key=saved.__getitem__))
     return found
-
-
-class _Parts:
-    """Devices and clusters with a component changed, shared by the cells, so that each is priced once."""
-
-    def __init__(self) -> None:
-        self._changed: dict[tuple[Identity, str, float], Platform] = {}
-
-    def improved(self, platform: Platform, *components: str) -> Platform:
-        """Return the platform with half the time of each of `components`."""
-        for component in components:
-            platform = self.changed(
-                platform, component, 2.0 if component in RATES else 0.5
-            )
-        return platform
-
-    def changed(self, platform: Platform, component: str, factor: float) -> Platform:
-        """Return `platform.changed(component, factor)`."""
-        of_device = component in ("compute", "memory bandwidth", "launch overhead")
-        if not of_device and not component.startswith("network"):
-            return platform.changed(component, factor)
-        part = platform.device if of_device else platform.cluster
-        key = (Identity(part), component, factor)
-        if key not in self._changed:
-            self._changed[key] = platform.changed(component, factor)
-        other = self._changed[key]
-        return (
-            replace(platform, device=other.device, operations=other.operations)
-            if of_device
-            else replace(platform, cluster=other.cluster)
-        )
-
-
-class _PricedCell:
-    """The platform and batch of one cell."""
-
-    def __init__(
-        self, predictor: Predictor, strategy: Component, workers: int, kept: _Parts
-    ) -> None:
-        self._kept = kept
-        self.platform, self.batch = predictor.platform, predictor.workload.batch
-        self.strategy, self.workers = strategy, workers
-        self._predictor = predictor
-
-    def set(self, values: dict[str, float], relative: Collection[str] = ()) -> None:
-        """Give the cell the value of each axis; those of `relative` are factors."""
-        links = self._predictor.platform.cluster.links
-        # Of the strategy as stated: with one of two axes alone, as more stages than
-        # micro-batches, it may be none.
-        options = self._predictor.strategy(self.strategy).traits.options
-        for name, value in values.items():
-            if name in FACTORS:
-                self.platform = self._kept.changed(self.platform, FACTORS[name], value)
-            elif name == "network-bandwidth":
-                own = (
-                    1.0
-                    if name in relative
-                    else links.inter.bandwidth_bytes_per_s / _GBIT
-                )
-                self.platform = self.platform.between_nodes(value / own)
-            elif name == "node-bandwidth":
-                own = (
-                    1.0
-                    if name in relative
-                    else links.intra.bandwidth_bytes_per_s / _GBIT
-                )
-                self.platform = self.platform.inside_nodes(value / own)
-            elif name == "jitter":
-                # A stated jitter has no range.
-                self.platform = replace(self.platform, jitter=value, jitter_range=None)
-            elif name == "batch":
-                self.batch = round(value)
-            elif name == "workers":
-                self.workers = round(value)
-            else:
-                quantity = cast(Varied, name)
-                if quantity not in options:
-                    others = " or ".join(registry.that_vary(quantity))
-                    raise UsageError(
-                        f"axis {name}: strategy {self.strategy.name} has no option for it; use {others}"
-                    )
-                option = options[quantity]
-                self.strategy = self.strategy.with_option(option, round(value))

@@ -7,11 +7,12 @@ from scalebench.cluster.cluster_file import load_cluster
 from scalebench.errors import UsageError
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.zoo.layers import load_layers
+from scalebench.pricing.axes import Axis
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import Case, Predictor, Workload
-from scalebench.pricing.what_if import Axis, what_if
+from scalebench.pricing.what_if import what_if
 from scalebench.study.spec import Component
 from tests.facts import naming
 
