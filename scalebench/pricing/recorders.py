@@ -1,8 +1,8 @@
-"""Clock, communicator, shared state, server and units that write a worker's operations into its schedule."""
+"""Clock, communicator, shared state and server that write a worker's operations into its schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -14,13 +14,10 @@ from scalebench.cluster.operation import Kind, Operation
 from scalebench.comm.base import Overlap
 from scalebench.comm.simulated import Effect, SimulatedCommunicator
 from scalebench.comm.wire import wire_bytes
-from scalebench.models.parts import LayerFacts
 from scalebench.pricing.machine import name_of
 from scalebench.pricing.schedule import Event, RankGroups, Schedule
-from scalebench.strategies.base import UnitRule
 from scalebench.strategies.server_weights import Message, Reply
-from scalebench.system.clock import Clock, Ledger, Task
-from scalebench.training.sharded import shard_length
+from scalebench.system.clock import Ledger, Task
 
 _T = TypeVar("_T")
 _EXCHANGES = (Task.COMM, Task.OTHER)  # written where they happen
@@ -280,93 +277,3 @@ class RecordingServer:
         self._clock.wrote(Event.of(served))
         self._pushes += isinstance(payload, Message) and payload.vector.numel() > 0
         return Message(self._weights, Reply(0, True, 0, 0, self._pushes, 0))
-
-
-class RecordedUnit:
-    """Implements `strategies.base.Unit` without values."""
-
-    def __init__(
-        self, numbers: int, workers: int, like: Tensor, *, is_last: bool
-    ) -> None:
-        length = shard_length(numbers, workers)
-        self.is_last = is_last
-        self.own = like.new_empty(length)
-        self.own_gradients = self.own.clone()
-        self.whole = like.new_empty(length * workers)
-        self.gradients = self.whole.clone()
-        self.holds, self.holds_gradients = True, True  # after a step
-
-    def fill(self, shards: Sequence[Tensor]) -> None:
-        self.holds = True
-
-    def release(self) -> None:
-        self.holds = False
-
-    def release_gradients(self) -> None:
-        self.holds_gradients = False
-
-
-class RecordedUnits:
-    """The units of a model, of which a worker keeps shards, and the exchanges of a step."""
-
-    def __init__(
-        self, facts: Sequence[LayerFacts], rule: UnitRule, workers: int, like: Tensor
-    ) -> None:
-        self._rule, last = rule, len(facts) - 1
-        self._units = [
-            RecordedUnit(each.parameters, workers, like, is_last=place == last)
-            for place, each in enumerate(facts)
-        ]
-        forward, backward = (
-            sum(each.forward for each in facts),
-            sum(each.backward for each in facts),
-        )
-        self._works = [
-            (each.forward / forward, each.backward / backward) for each in facts
-        ]
-
-    def shards(self) -> tuple[Tensor, Tensor]:
-        """Return vectors as long as the shards of the parameters, and of their gradients."""
-        own = self._units[0].own.new_empty(
-            sum(unit.own.numel() for unit in self._units)
-        )
-        return own, own.clone()
-
-    def step(self, samples: int, clock: Clock) -> None:
-        rule = self._rule
-        for unit, (work, _) in zip(self._units, self._works, strict=True):
-            rule.before_forward(unit)
-            clock.did(Task.FORWARD, samples, work)
-            rule.after_forward(unit)
-        for unit, (_, work) in zip(
-            reversed(self._units), reversed(self._works), strict=True
-        ):
-            rule.before_backward(unit)
-            clock.did(Task.BACKWARD, samples, work)
-            rule.after_backward(unit)
-
-    def gathered(self) -> list[Tensor]:
-        """Return what a worker holds whole at the same time, beside its shards."""
-        return [*self._parameters(), *self._gradients()]
-
-    def numbers(self) -> tuple[int, int]:
-        """Return how many parameters, and gradients, these are."""
-        return sum(map(Tensor.numel, self._parameters())), sum(
-            map(Tensor.numel, self._gradients())
-        )
-
-    def _parameters(self) -> list[Tensor]:
-        return _held_at_once([(unit.whole, unit.holds) for unit in self._units])
-
-    def _gradients(self) -> list[Tensor]:
-        return _held_at_once(
-            [(unit.gradients, unit.holds_gradients) for unit in self._units]
-        )
-
-
-def _held_at_once(vectors: Sequence[tuple[Tensor, bool]]) -> list[Tensor]:
-    """Return the vectors that stay, and the largest of those that are given up between their uses."""
-    passing = [vector for vector, stays in vectors if not stays]
-    return [vector for vector, stays in vectors if stays] + sorted(
-        passing, key=Tensor.numel
-    )[-1:]

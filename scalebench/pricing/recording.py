@@ -24,7 +24,13 @@ from scalebench.data.shard import equal_batches
 from scalebench.models.parts import LayerFacts
 from scalebench.pricing import recorders
 from scalebench.pricing.held_parts import MetaModel, TableCut, cut_of, trainable_numbers
-from scalebench.pricing.schedule import Event, Kept, PartMemory, RankGroups, Schedule
+from scalebench.pricing.recorded_divisions import (
+    RecordedDivision,
+    RecordedLayout,
+    RecordedPart,
+    RecordedShards,
+)
+from scalebench.pricing.schedule import Event, RankGroups, Schedule
 from scalebench.strategies.base import (
     Batch,
     LayerProfile,
@@ -117,7 +123,8 @@ def record_each(
             # It drew by the seed of its rank: others draw other numbers.
             if drawn_since(before):
                 schedule.reads_seed = schedule.reads_rank = True
-        schedule.memory_bytes, schedule.part = worker.memory_bytes, worker.part
+        schedule.memory_bytes = worker.memory_bytes
+        schedule.part = worker.division.memory()
         yield schedule
         if not schedule.reads_rank:
             alike[own] = schedule
@@ -155,8 +162,6 @@ class RecordingWorker:
         """Begin a worker; `shared` and `server` open what the event engine hosts, if it plays the program."""
         self.run, self.plan, self.clock = run, plan, clock
         self._open_shared, self._open_server = shared, server
-        # by each chunk for the backward pass, if a table says so
-        self._kept: tuple[Kept, ...] | None = None
         self.mesh = mesh or Mesh(comm.size)
         self.world = comm
         world_rank = comm.rank
@@ -167,11 +172,7 @@ class RecordingWorker:
         self._workers_per_node = max(
             1, min(workers_per_node, comm.size) // self.mesh.parts
         )
-        self.stage: Stage | None = None
-        self.sharded: recorders.RecordedUnits | None = None
-        self._passes: Passes | None = None
-        self._update_share = 1.0
-        self._shares_layers = False
+        self.division = RecordedDivision()
         self._loss_is_elsewhere = False
         self.model: Any = model
         numbers = trainable_numbers(model)
@@ -262,40 +263,14 @@ class RecordingWorker:
             self.gradients,
             self.parameters.clone(),
             *_tensors(held),
+            *self.division.gathered(),
         ]
-        if self.sharded is not None:
-            own += self.sharded.gathered()
         # Views of one storage count once.
         storages = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
             for tensor in set(own)
         }
         return sum(storages.values())
-
-    @property
-    def part(self) -> PartMemory | None:
-        """What this worker keeps of a model that several hold, or of which it has shards; None for a whole one."""
-        held = self.parameters.numel()
-        if self.stage is not None:
-            stage = self.stage
-            samples = tuple(stage.kept)
-            return PartMemory(
-                stage.chunks[0].facts,
-                held,
-                held,
-                held,
-                samples,
-                stage.largest_piece,
-                self._kept,
-            )
-        if self.sharded is not None:
-            parameters, gradients = self.sharded.numbers()
-            return PartMemory(
-                None, held + parameters, held + gradients, held, (), 0, None
-            )
-        if self._passes is not None:
-            return PartMemory(None, held, held, held, (), 0, None)
-        return None
 
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
         if self._open_shared is not None:
@@ -358,8 +333,7 @@ class RecordingWorker:
         mesh, replica, tensor = self.mesh, self.replica, self.mesh.tensor
         whole = self.parameters.numel()
         held = self._layers.part(sizes, mesh, replica.rank, recompute)
-        numbers, self._kept = held.parameters, held.kept
-        self.parameters = torch.empty(numbers, dtype=self.dtype, device="meta")
+        self.parameters = torch.empty(held.parameters, dtype=self.dtype, device="meta")
         self.gradients = self.parameters.clone()
         sharing = replica.split(lambda rank: rank // tensor) if tensor > 1 else replica
         chunks = [
@@ -368,10 +342,15 @@ class RecordingWorker:
             )
             for stage, segments in held.chunks
         ]
-        self.stage = Stage(chunks, order, micro_batches, replica, mesh)
-        self._shares_layers = tensor > 1
-        # An update takes time in proportion to the numbers that it steps.
-        self._update_share = numbers / whole
+        self.division = RecordedPart(
+            Stage(chunks, order, micro_batches, replica, mesh),
+            held.parameters,
+            # An update takes time in proportion to the numbers that it steps.
+            held.parameters / whole,
+            held.kept,
+            shares_layers=tensor > 1,
+            loss_is_elsewhere=mesh.pipeline > 1,
+        )
 
     @cached_property
     def layer_profiles(self) -> Sequence[LayerProfile]:
@@ -396,9 +375,12 @@ class RecordingWorker:
             group, peers = sharers(self.comm, degree)
             compute = StageShapes(stage, segments, group, self.parameters)
             components.append(SharedLayers(stage, compute, degree, group, peers, own))
-        self._passes = Passes(components, rank)
-        self._shares_layers = True
-        self._update_share = sum(numbers) / whole
+        self.division = RecordedLayout(
+            Passes(components, rank),
+            self.parameters,
+            sum(numbers) / whole,
+            self._rows,
+        )
         return components
 
     def use_schedule(self, name: str, micro_batches: int) -> None:
@@ -417,43 +399,23 @@ class RecordingWorker:
             if rule.by_layer
             else [LayerFacts("", whole, (), 1.0, 1.0)]
         )
-        self.sharded = recorders.RecordedUnits(facts, rule, self.size, self.parameters)
-        self.parameters, self.gradients = self.sharded.shards()
-        self._shares_layers = True
-        self._update_share = self.parameters.numel() / whole
+        self.division = shards = RecordedShards(facts, rule, self.size, self.parameters)
+        self.parameters = shards.parameters
+        self.gradients = self.parameters.clone()
+
+    def _rows(self, step: int) -> list[int]:
+        """Return the samples in the batch of each worker in a step of the epoch."""
+        rows: list[int] = self.plan.batch_sizes(self._epoch)[:, step].tolist()
+        return rows
 
     def is_finite(self) -> bool:
         return True
 
     def gradient(self, batch: Batch, weight: float = 1.0, *, add: bool = False) -> None:
-        self._compute(batch, weight)
-        if self._shares_layers:
+        self.division.step(batch, weight, self.clock)
+        if self.division.shares_layers:
             self.clock.work(step_overhead)
-
-    def _compute(self, batch: Batch, weight: float) -> None:
-        """Write both passes of a batch, with what is exchanged between them."""
-        if self.sharded is not None:
-            self.sharded.step(batch.x.shape[0], self.clock)
-            return
-        if self._passes is not None:
-            rows = self.plan.batch_sizes(self._epoch)[:, batch.step].tolist()
-            x = self.parameters.new_empty((len(batch.x), *self._passes.takes))
-            self._passes.step(
-                x,
-                batch.y,
-                weight,
-                rows,
-                lambda outputs, *_: (outputs, outputs),
-                self.clock,
-            )
-            return
-        if self.stage is not None:
-            self.stage.step(batch, weight, self.clock)
-            self._loss_is_elsewhere = self.mesh.pipeline > 1
-            return
-        samples = batch.x.shape[0]
-        self.clock.did(Task.FORWARD, samples)
-        self.clock.did(Task.BACKWARD, samples)
+        self._loss_is_elsewhere = self.division.loss_is_elsewhere
 
     @property
     def learning_rate(self) -> float:
@@ -461,7 +423,7 @@ class RecordingWorker:
 
     def update(self, onto: Tensor | None = None) -> None:
         self.steps += 1
-        self.clock.did(Task.UPDATE, share=self._update_share)
+        self.clock.did(Task.UPDATE, share=self.division.share)
 
     def local_step(self, batch: Batch) -> None:
         self.gradient(batch)
