@@ -179,12 +179,8 @@ class _Tape(DispatchMode):
         elif isinstance(made, Tensor) and of is not None:
             if self._lasts(of) and self._lasts(made):
                 return made
-            if _is_the_same(made, of):
-                self._names[made] = self._text(of)
-                return made
-            if operation is _TIMES and arguments[1] == 1 and made.dtype == of.dtype:
-                self._names[made] = self._text(of)
-                self._once.update((made, of))
+            if name := self._known(made, operation, of, arguments[1:]):
+                self._names[made] = name
                 return made
         if not isinstance(made, Tensor | Sequence):
             raise RuntimeError(
@@ -199,6 +195,22 @@ class _Tape(DispatchMode):
         else:
             self._lines.append(f"{', '.join(map(self._name, made))}, = {call}")
         return made
+
+    def _known(
+        self, made: Tensor, operation: Any, of: Tensor, options: Sequence[Any]
+    ) -> str:
+        """Return the name of a result that needs no line, as another tensor has its elements; empty if it needs one."""
+        if operation is _TIMES and options[0] == 1 and made.dtype == of.dtype:
+            self._once.update((made, of))
+            return self._text(of)
+        if operation.is_view and of in self._once:
+            self._once.add(made)
+        if _is_the_same(made, of):
+            return self._text(of)
+        held = self._bound.get(self._names.get(of, ""))
+        if held is None or not operation.is_view:
+            return ""
+        return self._bind(operation(held, *options))  # a view of what stays is kept
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Return True if `tensor` is an input or a view of one: the same when the operations are repeated."""
@@ -257,4 +269,4 @@ def _binding(operation: Any) -> Callable[..., Any]:
         found: Callable[..., Any] | None = getattr(of, name, None)
         if found is not None:
             return found
-    return cast(Callable[..., Any], operation)
+    return cast(Callable[..., Any], operation._op)

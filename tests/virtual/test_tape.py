@@ -81,6 +81,30 @@ def test_what_would_change_two_tensors_at_once_is_refused():
         record(compute, [x])
 
 
+def test_change_of_a_view_of_what_stands_for_two_tensors_is_refused():
+    """Repeated, it would change the input."""
+    x = torch.ones(3)
+
+    def compute():
+        same = torch.ops.aten.mul.Scalar(x, 1)
+        return [same.view(1, 3).add_(1)]
+
+    with pytest.raises(RuntimeError, match="changes in place"):
+        record(compute, [x])
+
+
+def test_views_of_what_stays_follow_its_values():
+    x = torch.ones(2, 3)
+
+    def compute():
+        same = torch.ops.aten.mul.Scalar(x, 1)
+        return [same.view(3, 2).t() + 1]
+
+    _, repeat = record(compute, [x])
+    x.copy_(torch.arange(6.0).view(2, 3))
+    assert torch.equal(repeat()[0], x.view(3, 2).t() + 1)
+
+
 def test_a_result_that_is_no_tensor_stays_none():
     x = torch.ones(3)
     taken, repeat = record(lambda: [None, x + 1], [x])
