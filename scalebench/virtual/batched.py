@@ -588,9 +588,8 @@ def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
         if task == "classification"
         else nn.functional.mse_loss
     )
-    return (
-        loss(outputs, targets, reduction="none").reshape(len(targets), -1).mean(dim=1)
-    )
+    found = loss(outputs, targets, reduction="none")
+    return found if found.dim() == 1 else found.reshape(len(targets), -1).mean(dim=1)
 
 
 def _rounded_up(rows: int) -> int:
