@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,16 @@ class _Asked(NamedTuple):
             self.add,
             self.rates is None,
         )
+
+
+class _Step(NamedTuple):
+    """A batch (x, y) of each of these workers, its samples, and the rate of an optimizer step if one follows."""
+
+    asked: Sequence[_Asked]
+    x: Sequence[Tensor]
+    y: Sequence[Tensor]
+    sizes: list[int]
+    rates: Sequence[float]
 
 
 class _Stepping(NamedTuple):
@@ -271,24 +281,26 @@ class Batched:
             self._fetch(places, gradients=asked[0].add, momenta=steps)
         self.buffers.fetch(places)
         losses = self._copies.weights.new_empty(len(asked[0].x), len(asked))
-        for step in range(len(asked[0].x)):
-            going_on = [each for each in asked if step < len(each.x)]
-            count = len(going_on)
-            losses[step, :count] = self._gradients(going_on, step, rows.gradients)
+        into: list[Tensor] = []
+        for number, step in enumerate(_by_step(asked)):
+            count = len(step.asked)
+            if not into or len(into[0]) != count:
+                into = _matrix_views(self._trained, rows.gradients[:count])
+            losses[number, :count] = self._gradients(step, into)
             if not steps:
                 continue
-            rates = [each.rates[step] for each in going_on if each.rates is not None]
             if isinstance(optimizer, FlatSgd):
-                _step_rows(optimizer, rates, rows.first(count))
+                _step_rows(optimizer, step.rates, rows.first(count))
             else:
-                self._step_one_by_one(going_on, rates, directly=directly)
+                self._step_one_by_one(step.asked, step.rates, directly=directly)
         if not directly:
             self._put_back(places, momenta=steps)
         elif steps:
             _put_rows(self._copies.weights, self._rows.weights, places)
         self.buffers.put_back(places)
         for each, of_each in zip(asked, losses.unbind(1), strict=True):
-            each.replica.computed_several(of_each[: len(each.x)], each.sizes)
+            own = of_each if len(each.x) == len(losses) else of_each[: len(each.x)]
+            each.replica.computed_several(own, each.sizes)
 
     def _fetch(self, places: Sequence[int], *, gradients: bool, momenta: bool) -> None:
         """Copy the rows in `places`: the weights, and what is asked for."""
@@ -319,10 +331,9 @@ class Batched:
             each.replica.optimizer.step()
         self._fetch(places, gradients=False, momenta=not directly)
 
-    def _gradients(self, asked: Sequence[_Asked], step: int, to: Tensor) -> Tensor:
-        """Compute the gradients of the workers' batches of `step` into rows of `to`; return their mean losses, (k,)."""
-        x, y = ([getattr(each, name)[step] for each in asked] for name in ("x", "y"))
-        sizes = [each.sizes[step] for each in asked]
+    def _gradients(self, step: _Step, into: Sequence[Tensor]) -> Tensor:
+        """Compute the gradients of the workers' batches into views, (k, ...); return their mean losses, (k,)."""
+        asked, x, y, sizes, _ = step
         shapes = (max(sizes), x[0].shape[1:], y[0].shape[1:])
         recorded = self._recorded.setdefault(shapes, {})
         rows = self._rows_for(len(asked), shapes)
@@ -343,7 +354,6 @@ class Batched:
                 buffers=buffers,
             )
         weights_of_all = [each.weight for each in asked]
-        into = _matrix_views(self._trained, to[: len(asked)])
         with self.buffers.kept(len(asked), rows):
             means = recorded[rows].into(
                 into, x, y, sizes, weights_of_all, add=asked[0].add
@@ -590,6 +600,23 @@ def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
     )
     found = loss(outputs, targets, reduction="none")
     return found if found.dim() == 1 else found.reshape(len(targets), -1).mean(dim=1)
+
+
+def _by_step(asked: Sequence[_Asked]) -> Iterator[_Step]:
+    """Yield the batches of each step, of the workers that go on: those that take most steps come first."""
+    columns = [
+        zip_longest(*(of_each or () for of_each in of_all))
+        for of_all in zip(
+            *((each.x, each.y, each.sizes, each.rates) for each in asked), strict=True
+        )
+    ]
+    count = len(asked)
+    for step, (x, y, sizes, rates) in enumerate(zip_longest(*columns, fillvalue=())):
+        while len(asked[count - 1].x) <= step:
+            count -= 1
+        yield _Step(
+            asked[:count], x[:count], y[:count], list(sizes[:count]), rates[:count]
+        )
 
 
 def _rounded_up(rows: int) -> int:
