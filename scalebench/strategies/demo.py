@@ -10,6 +10,7 @@ from pydantic import Field
 from scalebench.strategies.allreduce import GradientAveraging
 from scalebench.strategies.base import Batch, Setting, Worker
 from scalebench.strategies.registry import register
+from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.tiles import MOST, StrongestOfTiles
 from scalebench.strategies.traits import Traits
 from scalebench.system.late import torch
@@ -94,11 +95,7 @@ class Cosines:
     """
 
     def __init__(self, worker: Worker, options: DeMo) -> None:
-        shapes = [
-            tuple(each.shape)
-            for each in worker.model.parameters()
-            if each.requires_grad
-        ]
+        shapes = parameter_shapes(worker)
         self._strongest = StrongestOfTiles(
             shapes, options.tile, lambda _: options.k, worker.parameters, cosines=True
         )

@@ -147,7 +147,7 @@ def average_at_master_(
 
 
 def parameter_shapes(worker: Worker) -> list[tuple[int, ...]]:
-    """Return the shapes of the model's parameters, in their order.
+    """Return the shapes of the parameters that are trained, in their order in the flat vectors.
 
     A virtual worker whose gradients another model computes builds its own when it is
     asked for, which takes longer than all else of a set-up: it knows the shapes.
@@ -157,7 +157,11 @@ def parameter_shapes(worker: Worker) -> list[tuple[int, ...]]:
     )
     if known is not None:
         return known
-    return [tuple(parameter.shape) for parameter in worker.model.parameters()]
+    return [
+        tuple(parameter.shape)
+        for parameter in worker.model.parameters()
+        if parameter.requires_grad
+    ]
 
 
 def model_buffers(worker: Worker) -> list[Tensor]:

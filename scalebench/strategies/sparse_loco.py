@@ -10,7 +10,7 @@ from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.block_momentum import unlike_the_papers_optimizer
 from scalebench.strategies.local_sgd import LocalSgd
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import average_
+from scalebench.strategies.replica_state import average_, parameter_shapes
 from scalebench.strategies.tiles import MOST, StrongestOfTiles
 from scalebench.strategies.traits import Traits
 from scalebench.system.late import torch
@@ -106,11 +106,7 @@ class Unsent:
     """What a worker has not sent yet, in the order of tiles."""
 
     def __init__(self, worker: Worker, policies: SparseLoCo) -> None:
-        shapes = [
-            tuple(each.shape)
-            for each in worker.model.parameters()
-            if each.requires_grad
-        ]
+        shapes = parameter_shapes(worker)
         count = lambda entries: round(policies.keep * entries)  # noqa: E731
         self._strongest = StrongestOfTiles(
             shapes, policies.tile, count, worker.parameters, bits=policies.bits

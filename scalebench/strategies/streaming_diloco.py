@@ -16,7 +16,12 @@ from scalebench.strategies.averaging import Averaging, local_intervals, too_few_
 from scalebench.strategies.base import Setting, Synchronisation, Worker
 from scalebench.strategies.few_bits import RowScaled
 from scalebench.strategies.registry import register
-from scalebench.strategies.replica_state import average_, packed, unpack_
+from scalebench.strategies.replica_state import (
+    average_,
+    packed,
+    parameter_shapes,
+    unpack_,
+)
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.late import torch
 
@@ -106,11 +111,7 @@ class StreamingDiLoCo(Averaging):
         return self.steps // self.fragments
 
     def setup(self, worker: Worker) -> None:
-        shapes = [
-            tuple(parameter.shape)
-            for parameter in worker.model.parameters()
-            if parameter.requires_grad
-        ]
+        shapes = parameter_shapes(worker)
         layers = fragments_of(shapes, self.fragments, self.pattern)
         worker.state.taken = 0
         worker.state.arrived = None  # when the last fragment did

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 
 from scalebench.pricing.machine import Choice
 from scalebench.strategies import registry
-from scalebench.strategies.replica_state import joined, packed, unpack_
+from scalebench.strategies.replica_state import (
+    joined,
+    packed,
+    parameter_shapes,
+    unpack_,
+)
 from scalebench.training.replica import Replica
 from scalebench.virtual import engine
 from scalebench.virtual.communicator import VirtualCommunicator
@@ -197,3 +203,11 @@ def test_a_buffer_that_a_forward_pass_replaces_is_averaged_all_the_same(observed
         )
         assert made[0].model[1].mean.any()
     assert torch.equal(found[True][0], found[False][0])
+
+
+def test_shapes_are_those_of_trained_parameters():
+    """As they lie in the vectors of weights and gradients, which frozen ones are not in."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
+    model[0].weight.requires_grad_(False)
+    worker = SimpleNamespace(model=model, state=SimpleNamespace())
+    assert parameter_shapes(worker) == [(2,), (4, 2), (4,)]
