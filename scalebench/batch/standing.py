@@ -85,8 +85,8 @@ def standings(
         state, why = "done", ""
         if len(done) < len(shard.run_ids):
             state, why = _explained(answers.get(name), name, unknown, failures)
-        if state == "stopped" and (printed := _last_line(folder, scheduler, name)):
-            why = f"{why}: {printed}"
+        if state == "stopped":
+            why += _from_output(folder, scheduler, name, answers.get(name))
         found.append(ShardStanding(shard, name, state, len(done), len(failures), why))
     return found
 
@@ -202,6 +202,18 @@ def _explained(
     # schedulers forget a job some minutes after its end
     ended = answer.reason if answer is not None else ""
     return ("failed", error) if failed else ("stopped", ended or "its job has ended")
+
+
+def _from_output(
+    folder: Path, scheduler: Scheduler, job: str, answer: JobState | None
+) -> str:
+    """Return what the output of an ended job adds to the scheduler's `answer`."""
+    if printed := _last_line(folder, scheduler, job):
+        return f": {printed}"
+    # a job that was cancelled in the queue prints nothing either
+    if answer is None or answer.reason in ("CANCELLED", "TIMEOUT"):
+        return ""
+    return f": it printed nothing; its nodes have to see and write {folder / JOBS}"
 
 
 def _last_line(folder: Path, scheduler: Scheduler, job: str) -> str:

@@ -101,14 +101,19 @@ def test_a_job_that_ended_without_runs_is_explained_by_the_last_line_that_it_pri
     clients, place, capsys
 ):
     submitted("--array")
-    clients.answer("11_1|FAILED|N/A|NonZeroExitCode")
+    clients.answer(
+        "11_1|FAILED|N/A|NonZeroExitCode", "11_2|FAILED|N/A|JobLaunchFailure"
+    )
     jobs = RESULTS / "jobs"
     (jobs / "mine-array-1.11_1.txt").write_text("x" * 9000 + "\napptainer: gone\n\n")
     (jobs / "mine-array-1.11_12.txt").write_text("of another task")
     capsys.readouterr()
     scalebench("status", "results/mine", "--json")
-    shard = facts_of(capsys.readouterr().out)[1]
-    assert (shard["state"], shard["why"]) == ("stopped", "FAILED: apptainer: gone")
+    first, second, *_ = facts_of(capsys.readouterr().out).values()
+    assert (first["state"], first["why"]) == ("stopped", "FAILED: apptainer: gone")
+    assert second["why"] == (
+        "FAILED: it printed nothing; its nodes have to see and write results/mine/jobs"
+    )
 
 
 @pytest.mark.parametrize(
