@@ -147,10 +147,6 @@ def submit(
     --site` writes one.
     """
     # here and below: reading and planning a study cost more than `--help` may take
-    from scalebench.batch.schedulers import scheduler_for
-    from scalebench.batch.site import site_for
-    from scalebench.batch.submission import read_submission
-    from scalebench.comm import launchers
     from scalebench.study.load import load_study
 
     asked = {
@@ -162,25 +158,15 @@ def submit(
             "--limit bounds the tasks of an array that run at the same time; add --array"
         )
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
-    is_known = _is_submitted(study, numbers)
-    site, found = site_for(
-        study.parent if study is not None and not is_known else Path(), site_file
+    known = study if _is_submitted(study, numbers) else None
+    place = study.parent if study is not None and known is None else Path()
+    chosen, site = _scheduler_and_site(
+        scheduler, site_file, place, known, submits=not dry_run
     )
-    # a study that was submitted stays with its scheduler, unless another is named
-    named = scheduler or site.scheduler
-    if named is None and study is not None and is_known:
-        named = read_submission(study).scheduler
-    chosen = scheduler_for(named, submits=not dry_run)
-    if stated := os.environ.get(launchers.VARIABLE):
-        # a job has it by its script, as not every scheduler passes the environment on
-        site = site.model_copy(update={"launcher": stated})
-    if found is not None and options.verbosity() > 0:
-        click.echo(f"note: facts of the site are those of {found}", err=True)
-    if is_known:
-        assert study is not None
+    if known is not None:
         anew = options.chosen("site_file", "launcher")
         again = {"numbers": numbers, "limit_s": asked["limit_s"], "anew": anew}
-        _submit_left(study, chosen, site, again, dry_run=dry_run, collects=collects)
+        _submit_left(known, chosen, site, again, dry_run=dry_run, collects=collects)
         return
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
@@ -196,6 +182,34 @@ def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
     Raises:
         UsageError: it is another folder, has no shards of which to submit some, or has options that would divide it
             anew.
+def _scheduler_and_site(
+    named: str | None,
+    site_file: Path | None,
+    place: Path,
+    known: Path | None,
+    *,
+    submits: bool,
+) -> tuple[Scheduler, Site]:
+    """Return the scheduler `named`, by default that of the site or of the study in the folder `known`, and the site."""
+    from scalebench.batch.schedulers import scheduler_for
+    from scalebench.batch.site import site_for
+    from scalebench.batch.submission import read_submission
+    from scalebench.comm import launchers
+
+    site, found = site_for(place, site_file)
+    named = named or site.scheduler
+    # a study that was submitted stays with its scheduler, unless another is named
+    if named is None and known is not None:
+        named = read_submission(known).scheduler
+    scheduler = scheduler_for(named, submits=submits)
+    if stated := os.environ.get(launchers.VARIABLE):
+        # a job has it by its script, as not every scheduler passes the environment on
+        site = site.model_copy(update={"launcher": stated})
+    if found is not None and options.verbosity() > 0:
+        click.echo(f"note: facts of the site are those of {found}", err=True)
+    return scheduler, site
+
+
     """
     is_folder = study is not None and study.is_dir()
     is_known = study is not None and is_folder and is_submitted(study)
