@@ -211,6 +211,11 @@ launcher_option = click.option(
     help="What starts real ranks; auto: mpirun, without one srun in a job of Slurm, else processes of this host.  "
     "[env: SCALEBENCH_LAUNCHER]",
 )
+new_option = click.option(
+    "--new",
+    is_flag=True,
+    help="A changed study of the same name goes to a folder of its own, NAME-2 ...",
+)
 table_options = all_of(
     click.option(
         "--against",

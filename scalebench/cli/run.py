@@ -97,11 +97,7 @@ def _refuse_noisy(context: click.Context, option: click.Parameter, given: bool) 
 @options.set_option
 @options.jobs_option
 @options.output_option
-@click.option(
-    "--new",
-    is_flag=True,
-    help="A changed study of the same name goes to a folder of its own, NAME-2 ...",
-)
+@options.new_option
 @click.option("--retry", is_flag=True, help="Make the failed runs again, and no other.")
 @click.option(
     "--shard",

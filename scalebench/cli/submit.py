@@ -62,6 +62,7 @@ _KEYS = [
 @options.study_options(*(key for key in options.STUDY_OPTIONS if key in _KEYS))
 @options.set_option
 @options.output_option
+@options.new_option
 @click.option(
     "--group",
     "grouping",
@@ -128,6 +129,7 @@ def submit(
     strategies: tuple[str, ...],
     sets: tuple[str, ...],
     output: Path,
+    new: bool,
     numbers: tuple[int, ...],
     site_file: Path | None,
     scheduler: str | None,
@@ -171,6 +173,10 @@ def submit(
     wanted = load_study(
         study, {**flags, "strategies": list(strategies) or None}, list(sets)
     )
+    if new:
+        from scalebench.records.study_file import with_a_folder_of_its_own
+
+        wanted = with_a_folder_of_its_own(output, wanted)
     _submit_study(
         wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects
     )

@@ -265,6 +265,19 @@ def test_options_that_would_divide_a_submitted_study_anew_are_refused(
 def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(
     clients, place
 ):
+def test_a_changed_study_of_a_name_that_was_submitted_has_a_folder_of_its_own(
+    clients, place, capsys
+):
+    submitted()
+    changed = ("submit", "study.yaml", "--time", "01:00:00", "--lr", "0.5")
+    assert scalebench(*changed) == 2
+    assert "use --new, --name or --output" in capsys.readouterr().err
+    assert scalebench(*changed, "--new") == 0
+    assert [job.job for job in read_submission(Path("results/mine-2")).jobs] == [
+        "14", "15", "16",
+    ]  # fmt: skip
+
+
     submitted()
     clients.write(
         "sbatch",
