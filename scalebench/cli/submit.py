@@ -317,6 +317,7 @@ def _planned(
     allocation = shards.allocation_for(
         wanted, site, scheduler, asked["nodes"], asked["tasks_per_node"]
     )
+    known = shards.partition_of(site, scheduler)
     plan = planning.plan_study(wanted, allocation)
     # torch takes seconds of a login node
     if not planning.fits_unseen(plan):
@@ -328,7 +329,13 @@ def _planned(
         allocation,
         asked["grouping"],
         by_repetition=asked["array"],
-        limit_s=shards.limits_of(plan, allocation, site, asked["limit_s"]),
+        limit_s=shards.limits_of(
+            plan,
+            allocation,
+            site,
+            asked["limit_s"],
+            known.max_time_s if known is not None else None,
+        ),
     )
     _print_notes([*shards.only_virtual(plan.study, allocation), *plan.notes])
     return plan, Submission.of(divided, scheduler.name, allocation)

@@ -51,10 +51,13 @@ def test_an_array_has_a_task_for_each_repetition_and_a_limit(clients, place):
 
 def test_dry_run_prints_the_scripts_and_writes_nothing(clients, place, capsys):
     assert scalebench("submit", "study.yaml", "--dry-run", "--time", "01:00:00") == 0
-    printed = capsys.readouterr().out
-    assert [line for line in printed.splitlines() if line.startswith("# ")] == [
-        f"# results/mine/jobs/{name}.sh" for name in ("shard-1", "shard-2", "collect")
+    out, err = capsys.readouterr()
+    assert [line for line in out.splitlines() if line.startswith("# ")] == [
+        "# results/mine/jobs/shard-1.sh: shard 1 (4 workers, native, 2 nodes)",
+        "# results/mine/jobs/shard-2.sh: shard 2 (1, 2 workers, native, 1 node)",
+        "# results/mine/jobs/collect.sh: collects them when they have ended",
     ]
+    assert "note: time limits of 3.17 node-hours in all" in err.splitlines()
     assert not Path("results").exists()
     assert clients.calls("sbatch") == []
 
@@ -262,9 +265,6 @@ def test_options_that_would_divide_a_submitted_study_anew_are_refused(
         assert together(line, f"{words[0]}: the jobs of a submitted study keep")
 
 
-def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(
-    clients, place
-):
 def test_a_changed_study_of_a_name_that_was_submitted_has_a_folder_of_its_own(
     clients, place, capsys
 ):
@@ -278,6 +278,9 @@ def test_a_changed_study_of_a_name_that_was_submitted_has_a_folder_of_its_own(
     ]  # fmt: skip
 
 
+def test_of_two_commands_at_a_time_the_second_sees_the_jobs_of_the_first(
+    clients, place
+):
     submitted()
     clients.write(
         "sbatch",
