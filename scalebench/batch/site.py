@@ -61,7 +61,7 @@ class Site(StrictModel):
     )
     launcher: LauncherName | None = Field(None, description="what starts real ranks")
     options: list[Line] = Field(
-        [], description="further flags of each job, as --constraint=ib"
+        [], description="further flags of each job, as --qos=short or --mem=64G"
     )
 
 
@@ -103,7 +103,7 @@ def site_template(known: dict[str, Any], remarks: Sequence[str]) -> str:
         "setup": '["source $HOME/scalebench/bin/activate"]',
         "container": "apptainer exec scalebench.sif",
         "launcher": "srun",
-        "options": "[--constraint=ib]",
+        "options": "[--qos=short, --constraint=ib]",
     }
     # all keys, those that are unknown behind a #: the file is its own documentation
     for name, field in Site.model_fields.items():
