@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from scalebench.batch.job import Scheduler
+from scalebench.batch.job import Partition, Scheduler
 from scalebench.batch.site import Site, SiteError
 from scalebench.comm import engines, launchers
 from scalebench.errors import StudyError, UsageError
@@ -216,9 +216,7 @@ def allocation_for(
     Raises:
         SiteError: the cores of a node are unknown, or nodes too few for the real runs that the study asks for.
     """
-    known = (
-        scheduler.partition(site.partition) if shutil.which(scheduler.submits) else None
-    )
+    known = partition_of(site, scheduler)
     cores = (
         site.cores_per_node
         or (known.cores_per_node if known else None)
@@ -240,21 +238,29 @@ def allocation_for(
     each = tasks_per_node or gpus or max(1, cores // study.threads_per_worker)
     # the nearest word counts: the command's, the site's, the scheduler's
     most = nodes or site.nodes or (known.nodes if known else None)
+    # a job of more nodes than its partition has would wait for ever
+    of_partition = known.nodes if known and site.partition else None
+    is_beyond = bool(most and of_partition and most > of_partition)
+    most = of_partition if is_beyond else most
     # rounded up
     needed = -(-max(study.workers) // each)
     if most is not None and needed > most and study.execution in ("native", "paced"):
         where = (
             f"partition {known.name}"
-            if known and not (nodes or site.nodes)
+            if known and (is_beyond or not (nodes or site.nodes))
             else "a job"
         )
-        raise SiteError(
-            _too_small(
-                where, most, each, study.workers, stated=bool(nodes or site.nodes)
-            )
-        )
+        is_stated = bool(nodes or site.nodes) and not is_beyond
+        raise SiteError(_too_small(where, most, each, study.workers, stated=is_stated))
     taken = needed + 1 if most is None else min(most, needed + 1)
     return Allocation.asked(taken, each, cores=max(cores, each), gpus=gpus)
+
+
+def partition_of(site: Site, scheduler: Scheduler) -> Partition | None:
+    """Return the partition of jobs as the scheduler describes it; None if it is not here, or does not."""
+    if shutil.which(scheduler.submits) is None:
+        return None
+    return scheduler.partition(site.partition)
 
 
 def only_virtual(study: Study, allocation: Allocation) -> list[str]:
@@ -289,14 +295,19 @@ def _too_small(
 
 
 def limits_of(
-    plan: StudyPlan, allocation: Allocation, site: Site, stated: int | None
+    plan: StudyPlan,
+    allocation: Allocation,
+    site: Site,
+    stated: int | None,
+    longest: int | None = None,
 ) -> Callable[[Sequence[Run]], int]:
     """Return the function that gives the time limit of a job with some runs: the stated one, or the estimate's.
 
     The estimate follows from one step, measured here once. A login node is not a
-    compute node, and communication is not in it: hence the margin.
+    compute node, and communication is not in it: hence the margin. `longest` is the
+    limit of the partition, unless the site states one.
     """
-    longest = site.max_time
+    longest = site.max_time or longest
     if stated is not None:
         return lambda runs: stated
     # kept: a dry run before the submission measures it as well

@@ -57,7 +57,7 @@ def init(folder: Path, site: bool) -> None:
 
 def _site_text() -> str:
     """Return a site.yaml with the scheduler, the partition and the launcher that are found here."""
-    from scalebench.batch.job import SchedulerError
+    from scalebench.batch.job import SchedulerError, clock
     from scalebench.batch.schedulers import found_here
     from scalebench.batch.site import site_template
     from scalebench.comm.launchers import of_all_hosts
@@ -88,7 +88,11 @@ def _site_text() -> str:
                 if partition.gpus_per_node
                 else {}
             )
-            known |= {"max_time": partition.max_time_s} if partition.max_time_s else {}
+            known |= (
+                {"max_time": clock(partition.max_time_s)}
+                if partition.max_time_s
+                else {}
+            )
         if launcher := of_all_hosts(here=False):
             known["launcher"] = launcher.name
     return site_template(known, remarks)

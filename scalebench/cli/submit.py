@@ -182,12 +182,6 @@ def submit(
     )
 
 
-def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
-    """Return True if `study` is the folder of a submitted study, False if it is a study file or the default one.
-
-    Raises:
-        UsageError: it is another folder, has no shards of which to submit some, or has options that would divide it
-            anew.
 def _scheduler_and_site(
     named: str | None,
     site_file: Path | None,
@@ -216,6 +210,12 @@ def _scheduler_and_site(
     return scheduler, site
 
 
+def _is_submitted(study: Path | None, numbers: tuple[int, ...]) -> bool:
+    """Return True if `study` is the folder of a submitted study, False if it is a study file or the default one.
+
+    Raises:
+        UsageError: it is another folder, has no shards of which to submit some, or has options that would divide it
+            anew.
     """
     is_folder = study is not None and study.is_dir()
     is_known = study is not None and is_folder and is_submitted(study)
@@ -350,6 +350,15 @@ def _print_notes(notes: Iterable[str]) -> None:
 
 def _show(submitter: Any, jobs: Any, collects: bool) -> None:
     """Print the scripts of `jobs`, each under its name."""
-    for job in [*(job for _, job in jobs), *[submitter.collection()] * collects]:
+    shown = [("; ".join(map(str, shards)), job) for shards, job in jobs]
+    if collects:
+        shown.append(("collects them when they have ended", submitter.collection()))
+    seconds = 0
+    for what, job in shown:
         path, text = submitter.script(job)
-        click.echo(f"# {path}\n{text}")
+        click.echo(f"# {path}: {what}\n{text}")
+        seconds += job.nodes * job.limit_s * max(1, len(job.tasks))
+    if options.verbosity() >= 0:
+        click.echo(
+            f"note: time limits of {seconds / 3600:.3g} node-hours in all", err=True
+        )

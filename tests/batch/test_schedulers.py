@@ -16,6 +16,7 @@ import pytest
 from scalebench.batch.job import (
     BatchJob,
     JobState,
+    Partition,
     SchedulerError,
     ask,
     call,
@@ -266,3 +267,15 @@ def test_partition_is_read_and_an_unknown_one_refused(clients):
     )
     with pytest.raises(SchedulerError, match="no partition 'q'; known: p"):
         Slurm().partition("q")
+
+
+def test_of_several_partitions_the_most_nodes_and_the_shortest_limit_count(clients):
+    clients.write(
+        "sinfo",
+        'printf "%s\\n" "fast*|2|64|gpu:4|1:00:00" "long|1|48|(null)|2-00:00:00" "long|3|128|gpu:a100:8|2-00:00:00"',
+    )
+    found = Slurm().partition("fast,long")
+    assert found == Partition("fast,long", 4, 48, 0, 3600)
+    assert Slurm().partition(None) == Partition("fast", 2, 64, 4, 3600)
+    with pytest.raises(SchedulerError, match="no partition 'slow'; known: fast, long"):
+        Slurm().partition("fast,slow")

@@ -194,6 +194,15 @@ def test_a_partition_that_is_too_small_is_named_with_the_counts(clients):
     )
 
 
+def test_more_nodes_than_the_partition_has_are_refused_whatever_was_stated(clients):
+    study = load_study(None, KEYS | {"workers": "2,8,16"}, [])
+    site = Site(partition="p", nodes=50)
+    with pytest.raises(SiteError, match="partition p has at most 3 nodes of 2 workers"):
+        allocation_for(study, site, Slurm(), None, None)
+    # the partition may be among the options
+    assert len(allocation_for(study, Site(nodes=50), Slurm(), None, None).hosts) == 9
+
+
 def test_cores_that_nobody_says_are_asked_for(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
@@ -215,6 +224,8 @@ def test_time_limits_are_stated_or_estimated_with_a_margin_and_bounded_by_the_si
     assert 600 < estimated(few) < estimated(many)
     assert estimated(many) % 300 == 0
     assert limits_of(plan, FOUR, Site(max_time=900), None)(many) == 900
+    assert limits_of(plan, FOUR, Site(), None, 1200)(many) == 1200
+    assert limits_of(plan, FOUR, Site(max_time=900), None, 1200)(many) == 900
 
 
 def test_counts_that_no_job_holds_are_noted_where_they_have_virtual_runs(clients):

@@ -122,6 +122,9 @@ class Slurm:
     def partition(self, name: str | None) -> Partition | None:
         """Return the partition `name`, or the default one, by sinfo; of several kinds of nodes the smallest.
 
+        Of several partitions (`fast,long`), in one of which a job begins, the most nodes
+        and the shortest limit count.
+
         Raises:
             SchedulerError: there is no such partition.
         """
@@ -129,29 +132,33 @@ class Slurm:
         lines = [line.strip().split("|") for line in done.stdout.splitlines()]
         rows = [cells for cells in lines if len(cells) == 5]
         names = list(dict.fromkeys(cells[0].rstrip("*") for cells in rows))
-        wanted = name or next(
-            (cells[0].rstrip("*") for cells in rows if cells[0].endswith("*")), None
-        )
-        if name is not None and rows and name not in names:
+        default = [cells[0].rstrip("*") for cells in rows if cells[0].endswith("*")]
+        wanted = name.split(",") if name else default[:1]
+        missing = [each for each in wanted if each not in names]
+        if missing and rows:
             raise SchedulerError(
-                f"Slurm here has no partition {name!r}; known: {', '.join(names)}"
+                f"Slurm here has no partition {missing[0]!r}; known: {', '.join(names)}"
             )
-        mine = [cells for cells in rows if cells[0].rstrip("*") == wanted]
-        if wanted is None or not mine:
+        mine = [cells for cells in rows if cells[0].rstrip("*") in wanted]
+        if not mine:
             return None
+        nodes = dict.fromkeys(wanted, 0)
+        for cells in mine:
+            nodes[cells[0].rstrip("*")] += int(cells[1])
+        limits = [limit for cells in mine if (limit := _limit(cells[4])) is not None]
         gpus = [
             int(found[1])
             for cells in mine
             if (found := re.search(r"gpu(?::[^:,(]+)?:(\d+)", cells[3]))
         ]
         return Partition(
-            name=wanted,
-            nodes=sum(int(cells[1]) for cells in mine),
+            name=",".join(wanted),
+            nodes=max(nodes.values()),
             # a job may get any of the partition's nodes; 64+ means 64 or more
             cores_per_node=min(int(cells[2].rstrip("+")) for cells in mine),
             # nodes without GPUs have no such entry
             gpus_per_node=min(gpus) if len(gpus) == len(mine) else 0,
-            max_time_s=_limit(mine[0][4]),
+            max_time_s=min(limits, default=None),
         )
 
 
