@@ -39,6 +39,7 @@ from scalebench.pricing.prediction import (
 )
 from scalebench.pricing.uncertainty import JITTER
 from scalebench.records.folder import CALIBRATION, RUNS, STUDY, study_in
+from scalebench.records.progress import begun_in
 from scalebench.strategies import registry
 from scalebench.study.choices import BACKENDS, Backend
 from scalebench.study.heterogeneity import STATED
@@ -79,14 +80,18 @@ def training_asked_for(
     if path is None:
         chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
         return Asked(_predictor_of(model, flags), chosen)
-    study = load_study(path, {}, [])
+    study = load_study(path, {}, [], begun_in(path.parent))
+    is_own = flags["calibration"] is None
     chosen = strategies_on(flags["engine"], strategies) or _of_several(study)
     flags = _completed(flags, study, path, chosen)
-    measured = (
-        _measured(None, flags)
-        if flags["calibration"] is not None
-        else _with_stated_steps(study, path, flags["cluster"], note)
-    )
+    if flags["calibration"] is None:
+        measured = _with_stated_steps(study, path, flags["cluster"], note)
+    else:
+        measured = _measured(None, flags)
+        if is_own and measured.trained is not None:
+            # its file is named as from the folder in which the study began
+            trained = measured.trained.model_copy(update={"model": study.model})
+            measured = measured.model_copy(update={"trained": trained})
     return Asked(_predictor("", flags, measured), chosen, tuple(study.workers))
 
 
@@ -188,7 +193,8 @@ def _with_stated_steps(
     study: Study, path: Path, cluster: str, note: Callable[[str], None]
 ) -> Calibration:
     """Return the model and data of a study whose step times are stated, with measured costs of engines alone."""
-    modelled = load_study(path, {"execution": "modelled", "cluster": cluster}, [])
+    overrides = {"execution": "modelled", "cluster": cluster}
+    modelled = load_study(path, overrides, [], begun_in(path.parent))
     plan = plan_study(modelled, timed=False)
     request = request_of(plan, plan.sweep.simulated)
     beside = study.calibration or _calibration_beside(path, study)

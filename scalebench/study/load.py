@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,12 @@ _SHORTCUTS = (
 )
 
 
-def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) -> Study:
+def load_study(
+    path: Path | None,
+    overrides: dict[str, Any],
+    sets: list[str],
+    begun_in: Path | None = None,
+) -> Study:
     """Return the study in `path` (None: the default study), changed by `sets` (`key=value`), then `overrides` (flags).
 
     The default study has a target metric as long as its data set is the default one. A
@@ -61,10 +67,13 @@ def load_study(path: Path | None, overrides: dict[str, Any], sets: list[str]) ->
     of a component's flag is a name or the YAML of a file, `--strategy 'local_sgd:
     {steps: 8}'`, or NAME:OPTION=VALUE.
 
+    A resolved study names files as from the folder in which it began; they are found
+    from another one if that is `begun_in`.
+
     Raises:
         StudyError: one line that names the file or flag, the key, what was expected and the nearest known key.
     """
-    raw = _read(path) if path else {}
+    raw = _read(path, begun_in) if path else {}
     if path and not raw:
         raise StudyError(
             f"{path}: says nothing; expected keys of a study, such as `workers: 1..4` (scalebench schema)"
@@ -124,13 +133,17 @@ def _flags(overrides: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     return flags
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the keys of a study file, in which a file is the one beside it, else that of the current folder."""
+def _read(path: Path, begun_in: Path | None) -> dict[str, Any]:
+    """Return the keys of a study file, in which a file is the one beside it, else that of the current folder.
+
+    In a resolved one it is that of the folder `begun_in`, in which its study began.
+    """
     raw = read_mapping(path, StudyError, "study")
-    # A resolved one names files as from the folder in which its study began.
-    if path.read_text(encoding="utf-8-sig").startswith(_HEADER.splitlines()[0]):
-        return raw
     folder = path.parent
+    if path.read_text(encoding="utf-8-sig").startswith(_HEADER.splitlines()[0]):
+        if begun_in is None or begun_in == Path.cwd():
+            return raw
+        folder = Path(os.path.relpath(begun_in))
 
     def beside(text: str) -> str:
         name = text.rpartition(":")[0] if ".py:" in text else text
@@ -139,6 +152,7 @@ def _read(path: Path) -> dict[str, Any]:
 
     # files of a data set lie in data_dir, where there is one
     named = _NAMING_FILES - ({"dataset"} if "data_dir" in raw else set())
+    named |= {_PINS["strategies"]}  # by the strategies' names
     raw |= {key: _mapped(raw[key], beside) for key in named & raw.keys()}
     data_dir = raw.get("data_dir")
     if isinstance(data_dir, str) and (folder / data_dir).is_dir():

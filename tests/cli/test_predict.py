@@ -713,3 +713,42 @@ def test_backend_of_tasks_tells_in_the_answer_of_varied_numbers():
 def test_a_device_has_no_price_for_the_steps_of_muon():
     with pytest.raises(UsageError, match=r"muon.* matrices .*state the seconds"):
         invoke("--device", "a100-40gb", "--optimizer", "muon")
+
+
+def test_files_of_a_study_are_found_from_any_folder(tmp_path, monkeypatch):
+    """Model and strategy lie beside the study; its results are named from elsewhere."""
+    begun = tmp_path / "begun"
+    for folder in (begun / "own", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+    (begun / "own" / "net.py").write_text(
+        "from torch import nn\n"
+        "def build(input_shape, outputs):\n"
+        "    return nn.Linear(input_shape[0], outputs)\n"
+    )
+    (begun / "own" / "lazy.py").write_text(
+        "from scalebench.strategies.epoch_average import EpochAverage\n"
+        "class Lazy(EpochAverage):\n"
+        "    name, summary, source = 'lazy', 'as epoch_average', 'an example'\n"
+    )
+    monkeypatch.chdir(begun)
+    written = {
+        "name": "mine",
+        "dataset": "wine",
+        "model": "own/net.py:build",
+        "strategies": ["allreduce", "own/lazy.py:Lazy"],
+        "workers": [1, 2],
+        "epochs": 1,
+        "repetitions": 1,
+        "execution": "modelled",
+        "device_step_time": 0.01,
+    }
+    (begun / "mine.yaml").write_text(yaml.safe_dump(written))
+    command = {"standalone_mode": False, "catch_exceptions": False}
+    CliRunner().invoke(main, ["run", "mine.yaml"], **command)
+    predict = ["predict", "--workers", "1,2"]
+    here = CliRunner().invoke(main, [*predict, "results/mine"], **command).output
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    results = "../begun/results/mine"
+    there = CliRunner().invoke(main, [*predict, results], **command).output
+    assert "own/lazy.py:Lazy" in here
+    assert there.replace("../begun/own", "own") == here
