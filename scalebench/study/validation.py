@@ -121,7 +121,15 @@ def parse(text: str, where: str, error: type[UsageError]) -> Any:
             or getattr(cause, "reason", None)
             or str(cause)
         )
+        if mark is not None and _is_tab(text, mark.line, mark.column):
+            problem = "a tab stands where spaces are expected"
         raise error(f"{where}{place}: not YAML: {one_line(problem)}") from None
+
+
+def _is_tab(text: str, line: int, column: int) -> bool:
+    """Return True if the character at a place of `text`, both counted from 0, is a tab."""
+    lines = text.split("\n")
+    return line < len(lines) and lines[line][column : column + 1] == "\t"
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:

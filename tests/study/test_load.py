@@ -267,7 +267,10 @@ def test_both_batch_keys_are_refused(tmp_path: Path) -> None:
             "epochs: 3\nepochs: 4",
             "line 2, column 1: not YAML: the key 'epochs' stands twice",
         ),
-        ("virtual:\n\tties: rank", "line 2, column 1: not YAML"),
+        (
+            "virtual:\n\tties: rank",
+            "line 2, column 1: not YAML: a tab stands where spaces",
+        ),
         ("name: !!python/object/apply:os.system [true]", "line 1, column 7: the tag"),
         ("name: !custom x", "the tag '!custom' is not allowed"),
         ("a: &a [1]\nb: *a", "line 1, column 4: anchors and aliases are not supported"),
