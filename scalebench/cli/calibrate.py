@@ -100,7 +100,7 @@ def calibrate(
     # virtual runs are what a calibration charges
     asked = {**flags, "execution": "virtual", "calibration_budget_s": budget}
     wanted = load_study(
-        study,
+        options.study_file(study),
         asked | ({"engine": engines.on_gpus()} if device == "cuda" else {}),
         list(sets),
     )

@@ -383,6 +383,15 @@ STUDY_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 study_argument = click.argument("study", type=PATH, required=False)
+
+
+def study_file(path: Path | None) -> Path | None:
+    """Return the study file `path`, or the one in a folder of results."""
+    from scalebench.records.folder import STUDY
+
+    return path / STUDY if path is not None and path.is_dir() else path
+
+
 set_option = click.option(
     "--set",
     "sets",

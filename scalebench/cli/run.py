@@ -229,10 +229,11 @@ def _study(
     """Return the study in `file` with the flags over it, under a name that no folder `renamed_in` this one has."""
     from scalebench.study.load import load_study
 
-    file = file / STUDY if file is not None and file.is_dir() else file
     settings = [*sets, f"until.ci_width={until}"] if until else list(sets)
     study = load_study(
-        file, {**flags, "strategies": list(flags["strategies"]) or None}, settings
+        options.study_file(file),
+        {**flags, "strategies": list(flags["strategies"]) or None},
+        settings,
     )
     if renamed_in is None:
         return study

@@ -179,7 +179,7 @@ def _wanted(
     for key, value in defaults.items():
         if chosen[key] is None and key not in named:
             chosen[key] = value
-    wanted = load_study(study, chosen, list(sets))
+    wanted = load_study(options.study_file(study), chosen, list(sets))
     if len(wanted.strategies) > 1:
         names = ", ".join(str(strategy) for strategy in wanted.strategies)
         raise UsageError(

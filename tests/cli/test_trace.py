@@ -246,3 +246,31 @@ def test_usage_error_is_one_line(
     assert result.exit_code == 2, result.output
     assert said in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_folder_of_results_stands_for_its_study(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "run",
+        "--name",
+        "mine",
+        "--dataset",
+        "wine",
+        "--execution",
+        "modelled",
+        "--workers",
+        "1,2",
+    ]
+    words += [
+        "--strategy",
+        "allreduce",
+        "--cluster",
+        "marenostrum5-acc",
+        "--device-step-time",
+        "0.001",
+    ]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    done = CliRunner().invoke(
+        main, ["trace", "results/mine", "--workers", "2", "--format", "png"]
+    )
+    assert done.exit_code == 0, done.output
