@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import rich_click as click
 
 from scalebench.cli import formats, options
-from scalebench.formatting import digits_as_known, tell_marks
+from scalebench.formatting import digits_as_known, listed, tell_marks
 from scalebench.study.cell import group_of, in_words
 from scalebench.study.choices import Execution
 from scalebench.tables import table
@@ -115,8 +115,10 @@ def compare(
 
     if b is None:
         if len(strategies) != 2:
+            ran = load(options.completed_study(a)).completed["label"].unique()
             raise click.UsageError(
-                "name a second folder, or two strategies of the first (--strategy NAME, twice)"
+                "name a second folder, or two strategies of the first (--strategy NAME, twice), which has "
+                f"{listed(map(str, ran))}"
             )
         if ignore:
             raise click.UsageError(

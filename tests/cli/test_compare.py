@@ -222,7 +222,7 @@ def test_json_holds_the_cells(call):
         ),
         (
             ["before"],
-            "name a second folder, or two strategies of the first (--strategy NAME, twice)",
+            "name a second folder, or two strategies of the first (--strategy NAME, twice), which has serial",
         ),
         (
             ["before", *2 * ["--strategy", "serial"]],
