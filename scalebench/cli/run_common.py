@@ -234,9 +234,11 @@ def _show_standing(standing: study_run.Standing, jobs: int | None) -> None:
     rate = (
         "a tuned lr" if study.tune and "lr" in study.tune.over else f"lr {study.lr:g}"
     )
+    simulated = any(run.is_virtual for run in plan.sweep.runs)
+    cluster = f", virtual runs on {plan.cluster.name}" * simulated
     lines = [
         f"model {study.model} in {study.dtype}, data {study.dataset}, {counted(study.epochs, 'epoch')}, "
-        f"{study.optimizer} at {rate} ({study.lr_policy}), virtual runs on {plan.cluster.name}",
+        f"{study.optimizer} at {rate} ({study.lr_policy}){cluster}",
         _expected_compute(standing, jobs),
     ]
     if study.tune:

@@ -353,6 +353,9 @@ def test_unwritable_results_are_one_line(refused, tmp_path, output):
 
 def test_dry_run_prints_the_plan_and_runs_nothing(scalebench, tmp_path):
     done = scalebench("--dataset", "wine", "--workers", "1..4", "--dry-run")
+    assert "virtual runs on this-machine" in " ".join(done.stdout.split())
+    native = ("--execution", "native", "--workers", "1", "--dry-run")
+    assert "virtual runs on" not in scalebench("--dataset", "wine", *native).stdout
     assert done.returncode == 0, done.stderr
     assert "steps per epoch" in done.stdout
     assert "core-hours" in done.stdout
