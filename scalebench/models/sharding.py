@@ -3,7 +3,8 @@
 Of two products with what works element by element, or channel by channel, between them,
 worker k of t holds the outputs k w/t .. (k + 1) w/t of the first, and the columns of
 the second that read them: its output is a summand of the whole one (Megatron-LM, arXiv
-1909.08053). A product without a partner is divided by its inputs. Attention and the
+1909.08053). A product without a partner is divided by its inputs, where they divide: a
+first convolution has the one or three channels of an image. Attention and the
 feed-forward part of `nn.TransformerEncoderLayer` are such pairs. All other modules are
 held whole by every worker.
 """
@@ -79,6 +80,7 @@ class Shards:
         self.segments: list[Segment] = []
         self.shares: dict[Tensor, Share] = {}  # by parameter or buffer that was made
         self._kept: list[nn.Module] = []  # consecutive modules that are held whole
+        self._whole: list[nn.Module] = []  # products whose inputs do not divide
 
     def segmented(self, modules: Sequence[nn.Module]) -> list[Segment]:
         """Return the segments of consecutive modules.
@@ -95,12 +97,18 @@ class Shards:
             # Not isinstance: a derived class may compute something else.
             elif type(module) in (nn.Linear, nn.Conv2d):
                 partner = self._partner(modules, place)
-                self._pair(modules[place : partner + 1])
+                if partner == place and _width_in(module) % self.degree:
+                    self._kept.append(module)
+                    self._whole.append(module)
+                else:
+                    self._pair(modules[place : partner + 1])
                 place = partner
             else:
                 self._kept.append(module)
             place += 1
         self._close()
+        if self._whole and not self.shares:
+            self._require(_width_in(self._whole[0]), self._whole[0])
         return self.segments
 
     def _refuse_drawing(self, module: nn.Module) -> None:

@@ -293,6 +293,8 @@ class TableCut:
             for place in layer_of
             if rows[place].weights and rows[place].parameters
         ]
+        whole: list[int] = []  # products alone whose inputs do not divide
+        divided = False
         while products:
             first = last = products.pop(0)
             beside = 0  # further products of the same input
@@ -303,16 +305,21 @@ class TableCut:
                 partner, first, last, layer_of[partner] == layer_of[first]
             ):
                 partner = None
-            self._require(
-                first, rows[first].k if partner is None else rows[first].n, degree
-            )
+            if partner is None and rows[first].k % degree:
+                whole.append(first)
+                continue
+            if partner is not None:
+                self._require(first, rows[first].n, degree)
             end = first + 1 if partner is None else partner + 1
             for place in range(first, end):
                 if rows[place].kind == "bmm":  # of attention, which is divided by heads
                     self._require(place, rows[place].count, degree, "number of heads")
             if partner is not None:
                 del products[: beside + 1]
+            divided = True
             yield first, end
+        if whole and not divided:
+            self._require(whole[0], rows[whole[0]].k, degree)
 
     def _reads(self, partner: int, first: int, last: int, within: bool) -> bool:
         """Return True if a product reads what products `first` to `last` gave, channel by channel between them.
