@@ -7,6 +7,7 @@ can be cut there: residual connections keep what they span in one piece.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -111,6 +112,10 @@ def _traced(model: nn.Module, name: str, *, training: bool) -> fx.Graph:
     finally:
         model.training = was_training
     _erase_assertions(graph)
+    for node in reversed(graph.nodes):
+        # `made, _ = lstm(x)` reads a part that nothing takes
+        if node.target is operator.getitem and not node.users:
+            graph.erase_node(node)
     return graph
 
 
@@ -186,10 +191,21 @@ def _segments(graph: fx.Graph) -> Iterator[_Segment]:
     begin = 0
     for at, node in enumerate(nodes[:-1]):
         needed = [each for each in (read, *nodes[: at + 1]) if last[each] > at]
-        if needed == [node]:
+        if needed == [node] and _is_passed_whole(node):
             yield _Segment(read, _with_attributes(nodes[begin : at + 1]), node)
             begin, read = at + 1, node
     yield _Segment(read, _with_attributes(nodes[begin:]), output.args[0])
+
+
+def _is_passed_whole(node: fx.Node) -> bool:
+    """Return False for a tuple, mapping or object of which parts are read, as `.logits`: a worker passes on tensors."""
+    for user in node.users:
+        part = user.args[1] if len(user.args) > 1 else None
+        if user.target is operator.getitem and isinstance(part, int | str):
+            return False
+        if user.target is getattr and not hasattr(torch.Tensor, str(part)):
+            return False
+    return True
 
 
 def _with_attributes(nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,6 +177,26 @@ class Wrapped(nn.Module):
         return self.head(self.body(x))
 
 
+class Labelled(nn.Module):
+    """Reads parts of what its modules give, as networks of transformers are wrapped."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.body, self.head = nn.LSTM(4, 4), Named(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        made, _ = self.read(x)
+        return self.head(self.body(samples=made).logits)
+
+
+class Named(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, samples):
+        return SimpleNamespace(logits=super().forward(samples))
+
+
 class Deciding(Plain):
     """Its forward depends on numbers."""
 
@@ -194,12 +215,18 @@ class Deciding(Plain):
             (2, 6, 6),
             ["body.first", "body.second", "body.third", "head"],
         ),
+        (Labelled(), (4,), ["read", "body", "head"]),
     ],
-    ids=["Plain", "Convolutions", "Residual", "Wrapped"],
+    ids=["Plain", "Convolutions", "Residual", "Wrapped", "Labelled"],
 )
 def test_an_ordinary_forward_is_cut_between_its_calls(model, shape, names):
     """`require_cut` compares the layers, one after the other, with the model."""
-    assert [layer.name for layer in require_cut(model, "mine", shape)] == names
+    layers = require_cut(model, "mine", shape)
+    assert [layer.name for layer in layers] == names
+    made = torch.zeros(2, *shape)
+    for module in (module for layer in layers for module in layer.modules):
+        made = module(made)
+        assert isinstance(made, torch.Tensor), "what a next worker can take"
 
 
 def test_layers_of_a_forward_have_gradients_of_the_whole_model():
@@ -239,6 +266,25 @@ def test_functional_dropout_follows_the_mode_of_its_layer():
     torch.testing.assert_close(through(first, x), through(first, x), rtol=0, atol=0)
     with pytest.raises(ModelError, match="mine: dropout: workers that hold shares"):
         held_by(layers_of(Convolutions(), "mine"), [3], Mesh(tensor=2), 0, "mine")
+
+
+def test_a_product_whose_inputs_do_not_divide_is_held_whole():
+    """The first convolution of an image, in front of a residual block; the widths of pairs still have to divide."""
+    stem = nn.Conv2d(1, 4, 3)
+    pair = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3)
+    model = nn.Sequential(stem, nn.Softmax(1), *pair)
+    (segments,) = held_by(
+        layers_of(model, "mine"), [3], Mesh(tensor=2), 1, "mine"
+    ).chunks
+    first, second = segments[:2]
+    assert (first.divided, second.divided) == (False, True)
+    assert first.module[0] is stem
+    for chain, degree, width in (([stem], 2, 1), ([stem, nn.Softmax(1), *pair], 4, 6)):
+        layers = layers_of(nn.Sequential(*chain), "mine")
+        with pytest.raises(
+            ModelError, match=f"{degree} does not divide its width {width}"
+        ):
+            held_by(layers, [len(layers)], Mesh(tensor=degree), 0, "mine")
 
 
 @pytest.mark.parametrize(
