@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from inspect import getattr_static, isfunction, signature
+from inspect import Parameter, getattr_static, isfunction, signature
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from scalebench.system.random_state import seeded
 from scalebench.system.user_code import load_own, own_file, own_module, raised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -133,11 +133,29 @@ def _check_output(
             made = model(torch.zeros(2, *input_shape, dtype=dtype))
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"model {component}: fails on an input of shape {input_shape}: {_line(error)}"
+            f"model {component}: fails on an input of shape {input_shape}: {_line(error)}{_inputs_of(model)}"
         ) from error
     finally:
         model.train(was_training)
     require_logits(component, made, 2, outputs, task)
+
+
+def _inputs_of(model: nn.Module) -> str:
+    """Return what to do about a forward that wants more than the batch; an empty text if it does not."""
+    try:
+        parameters = signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [
+        one.name for one in parameters if one.kind in kinds and one.default is one.empty
+    ]
+    if len(wanted) < 2:
+        return ""
+    return (
+        f"; forward is given one tensor, the batch: let a module take {' and '.join(wanted)} from it, as columns "
+        "x[:, :n] and x[:, n:]"
+    )
 
 
 def require_logits(
@@ -214,11 +232,9 @@ def build_own(
         is_class = isinstance(factory, type) and issubclass(factory, nn.Module)
         maker = factory_name if is_class else type(factory).__name__
         is_module = is_class or isinstance(factory, nn.Module)
-        wrap = (
-            f"; name a function instead: def build(input_shape, outputs): return {maker}(...)"
-            if is_module
-            else ""
-        )
+        wrap = _missing(factory, positional, named)
+        if is_module:
+            wrap += f"; name a function instead: def build(input_shape, outputs): return {maker}(...)"
         given = dict(zip(("input_shape", "outputs"), positional, strict=False)) | named
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
         raise ModelError(
@@ -245,14 +261,36 @@ def build_own(
     return model
 
 
+def _missing(
+    function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]
+) -> str:
+    """Return how to give the arguments that a factory wants beside these, an empty text if it wants none."""
+    try:
+        parameters = list(signature(function).parameters.values())
+    except ValueError:
+        return ""
+    wanted = [
+        one.name
+        for one in parameters[len(positional) :]
+        if one.default is one.empty
+        and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and one.name not in named
+    ]
+    if not wanted:
+        return ""
+    flags = " ".join(f"--set model.{name}=..." for name in wanted)
+    return f"; give {' and '.join(wanted)} a default, or a value with {flags}"
+
+
 def _arguments(
     factory: Callable[..., Any], input_shape: tuple[int, ...], outputs: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the named arguments of a call of `factory`.
 
-    Both by position where a parameter without a default, or `*args`, takes the first;
-    otherwise those that have a parameter of their name, `num_classes` as torchvision
-    and transformers call the outputs. A class like `Net()` gets neither.
+    By name where parameters have the names of both, `num_classes` as torchvision and
+    transformers call the outputs; by position where a parameter without a default, or
+    `*args`, takes the first; otherwise those that have a parameter of their name. A
+    class like `Net()` gets neither.
     """
     try:
         parameters = signature(factory).parameters
@@ -266,7 +304,13 @@ def _arguments(
     ]
     required = sum(one.default is one.empty for one in by_position)
     has_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
-    if (required and len(by_position) >= 2) or has_any:
-        return (input_shape, outputs), {}
     known = {"input_shape": input_shape, "outputs": outputs, "num_classes": outputs}
-    return (), {name: value for name, value in known.items() if name in parameters}
+    by_name = {
+        one.name: known[one.name]
+        for one in parameters.values()
+        if one.name in known and one.kind is not one.POSITIONAL_ONLY
+    }
+    has_both = "input_shape" in by_name and len(by_name) > 1
+    if not has_both and ((required and len(by_position) >= 2) or has_any):
+        return (input_shape, outputs), {}
+    return (), by_name
