@@ -105,8 +105,29 @@ def own_module(kind: str, file: Path, error: type[errors.UsageError]) -> ModuleT
         SystemExit,
     ) as cause:  # a script without a main guard may call sys.exit
         raise error(
-            f"{kind} file {file}: cannot be imported, it raised {raised(cause)}"
+            f"{kind} file {file}: cannot be imported, it raised {raised(cause)}{_found_beside(file, cause)}"
         ) from cause
+
+
+def _found_beside(file: Path, cause: BaseException) -> str:
+    """Return what to do where a file that is loaded by itself imports another one of its folder or package."""
+    folder = file.absolute().parent
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        path = folder / cause.name.partition(".")[0]
+        if path.is_dir() or path.with_suffix(".py").is_file():
+            return f"; it lies beside that file: set PYTHONPATH={folder}"
+        return ""
+    if not isinstance(cause, ImportError) or "relative import" not in str(cause):
+        return ""
+    package: list[str] = []
+    while (folder / "__init__.py").is_file():
+        package.insert(0, folder.name)
+        folder = folder.parent
+    name = ".".join(package) or "package"
+    return (
+        f"; a file is loaded by itself: write `from {name}.module import ...` in it, and set PYTHONPATH={folder}, or "
+        "install the package"
+    )
 
 
 def raised(error: BaseException) -> str:

@@ -471,6 +471,60 @@ def build(input_shape, outputs):
 """
 
 
+WANTING = """
+from torch import nn
+
+def wide(input_shape, outputs, width, *, depth):
+    return nn.Linear(width * depth, outputs)
+
+def turned(outputs, input_shape):
+    return nn.Linear(input_shape[0], outputs)
+
+class Pair(nn.Linear):
+    def __init__(self, input_shape, outputs):
+        super().__init__(input_shape[0], outputs)
+
+    def forward(self, x, mask):
+        return super().forward(x * mask)
+"""
+
+
+def test_what_a_factory_or_a_forward_wants_beside_is_named(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(WANTING)
+    with pytest.raises(
+        ModelError,
+        match=r"give width and depth a default, or .*--set model\.width=\.\.\. --set model\.depth",
+    ):
+        build(f"{own}:wide")
+    assert build({"name": f"{own}:wide", "width": 32, "depth": 2}).in_features == 64
+    with pytest.raises(
+        ModelError, match=r"one tensor, the batch: .* x and mask from it"
+    ):
+        build(f"{own}:Pair")
+    assert build(f"{own}:turned").out_features == 10, "by their names"
+
+
+def test_file_that_imports_another_of_its_folder_or_package_says_how(tmp_path):
+    package = tmp_path / "nets" / "deep"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "own.py").write_text("from ..blocks import Block")
+    said = rf"`from nets\.deep\.module import .*PYTHONPATH={tmp_path}, or install"
+    with pytest.raises(ModelError, match=said):
+        build(f"{package}/own.py:build")
+    (tmp_path / "own.py").write_text("from beside_it import Block")
+    with pytest.raises(ModelError) as caught:
+        build(f"{tmp_path}/own.py:build")
+    assert "PYTHONPATH" not in str(caught.value), "that is nowhere"
+    (tmp_path / "beside_it.py").write_text("Block = None")
+    with pytest.raises(
+        ModelError, match=f"beside that file: set PYTHONPATH={tmp_path}"
+    ):
+        build(f"{tmp_path}/own.py:build")
+
+
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
