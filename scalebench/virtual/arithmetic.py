@@ -378,11 +378,17 @@ def drawn_in_a_step(replica: Replica) -> frozenset[str]:
 
 
 def reads_in_a_step(replica: Replica) -> list[str]:
-    """Return the calls by which a step reads values of tensors: with other values it may have other operations."""
+    """Return the calls by which steps read values of tensors: with other values they may have other operations.
+
+    So does one of a sample less, as the batches of an epoch are: a model may read
+    values in smaller ones alone.
+    """
     with replica.rehearsal():
         batch = next(replica.batches(0))
         with value_reads() as reads:
             replica.gradient(batch)
+            if len(batch.x) > 1:
+                replica.gradient(_without_last(batch))
     return list(dict.fromkeys(reads))
 
 

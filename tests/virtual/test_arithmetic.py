@@ -752,6 +752,22 @@ def test_values_that_are_read_in_a_backward_pass_are_found(
     assert choice == Choice(reason="the model reads values of tensors: item")
 
 
+def test_values_that_are_read_in_smaller_batches_alone_are_found(
+    make_run, blobs, monkeypatch
+):
+    class Smaller(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            return 2 * made if len(x) < 8 and x.sum().item() > LIMIT else made
+
+    monkeypatch.setattr(
+        "scalebench.training.replica.build_model",
+        lambda *_, **__: Smaller(2, 3).double(),
+    )
+    choice = choice_for(make_run("allreduce", WORKERS), blobs, 8)
+    assert choice == Choice(reason="the model reads values of tensors: item")
+
+
 def test_operation_without_a_batched_form_gives_no_warning(
     make_run, blobs, monkeypatch
 ):
