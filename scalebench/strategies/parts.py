@@ -405,9 +405,16 @@ class PartsOfModel(Strategy):
         count, groups, stages = len(work), self.groups(), self.replica().pipeline
         if count < groups:
             chunks = f" of {groups // stages} chunks" if groups > stages else ""
+            most = counted(count, "chunk" if chunks else "stage")
+            # a module that is one piece to scalebench may have many inside
+            listed = (
+                ""
+                if count > 1
+                else ", or let a method layers() of it return its modules"
+            )
             raise StudyError(
                 f"strategy {self.name}: {stages} stages{chunks} for a model of {counted(count, 'layer')} with "
-                f"parameters; use at most {count} {'chunks in all' if chunks else 'stages'}"
+                f"parameters; use at most {most}{' in all' * bool(chunks)}{listed}"
             )
         sizes = self.place(work, groups)
         if sum(sizes) != count:
