@@ -158,7 +158,8 @@ def _check_finite(values: NDArray[Any], where: str, what: str) -> None:
 def _check_classes(labels: NDArray[Any], classes: int, where: str) -> None:
     if labels.ndim != 1 or labels.dtype != np.int64:
         raise DataError(
-            f"{where}: labels are {labels.dtype} {labels.shape}, expected int64 (N,)"
+            f"{where}: labels are {labels.dtype} {labels.shape}, expected int64 (N,), one class a sample; "
+            "make a sample of each place that has a label"
         )
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if wrong.size:

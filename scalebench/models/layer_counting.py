@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from scalebench.errors import ModelError
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.models.parts import DispatchMode
-from scalebench.models.registry import build_own
+from scalebench.models.registry import build_own, inputs_wanted
 
 _SAMPLES = 2  # in the counted pass; BatchNorm takes no single value per channel
 _ALLOCATIONS = {
@@ -39,41 +40,52 @@ def count_own(name: str, input_shape: tuple[int, ...], outputs: int) -> LayerTab
     Raises:
         ModelError: the factory fails, or the model fails on samples of `input_shape`.
     """
-    with torch.device("meta"):
-        model = build_own(name, {}, input_shape, outputs)
-    return count_model(model, name, input_shape)
+
+    def build(device: str) -> nn.Module:
+        with torch.device(device):
+            return build_own(name, {}, input_shape, outputs)
+
+    return count_model(build, name, input_shape)
 
 
 def count_model(
-    model: nn.Module, name: str, input_shape: tuple[int, ...]
+    build: Callable[[str], nn.Module], name: str, input_shape: tuple[int, ...]
 ) -> LayerTable:
-    """Return the layer table of `model`, which is on the meta device, for samples of `input_shape`.
+    """Return the layer table of the model that `build` makes on a device, for samples of `input_shape`.
+
+    It is counted on torch's meta device; one that reads values of tensors on the CPU.
 
     Raises:
         ModelError: the model fails on samples of that shape.
     """
-    source = f"{name}, counted by torch {torch.__version__} on its meta device"
-    problem = ""
-    # Whole numbers second: models of words look them up.
-    for dtype in (torch.float32, torch.int64):
-        sample = torch.empty(_SAMPLES, *input_shape, dtype=dtype, device="meta")
+    problem, model = "", None
+    # whole numbers second: models of words look them up
+    for device, dtype in product(("meta", "cpu"), (torch.float32, torch.int64)):
+        source = f"{name}, counted by torch {torch.__version__} on its {device} device"
         try:
+            model = build(device)
+            # between zero and one: a branch on samples of zeros would be a rare one
+            values = torch.linspace(
+                0, 1, _SAMPLES * math.prod(input_shape), device=device
+            )
+            sample = values.view(_SAMPLES, *input_shape).to(dtype)
             return count_layers(model, sample, name, source)
         except Exception as error:
-            problem = (
-                problem or f"{type(error).__name__}: {' '.join(str(error).split())}"
-            )
+            if device == "cpu" and model is None:
+                raise
+            if dtype == torch.float32:
+                problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
     shape = "x".join(map(str, input_shape))
+    advice = (model and inputs_wanted(model)) or "; give its layers as FILE.csv"
     raise ModelError(
-        f"layers of {name!r}: the model fails on a sample of shape {shape} on torch's meta device: {problem}; "
-        "build it without reading values of tensors, or give its layers as FILE.csv"
+        f"layers of {name!r}: the model fails on a sample of shape {shape}: {problem}{advice}"
     )
 
 
 def count_layers(
     model: nn.Module, inputs: Tensor, name: str, source: str
 ) -> LayerTable:
-    """Return the layer table of `model`, which is on the meta device, for samples like those of `inputs`.
+    """Return the layer table of `model`, mostly on the meta device, for samples like those of `inputs`.
 
     A layer is an operation of the forward pass in training mode; operations of one call
     of a module without children that follow a product, or one another, count as one
@@ -118,6 +130,8 @@ class _Counter(DispatchMode):
         """Follow which module is called."""
         hooks: list[Any] = []
         for name, module in self._model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks
             hooks += [module.register_forward_pre_hook(self._enter(name))]
             hooks += [module.register_forward_hook(self._leave)]
         try:

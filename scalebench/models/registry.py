@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from inspect import Parameter, getattr_static, isfunction, signature
 from itertools import chain
 from pathlib import Path
@@ -133,14 +134,14 @@ def _check_output(
             made = model(torch.zeros(2, *input_shape, dtype=dtype))
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"model {component}: fails on an input of shape {input_shape}: {_line(error)}{_inputs_of(model)}"
+            f"model {component}: fails on an input of shape {input_shape}: {_line(error)}{inputs_wanted(model)}"
         ) from error
     finally:
         model.train(was_training)
     require_logits(component, made, 2, outputs, task)
 
 
-def _inputs_of(model: nn.Module) -> str:
+def inputs_wanted(model: nn.Module) -> str:
     """Return what to do about a forward that wants more than the batch; an empty text if it does not."""
     try:
         parameters = signature(model.forward).parameters.values()
@@ -254,11 +255,22 @@ def build_own(
             f"model {name!r}: {type(model).__name__} has no forward, and no other method is called: give it one, as "
             f"def forward(self, x): return self.{inner}(x), or let the factory return its .{inner}"
         )
+    _materialise(model, input_shape)
     # for a class of another library, which has no method layers()
     listing = getattr(own_module("model", check_own(name), ModelError), "layers", None)
     if isfunction(listing) and list(signature(listing).parameters) == ["model"]:
         vars(model)[LISTING] = listing
     return model
+
+
+def _materialise(model: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Let lazy modules make their parameters, in the default dtype; a forward that fails is tried again later."""
+    is_lazy = torch.nn.parameter.is_lazy
+    if any(map(is_lazy, chain(model.parameters(), model.buffers()))):
+        was_training = model.training
+        with suppress(Exception, SystemExit), torch.no_grad():
+            model.eval()(torch.zeros(2, *input_shape))
+        model.train(was_training)
 
 
 def _missing(

@@ -293,11 +293,19 @@ def _workload(
     epochs, in_all = flags["epochs"] or _EPOCHS, flags["batch_global"] is not None
     # the model that was timed, built again without memory to count its layers
     if measured is not None and (own := measured.trained) is not None:
-        built = build_model(
-            own.model, own.input_shape, own.outputs, own.task, getattr(torch, dtype), 0
-        ).to("meta")
+
+        def build(device: str) -> torch.nn.Module:
+            return build_model(
+                own.model,
+                own.input_shape,
+                own.outputs,
+                own.task,
+                getattr(torch, dtype),
+                0,
+            ).to(device)
+
         layers = layers_of(own.model) or count_model(
-            built, str(own.model), own.input_shape
+            build, str(own.model), own.input_shape
         )
         samples = flags["samples"] or own.samples
         return Workload(

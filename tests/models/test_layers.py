@@ -219,6 +219,17 @@ def looks(input_shape, outputs):
         def forward(self, x):
             return super().forward(x) if x.sum().item() > 0 else x
     return Looks(input_shape[0], outputs)
+def scripted(input_shape, outputs):
+    return torch.jit.script(nn.Sequential(nn.Linear(input_shape[0], outputs)))
+def lazy(input_shape, outputs):
+    return nn.Sequential(nn.LazyLinear(outputs))
+def narrow(input_shape, outputs):
+    return nn.Linear(5, outputs)
+def two(input_shape, outputs):
+    class Two(nn.Linear):
+        def forward(self, x, y):
+            return super().forward(x) + y
+    return Two(input_shape[0], outputs)
 """
 
 
@@ -254,12 +265,23 @@ def test_own_factory_of_words_and_parameters_without_use(own):
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("factory", ["looks", "scripted", "lazy"])
+def test_own_factory_that_torch_cannot_count_without_values(own, factory):
+    """It reads values, takes no hooks, or has no parameters before it sees a sample."""
+    table = load_layers(f"{own}:{factory}", (5,), 3)
+    assert table.parameters == 5 * 3 + 3
+    assert table.flops == 2 * 5 * 3
+
+
 def test_own_factory_that_cannot_be_counted(own):
     with pytest.raises(
         ModelError,
-        match=r"fails on a sample of shape 5 on torch's meta device: .*FILE\.csv",
+        match=r"fails on a sample of shape 4: .*cannot be multiplied.*FILE\.csv",
     ):
-        load_layers(f"{own}:looks", (5,), 3)
+        load_layers(f"{own}:narrow", (4,), 3)
+    with pytest.raises(ModelError, match=r"take x and y from it"):
+        load_layers(f"{own}:two", (5,), 3)
     with pytest.raises(
         ModelError, match=r"counted on a sample, .* give it: --input 3x224x224"
     ):

@@ -241,7 +241,7 @@ def test_a_run_has_the_stages_that_were_planned(measured):
     """A run takes layers by their operations, a plan by the times of the device, here of one that was measured, too."""
     if measured:
         model = nn.Sequential(*(nn.Linear(16, 16, device="meta") for _ in range(6)))
-        layers = count_model(model, "six", (16,))
+        layers = count_model(lambda _: model, "six", (16,))
         (batch,) = step_table(Stated(0.01, 64), layers, [64]).batches
         of_each = [
             LayerShare(name=str(place), forward=share, backward=share)
