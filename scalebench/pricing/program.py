@@ -135,6 +135,7 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
     # By identity: workers that share a list do the same, and comparing long lists event
     # by event takes long.
     keys: dict[Identity, object] = {}  # by list of events, which workers share
+    is_one_list = len({Identity(schedule.events) for schedule in schedules}) == 1
     alike: dict[object, list[int]] = defaultdict(list)
     # to those with whom a worker exchanges messages
     distances: dict[object, set[int]] = {}
@@ -147,7 +148,7 @@ def programs_of(schedules: Sequence[Schedule]) -> list[Program]:
                 own
                 # A message names its partner by the numbers of the recorded worker:
                 # only workers of the very same list can have it together.
-                if to_partners or len(schedules) == 1
+                if to_partners or is_one_list
                 else tuple(map(_without_amounts, events))
             )
             if to_partners:
