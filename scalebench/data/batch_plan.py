@@ -185,7 +185,7 @@ class BatchPlan:
                 self._rng(_IN_BLOCK, epoch, worker).random(samples[worker])
                 for worker in workers
             ]
-            rows = rows[np.lexsort((np.concatenate(draws), place))]
+            rows = rows[order_by_draw(place, np.concatenate(draws))]
         return rows
 
     def bounds(self, epoch: int, worker: int) -> Ints:
@@ -494,6 +494,17 @@ class Dirichlet(Partition):
             for block, part in zip(mine, np.split(own, edges_of_blocks), strict=True):
                 dealt[block] = part
         return DsTensor(np.concatenate(dealt), [len(block) for block in dealt])
+
+
+def order_by_draw(places: Ints, draws: NDArray[np.float64]) -> Ints:
+    """Return the order by place and by draw (from 0 to below 1) at each place, by one sort in place of two."""
+    keys = places + draws
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    # Sums are rounded: different draws may have equal ones.
+    if (ascending[1:] == ascending[:-1]).any():
+        return np.lexsort((draws, places))
+    return order
 
 
 def sizes_by_speed(n: int, blocks: int, speeds: Sequence[float]) -> list[int]:

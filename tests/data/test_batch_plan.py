@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scalebench.data.batch_plan import BatchPlan
+from scalebench.data.batch_plan import BatchPlan, order_by_draw
 from scalebench.data.layout import SHUFFLES
 from scalebench.errors import DataError
 from scalebench.study.spec import Component, Study
@@ -127,6 +127,21 @@ def test_in_block_permutes_inside_blocks_each_epoch():
     assert sorted(first[:50]) == sorted(second[:50]) == list(range(50))
     assert first.tolist() != second.tolist()
     assert first.tolist() != sorted(first)
+
+
+def test_samples_are_ordered_by_draw_inside_their_block():
+    random = np.random.default_rng(0)
+    places = np.repeat(np.arange(50), random.integers(1, 40, size=50))
+    draws = random.random(len(places))
+    assert np.array_equal(order_by_draw(places, draws), np.lexsort((draws, places)))
+
+
+def test_draws_that_are_equal_once_rounded_keep_their_order():
+    """The second draw is smaller by less than the distance of numbers at its block's."""
+    low, high = 0.5, np.nextafter(0.5, 1.0)
+    places, draws = np.array([0, 1000, 1000]), np.array([0.9, high, low])
+    assert places[1] + low == places[1] + high
+    assert order_by_draw(places, draws).tolist() == [0, 2, 1]
 
 
 def test_rotation_moves_whole_blocks():
