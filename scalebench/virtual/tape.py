@@ -52,11 +52,13 @@ def gradients_of(made: Tensor, weights: Tensor, leaves: Sequence[Tensor]) -> Res
 
 def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
     """Write (`add`: add) gradients to `targets`."""
-    pairs = list(zip(targets, gradients, strict=True))
-    reached = [target for target, gradient in pairs if gradient is not None]
+    reached = list(targets)
     found = [gradient for gradient in gradients if gradient is not None]
-    if not add and len(found) < len(pairs):  # some parameters take no part
-        torch._foreach_zero_([target for target, gradient in pairs if gradient is None])
+    if len(found) < len(reached):  # some parameters take no part
+        pairs = list(zip(targets, gradients, strict=True))
+        reached = [target for target, gradient in pairs if gradient is not None]
+        if not add:
+            torch._foreach_zero_([target for target, given in pairs if given is None])
     if found and add:
         torch._foreach_add_(reached, found)
     elif found:
