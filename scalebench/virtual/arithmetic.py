@@ -42,7 +42,8 @@ from scalebench.system.clock import WallClock
 from scalebench.system.random_state import drawn_since, random_state
 from scalebench.training.loop import evaluate, train
 from scalebench.training.replica import Replica
-from scalebench.virtual.batched import Batched, Gradients, losses_of_samples
+from scalebench.virtual.batched import Batched
+from scalebench.virtual.gradients import Gradients, losses_of_samples
 from scalebench.virtual.lock_step import Trace, rows_stay
 from scalebench.virtual.recorded import RecordedReplica
 from scalebench.virtual.tape import value_reads

@@ -10,16 +10,12 @@ that hold its buffers.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,15 +25,23 @@ from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.system.clock import Task
 from scalebench.training.replica import Replica, Snapshot
 from scalebench.training.torch_optimizers import FlatSgd
+from scalebench.virtual.gradients import Gradients, Losses, places_of
 from scalebench.virtual.scheduler import Scheduler
 from scalebench.virtual.stretches import StretchingReplica
-from scalebench.virtual.tape import Results, gradients_of, record, write
+from scalebench.virtual.worker_rows import (
+    BufferRows,
+    Rows,
+    are_adjacent,
+    fetch_rows,
+    matrix_views,
+    put_rows,
+    step_rows,
+    take_row_steps,
+)
 
 _CACHED = 2**22  # bytes of weights that are worked on at once
 _LEAST = 8  # workers at once, at least
 _ROWS_OF_RECORDING = 200  # whose gradients take as long as one recording
-# of each parameter or buffer: the registries of modules, and its name there
-_Places = list[list[tuple[dict[str, Any], str]]]
 
 
 class _Asked(NamedTuple):
@@ -83,73 +87,6 @@ class _Stepping(NamedTuple):
     call: int  # that computes it
 
 
-class _Rows(NamedTuple):
-    """Weights, gradients and momenta of some workers as rows, (k, n) each; momenta may have no columns."""
-
-    weights: Tensor
-    gradients: Tensor
-    momenta: Tensor
-
-    def first(self, count: int) -> _Rows:
-        return _Rows(*(matrix[:count] for matrix in self))
-
-    def between(self, first: int, end: int) -> _Rows:
-        return _Rows(*(matrix[first:end] for matrix in self))
-
-
-class BufferRows:
-    """Each buffer of K replicas as rows (K, n), and copies of some rows to compute with.
-
-    Statistics lie beside the weights, in the first columns of `room` (K, ...). Copies
-    are contiguous, as operations of vmap change nothing else where it lies.
-    """
-
-    def __init__(self, initial: list[Tensor], room: Tensor, at_once: int) -> None:
-        self.initial = initial
-        self._rows: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        for buffer in initial:
-            values = buffer.reshape(1, -1)
-            self._copies.append(values.repeat(at_once, 1))
-            if buffer.is_floating_point():
-                here, room = room.tensor_split([buffer.numel()], dim=1)
-                self._rows.append(here.copy_(values))
-            else:
-                self._rows.append(values.repeat(len(room), 1))
-
-    def of(self, rank: int) -> list[Tensor]:
-        """Return the buffers of a worker, in the order of the model."""
-        return [
-            rows[rank].view(buffer.shape)
-            for rows, buffer in zip(self._rows, self.initial, strict=True)
-        ]
-
-    def copies(self, count: int) -> list[Tensor]:
-        """Return the first copies (count, ...) of each buffer."""
-        return [
-            rows[:count].view(count, *buffer.shape)
-            for rows, buffer in zip(self._copies, self.initial, strict=True)
-        ]
-
-    def fetch(self, places: Sequence[int]) -> None:
-        """Copy the rows in `places`, to compute with them."""
-        for rows, copies in zip(self._rows, self._copies, strict=True):
-            _fetch_rows(rows, places, copies)
-
-    def put_back(self, places: Sequence[int]) -> None:
-        for rows, copies in zip(self._rows, self._copies, strict=True):
-            _put_rows(copies[: len(places)], rows, places)
-
-    @contextmanager
-    def kept(self, first: int, end: int) -> Iterator[None]:
-        """Put back the copies from `first` to `end`, with which a call computes in vain."""
-        behind = [copies[first:end] for copies in self._copies] if end > first else []
-        before = [each.clone() for each in behind]
-        yield
-        for each, values in zip(behind, before, strict=True):
-            each.copy_(values)
-
-
 class Batched:
     """Weights, gradients, momenta and buffers of K replicas as rows of matrices, and the gradients that are asked for.
 
@@ -170,12 +107,12 @@ class Batched:
         )
         self._whole = first.parameters.new_empty(workers, each)
         gradients = first.parameters.new_zeros(workers, n)
-        self._rows = _Rows(
+        self._rows = Rows(
             self._whole[:, :n], gradients, self._whole[:, each - n * has_momenta :]
         )
         at_once = max(_LEAST, min(workers, _CACHED // gradients[0].nbytes))
         # Rows that no worker fills are computed with too: they are finite.
-        self._copies = _Rows(
+        self._copies = Rows(
             *(matrix.new_zeros(at_once, matrix.shape[1]) for matrix in self._rows)
         )
         self.initial = first.parameters.clone()
@@ -187,10 +124,10 @@ class Batched:
         self._trained = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
-        self._losses = _Losses(
+        self._losses = Losses(
             model,
-            _places(model, self._trained),
-            _places(model, list(model.buffers())),
+            places_of(model, self._trained),
+            places_of(model, list(model.buffers())),
             first.task,
         )
         # By the shapes of batches, and by the number of rows.
@@ -259,7 +196,7 @@ class Batched:
         for begin in range(0, len(asked), at_once):
             places = [each.rank for each in asked[begin : begin + at_once]]
             of_these = rates[begin : begin + at_once]
-            _take_row_steps(optimizer, of_these, self._rows, places)
+            take_row_steps(optimizer, of_these, self._rows, places)
 
     @torch.no_grad()
     def _compute(self, asked: Sequence[_Asked]) -> None:
@@ -270,12 +207,12 @@ class Batched:
             for each in asked:
                 _begin(each.replica.optimizer)
         # What gradients are not computed from stays in the rows of neighbours.
-        directly = _are_adjacent(places)
+        directly = are_adjacent(places)
         if directly:
             first, end = places[0], places[-1] + 1
             rows = self._rows.between(first, end)._replace(weights=self._copies.weights)
             # Repeated operations read the weights where they were recorded: in the copies.
-            _fetch_rows(self._rows.weights, places, self._copies.weights)
+            fetch_rows(self._rows.weights, places, self._copies.weights)
         else:
             rows = self._copies
             self._fetch(places, gradients=asked[0].add, momenta=steps)
@@ -285,18 +222,18 @@ class Batched:
         for number, step in enumerate(_by_step(asked)):
             count = len(step.asked)
             if not into or len(into[0]) != count:
-                into = _matrix_views(self._trained, rows.gradients[:count])
+                into = matrix_views(self._trained, rows.gradients[:count])
             losses[number, :count] = self._gradients(step, into)
             if not steps:
                 continue
             if isinstance(optimizer, FlatSgd):
-                _step_rows(optimizer, step.rates, rows.first(count))
+                step_rows(optimizer, step.rates, rows.first(count))
             else:
                 self._step_one_by_one(step.asked, step.rates, directly=directly)
         if not directly:
             self._put_back(places, momenta=steps)
         elif steps:
-            _put_rows(self._copies.weights, self._rows.weights, places)
+            put_rows(self._copies.weights, self._rows.weights, places)
         self.buffers.put_back(places)
         for each, of_each in zip(asked, losses.unbind(1), strict=True):
             own = of_each if len(each.x) == len(losses) else of_each[: len(each.x)]
@@ -304,17 +241,17 @@ class Batched:
 
     def _fetch(self, places: Sequence[int], *, gradients: bool, momenta: bool) -> None:
         """Copy the rows in `places`: the weights, and what is asked for."""
-        _fetch_rows(self._rows.weights, places, self._copies.weights)
+        fetch_rows(self._rows.weights, places, self._copies.weights)
         if gradients:
-            _fetch_rows(self._rows.gradients, places, self._copies.gradients)
+            fetch_rows(self._rows.gradients, places, self._copies.gradients)
         if momenta:
-            _fetch_rows(self._rows.momenta, places, self._copies.momenta)
+            fetch_rows(self._rows.momenta, places, self._copies.momenta)
 
     def _put_back(self, places: Sequence[int], *, momenta: bool) -> None:
-        _put_rows(self._copies.gradients, self._rows.gradients, places)
+        put_rows(self._copies.gradients, self._rows.gradients, places)
         if momenta:
-            _put_rows(self._copies.weights, self._rows.weights, places)
-            _put_rows(self._copies.momenta, self._rows.momenta, places)
+            put_rows(self._copies.weights, self._rows.weights, places)
+            put_rows(self._copies.momenta, self._rows.momenta, places)
 
     def _step_one_by_one(
         self, asked: Sequence[_Asked], rates: Sequence[float], *, directly: bool
@@ -324,7 +261,7 @@ class Batched:
         if not directly:
             self._put_back(places, momenta=True)
         else:
-            _put_rows(self._copies.weights, self._rows.weights, places)
+            put_rows(self._copies.weights, self._rows.weights, places)
         for each, rate in zip(asked, rates, strict=True):
             for group in each.replica.optimizer.param_groups:
                 group["lr"] = rate
@@ -340,7 +277,7 @@ class Batched:
         if rows not in recorded:
             leaves = [
                 leaf.detach().requires_grad_()
-                for leaf in _matrix_views(self._trained, self._copies.weights[:rows])
+                for leaf in matrix_views(self._trained, self._copies.weights[:rows])
             ]
             buffers = self.buffers.copies(rows)
             recorded[rows] = Gradients(
@@ -373,140 +310,6 @@ class Batched:
         self._in_vain[shapes, wanted] += enough - wanted
         worth = self._in_vain[shapes, wanted] > _ROWS_OF_RECORDING
         return wanted if worth else enough
-
-
-@dataclass(frozen=True)
-class _Losses:
-    """The losses of samples by a `model` whose parameters and buffers, bound at these places, are given with them.
-
-    It is kept with gradients that are recorded. It holds no rows, so that all memory of
-    a run is free when the run ends, and not at the next search for cycles.
-    """
-
-    model: nn.Module
-    of_parameters: _Places
-    of_buffers: _Places
-    task: str
-
-    def __call__(
-        self,
-        buffers: Sequence[Tensor],
-        leaves: Sequence[Tensor],
-        x: Tensor,
-        y: Tensor,
-    ) -> Tensor:
-        """Return the losses (k, b) of the samples of k batches with the parameters `leaves`, (k, ...) each.
-
-        `buffers`, (k, ...) each, change where they lie.
-        """
-        # an operation that is batched by a loop is no matter of the model's author:
-        with warnings.catch_warnings():
-            # which form is faster is measured
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            made = torch.func.vmap(self._forward_with, randomness="error")(
-                tuple(leaves), tuple(buffers), x
-            )
-        # outside vmap, where it is one operation
-        return losses_of_samples(self.task, made.flatten(0, 1), y.flatten(0, 1)).view(
-            len(x), -1
-        )
-
-    def _forward_with(
-        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor
-    ) -> Tensor:
-        for value, places in chain(
-            zip(parameters, self.of_parameters, strict=True),
-            zip(buffers, self.of_buffers, strict=True),
-        ):
-            for registry, name in places:
-                registry[name] = value  # bound without a search by name
-        made: Tensor = self.model(x)
-        return made
-
-
-class Gradients:
-    """The gradients of k models by batches of at most b samples each; with `records` recorded at first, then repeated.
-
-    `losses` gives the losses (k, b) of samples, from the parameters `leaves` of all
-    models, x and y (k, b, ...). It may read and change `buffers` where they lie.
-    """
-
-    def __init__(
-        self,
-        losses: Callable[[Sequence[Tensor], Tensor, Tensor], Tensor],
-        leaves: Sequence[Tensor],
-        x: Tensor,
-        y: Tensor,
-        size: int,
-        models: int = 1,
-        *,
-        records: bool,
-        buffers: Sequence[Tensor] = (),
-    ) -> None:
-        self._losses, self._leaves, self._records = losses, leaves, records
-        self._buffers = buffers
-        self._x, self._y = (
-            like.new_zeros(models, size, *like.shape[1:]) for like in (x, y)
-        )
-        # of each sample in what is differentiated, and in the mean
-        self._shares = leaves[0].new_zeros(2, models, size)
-        self._shared: tuple[list[int], list[float]] = (
-            [],
-            [],
-        )  # sizes and weights of these shares
-        self._repeat: Callable[[], Results] | None = None
-
-    def into(
-        self,
-        targets: Sequence[Tensor],
-        x: Sequence[Tensor],
-        y: Sequence[Tensor],
-        sizes: list[int],
-        weights: list[float],
-        *,
-        add: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Write (`add`: add) the gradients of weight * mean loss of each batch to `targets`, one for each parameter.
-
-        `targets` have a row for each batch, of which there may be fewer than models.
-        Returns the losses of samples (k, b) and of batches (k,).
-        """
-        # They seldom change: mostly where the batches of an epoch are a sample short.
-        if self._shared != (sizes, weights):
-            self._share(sizes, weights)
-        _fill(self._x, x, sizes)
-        _fill(self._y, y, sizes)
-        if self._repeat is not None:
-            results = self._repeat()
-        elif self._records:
-            results, self._repeat = record(
-                self._compute,
-                [self._x, self._y, self._shares, *self._leaves, *self._buffers],
-            )
-        else:
-            results = self._compute()
-        of_samples, means, *gradients = results
-        if len(x) < self._x.shape[0]:
-            gradients = [each if each is None else each[: len(x)] for each in gradients]
-        write(gradients, targets, add=add)
-        assert of_samples is not None
-        assert means is not None
-        return of_samples, means
-
-    def _share(self, sizes: list[int], weights: list[float]) -> None:
-        self._shared = sizes, weights
-        samples = np.array(sizes)[:, None]
-        means = np.where(np.arange(self._x.shape[1]) < samples, 1 / samples, 0.0)
-        self._shares.zero_()
-        shares = torch.from_numpy(np.stack([means * np.array(weights)[:, None], means]))
-        self._shares[:, : len(sizes)].copy_(shares)
-
-    def _compute(self) -> Results:
-        with torch.enable_grad():
-            of_samples = self._losses(self._leaves, self._x, self._y)
-        found = gradients_of(of_samples, self._shares[0], self._leaves)
-        of_samples = of_samples.detach()
-        return (of_samples, (of_samples * self._shares[1]).sum(dim=1), *found)
 
 
 class BatchedReplica(StretchingReplica):
@@ -591,17 +394,6 @@ class BatchedReplica(StretchingReplica):
         self.pool.complete(asked)
 
 
-def losses_of_samples(task: str, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each sample, (n,), whose mean is the `loss_for` the task."""
-    loss = (
-        nn.functional.cross_entropy
-        if task == "classification"
-        else nn.functional.mse_loss
-    )
-    found = loss(outputs, targets, reduction="none")
-    return found if found.dim() == 1 else found.reshape(len(targets), -1).mean(dim=1)
-
-
 def _by_step(asked: Sequence[_Asked]) -> Iterator[_Step]:
     """Yield the batches of each step, of the workers that go on: those that take most steps come first."""
     columns = [
@@ -625,112 +417,8 @@ def _rounded_up(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _fill(room: Tensor, batches: Sequence[Tensor], sizes: Sequence[int]) -> None:
-    """Copy batches into the first rows of `room`, (k, b, ...), filled up with their first samples for finite losses."""
-    room = room[: len(batches)]
-    size = room.shape[1]
-    if min(sizes) == size:
-        torch.stack(tuple(batches), out=room)
-        return
-    pieces: list[Tensor] = []
-    for batch, samples in zip(batches, sizes, strict=True):
-        pieces.append(batch)
-        if samples < size:
-            pieces.append(batch[:1].expand(size - samples, *batch.shape[1:]))
-    torch.cat(pieces, out=room.view(-1, *room.shape[2:]))
-
-
-def _step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: _Rows) -> None:
-    """Take a step of each row, as `optimizer` would."""
-    (options,) = optimizer.param_groups
-    change = rows.gradients
-    if options["weight_decay"]:
-        change = change.add(rows.weights, alpha=options["weight_decay"])
-    if options["momentum"]:
-        rows.momenta.mul_(options["momentum"]).add_(change)
-        change = (
-            change.add(rows.momenta, alpha=options["momentum"])
-            if options["nesterov"]
-            else rows.momenta
-        )
-    if len(set(rates)) == 1:
-        rows.weights.add_(change, alpha=-rates[0])
-    else:
-        rows.weights.addcmul_(change, change.new_tensor(rates)[:, None], value=-1)
-
-
-def _take_row_steps(
-    optimizer: FlatSgd, rates: Sequence[float], rows: _Rows, places: Sequence[int]
-) -> None:
-    """Take a step of the rows in `places`, where they lie: to copy them there and back takes longer."""
-    if _are_adjacent(places):
-        _step_rows(optimizer, rates, rows.between(places[0], places[-1] + 1))
-        return
-    (options,) = optimizer.param_groups
-    weights, changes, momenta = ([matrix[place] for place in places] for matrix in rows)
-    if options["weight_decay"]:
-        changes = list(
-            torch._foreach_add(changes, weights, alpha=options["weight_decay"])
-        )
-    if options["momentum"]:
-        torch._foreach_mul_(momenta, options["momentum"])
-        torch._foreach_add_(momenta, changes)
-        changes = (
-            list(torch._foreach_add(changes, momenta, alpha=options["momentum"]))
-            if options["nesterov"]
-            else momenta
-        )
-    for row, change, rate in zip(weights, changes, rates, strict=True):
-        row.add_(change, alpha=-rate)
-
-
-def _are_adjacent(places: Sequence[int]) -> bool:
-    return list(places) == list(range(places[0], places[0] + len(places)))
-
-
-def _fetch_rows(matrix: Tensor, places: Sequence[int], to: Tensor) -> None:
-    """Copy the rows in `places` to the first ones of `to`."""
-    count = len(places)
-    if _are_adjacent(places):
-        to[:count].copy_(matrix[places[0] : places[0] + count])
-    else:
-        torch.index_select(matrix, 0, torch.tensor(places), out=to[:count])
-
-
-def _put_rows(rows: Tensor, matrix: Tensor, places: Sequence[int]) -> None:
-    """Copy the first rows to the rows of `matrix` in `places`."""
-    count = len(places)
-    if _are_adjacent(places):
-        matrix[places[0] : places[0] + count].copy_(rows[:count])
-    else:
-        # Row by row: torch's index_copy_ takes longer than as many copies.
-        torch._foreach_copy_([matrix[place] for place in places], rows[:count].unbind())
-
-
 def _begin(optimizer: Any) -> None:
     """Create the momentum of a `FlatSgd` that has taken no step yet, v = 0."""
     (group,) = optimizer.param_groups
     if optimizer.state[group["params"][0]].get("momentum_buffer") is None:
         optimizer.begin()
-
-
-def _places(model: nn.Module, tensors: Sequence[Tensor]) -> _Places:
-    """Return where each parameter or buffer is bound; a shared one is bound in several places."""
-    found: dict[Tensor, list[tuple[dict[str, Any], str]]] = {}
-    for module in model.modules():
-        registries: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for registry in registries:
-            for name, tensor in registry.items():
-                if tensor is not None:
-                    found.setdefault(tensor, []).append((registry, name))
-    return [found[tensor] for tensor in tensors]
-
-
-def _matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:
-    """Return consecutive views (k, *shape) of the columns of `matrix`."""
-    found, begin, rows = [], 0, matrix.shape[0]
-    for parameter in parameters:
-        end = begin + parameter.numel()
-        found.append(matrix[:, begin:end].view(rows, *parameter.shape))
-        begin = end
-    return found

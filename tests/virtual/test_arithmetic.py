@@ -26,7 +26,7 @@ from scalebench.strategies.replica_state import model_buffers
 from scalebench.system.clock import WallClock
 from scalebench.training.replica import Replica
 from scalebench.training.torch_optimizers import FlatSgd
-from scalebench.virtual import arithmetic, batched, engine, lock_step
+from scalebench.virtual import arithmetic, batched, engine, lock_step, worker_rows
 from scalebench.virtual.arithmetic import choice_for, choose
 from scalebench.virtual.pool import simulate_alike
 from tests.strategies.parts_case import images
@@ -353,8 +353,8 @@ def test_steps_on_rows_are_bit_for_bit_those_of_each_optimizer(options, rates, p
         if "momentum" in options:
             optimizer.state[parameter]["momentum_buffer"] = momenta[place].clone()
         optimizer.step()
-    rows = batched._Rows(weights, gradients.clone(), momenta)
-    batched._take_row_steps(FlatSgd([weights], 0.1, **options), rates, rows, places)
+    rows = worker_rows.Rows(weights, gradients.clone(), momenta)
+    worker_rows.take_row_steps(FlatSgd([weights], 0.1, **options), rates, rows, places)
     assert torch.equal(weights, expected)
     assert torch.equal(rows.gradients, gradients)
 
