@@ -37,6 +37,7 @@ from scalebench.pricing.prediction import (
     Workload,
     optimizer_states,
 )
+from scalebench.pricing.published_steps import published_step
 from scalebench.pricing.uncertainty import JITTER
 from scalebench.records.folder import CALIBRATION, RUNS, STUDY, study_in
 from scalebench.records.progress import begun_in
@@ -453,9 +454,7 @@ def _device(
             return roofline
         return (
             # measured by others, on this device: closer than its peak numbers
-            devices.published_step(
-                workload.layers.name, roofline.device, workload.precision
-            )
+            published_step(workload.layers.name, roofline.device, workload.precision)
             or roofline
         )
     # scipy, for files of measured kernels alone

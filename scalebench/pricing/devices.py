@@ -1,27 +1,23 @@
-"""Step times of a layer table without training: measured, stated, published, by a roofline, or of another device."""
+"""Step times of a layer table without training: measured, stated, by a roofline, or of another device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from importlib import resources
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
-from pydantic import PositiveFloat, PositiveInt, TypeAdapter
 
 from scalebench.cluster.device import Device
 from scalebench.errors import ClusterError, UsageError
-from scalebench.formatting import counted, digits
+from scalebench.formatting import counted
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
 from scalebench.pricing import machine
 from scalebench.pricing.costs import GradientTensor
-from scalebench.study.validation import StrictModel
 from scalebench.system.clock import BACKWARD_SHARE, FORWARD_SHARE
 
 Seconds = NDArray[np.float64]
@@ -581,76 +577,3 @@ def gradients_of(
         GradientTensor(nbytes, share)
         for nbytes, share in zip(sizes, release, strict=True)
     ]
-
-
-# ResNet-50 on an A100 80 GB: 938 and 993 images/s in tf32, 2,470 and 2,711 in mixed
-# precision, by the PyTorch and the PaddlePaddle examples of NVIDIA.
-PUBLISHED_ERROR = StepError(
-    1 / 1.1, 1.1, "published steps of two frameworks differed by up to 10 %"
-)
-
-
-class PublishedStep(StrictModel):
-    """Samples per second of one device in training a model, and who measured them."""
-
-    model: str
-    device: str
-    dtype: str
-    batch: PositiveInt
-    samples_per_s: PositiveFloat
-    source: str
-
-
-@dataclass(frozen=True, eq=False)
-class Published(Stated):
-    """A published step time, in proportion to the samples of a batch."""
-
-    device: Device
-    dtype: str
-
-    @property
-    def name(self) -> str:
-        return self.device.name
-
-    @property
-    def gpu(self) -> bool:
-        return self.device.kind == "gpu"
-
-    @property
-    def memory_gib(self) -> float:
-        return self.device.memory_gib
-
-    @property
-    def source(self) -> str:
-        rate = digits(self.batch / self.step_s)
-        return f"published: {rate} samples/s of {self.device.name} in {self.dtype} at batch {self.batch}"
-
-    def error(self, batch: float) -> StepError:
-        return PUBLISHED_ERROR.at_batch(batch, [self.batch])
-
-    def outside(self, layers: object, batch: float, busy: int) -> list[str]:
-        near = 0.5 <= batch / self.batch <= 2
-        return (
-            []
-            if near
-            else [f"step time published at batch {self.batch}, taken as proportional"]
-        )
-
-
-@lru_cache
-def published_steps() -> tuple[PublishedStep, ...]:
-    """Return the shipped step times."""
-    file = (
-        resources.files("scalebench.models") / "layer_tables" / "published_steps.yaml"
-    )
-    return TypeAdapter(tuple[PublishedStep, ...]).validate_python(
-        yaml.safe_load(file.read_text())
-    )
-
-
-def published_step(model: str, device: Device, dtype: str) -> Published | None:
-    """Return the published step of a layer table on a device; None where none is in the table of published steps."""
-    for row in published_steps():
-        if (row.model, row.device, row.dtype) == (model, device.name, dtype):
-            return Published(row.batch / row.samples_per_s, row.batch, device, dtype)
-    return None

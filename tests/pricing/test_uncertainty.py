@@ -20,13 +20,12 @@ from scalebench.pricing.devices import (
     Roofline,
     Scaled,
     Stated,
-    published_step,
-    published_steps,
     step_table,
 )
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
 from scalebench.pricing.prediction import PRECISIONS, Predictor, Workload
+from scalebench.pricing.published_steps import published_step, published_steps
 from scalebench.pricing.uncertainty import LEAST_SHARE, uncertainty_of
 from scalebench.study.spec import Component
 from scalebench.validation.held_out import predict_published
