@@ -29,8 +29,9 @@ from scalebench.pricing.axes import Axis
 from scalebench.pricing.devices import Roofline
 from scalebench.pricing.machine import Machine, stated_table
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import SERIAL, Case, Predictor, Workload
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.what_if import what_if
+from scalebench.pricing.workload import SERIAL, Workload
 from scalebench.strategies import registry
 from scalebench.study.spec import Component, Training
 from scalebench.virtual.engine import model_time

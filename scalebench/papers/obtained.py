@@ -29,10 +29,12 @@ from scalebench.formatting import counted
 from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
 from scalebench.papers.paper_folder import WHAT_IFS, found_file
-from scalebench.pricing import devices, prediction
+from scalebench.pricing import devices
 from scalebench.pricing.axes import Axis
 from scalebench.pricing.platform import Platform
+from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.what_if import Plane, what_if
+from scalebench.pricing.workload import Workload
 from scalebench.study.cell import PLACE
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
@@ -321,12 +323,12 @@ class WhatIf(StrictModel):
 
     def price(self) -> Plane:
         """Return the priced plane."""
-        workload = prediction.Workload(
+        workload = Workload(
             load_layers(self.model), self.samples, self.epochs, self.batch
         )
         axes = [Axis.parse(text) for text in self.vary]
         return what_if(
-            prediction.Predictor(workload, self._platform()),
+            Predictor(workload, self._platform()),
             self.strategy,
             self.workers,
             axes,

@@ -34,7 +34,8 @@ from scalebench.papers.side_by_side import draw, number
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.memory import WorkerMemory, memory_of
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Predictor, Workload
+from scalebench.pricing.prediction import Predictor
+from scalebench.pricing.workload import Workload
 from scalebench.strategies import adaptive, registry
 from scalebench.strategies.base import LayerProfile
 from scalebench.study.cell import EXECUTIONS

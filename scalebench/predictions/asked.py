@@ -30,15 +30,10 @@ from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import layers_of, load_layers
 from scalebench.pricing import devices
 from scalebench.pricing.platform import Platform, faster
-from scalebench.pricing.prediction import (
-    PRECISIONS,
-    SGD,
-    Predictor,
-    Workload,
-    optimizer_states,
-)
+from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.published_steps import published_step
 from scalebench.pricing.uncertainty import JITTER
+from scalebench.pricing.workload import PRECISIONS, SGD, Workload, optimizer_states
 from scalebench.records.folder import CALIBRATION, RUNS, STUDY, study_in
 from scalebench.records.progress import begun_in
 from scalebench.strategies import registry

@@ -21,8 +21,9 @@ from scalebench.measured import Measured
 from scalebench.pricing.devices import TimeModel
 from scalebench.pricing.grid import Point
 from scalebench.pricing.memory import lacking
-from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.uncertainty import ENDS, ends_in_words, outside
+from scalebench.pricing.workload import SERIAL
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.tables.table import SECONDS, Form

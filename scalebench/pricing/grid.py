@@ -13,7 +13,8 @@ from scalebench.pricing import uncertainty
 from scalebench.pricing.memory import WorkerMemory, lacking, memory_of
 from scalebench.pricing.overlap import hidden_s
 from scalebench.pricing.platform import binding, parts
-from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.prediction import Case, Predictor
+from scalebench.pricing.workload import SERIAL
 from scalebench.study.spec import Component
 
 # least factor by which half of a component's time shortens the training, to count

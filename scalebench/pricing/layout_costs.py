@@ -19,8 +19,9 @@ from scalebench.models.layers import ELEMENT_BYTES
 from scalebench.pricing import uncertainty
 from scalebench.pricing.held_parts import HeldRows, TableCut
 from scalebench.pricing.memory import WorkerMemory, memory_of, part_memory
-from scalebench.pricing.prediction import Case, Predictor, optimizer_states
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.schedule import PartMemory
+from scalebench.pricing.workload import optimizer_states
 from scalebench.strategies.adaptive import Adaptive, Costs, Shared, components_of
 from scalebench.strategies.base import LayerProfile, Recompute
 from scalebench.strategies.parts import PartsOfModel, Schedule

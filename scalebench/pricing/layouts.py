@@ -20,7 +20,8 @@ from scalebench.formatting import counted, memory_size
 from scalebench.models.parts import Layer, facts_of, layers_of
 from scalebench.models.sharding import sharing_degrees_of
 from scalebench.pricing.layout_costs import Layout, LayoutCosts, Order, Step
-from scalebench.pricing.prediction import SERIAL, Case, Predictor, optimizer_states
+from scalebench.pricing.prediction import Case, Predictor
+from scalebench.pricing.workload import SERIAL, optimizer_states
 from scalebench.strategies.adaptive import Solver, of_least_numbers
 from scalebench.strategies.base import Recompute
 from scalebench.strategies.parts import dividing, sharding

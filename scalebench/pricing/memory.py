@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from scalebench.formatting import digits, memory_size
 from scalebench.models.layers import ELEMENT_BYTES, LayerTable
-from scalebench.pricing.prediction import Predictor, optimizer_states
+from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.schedule import PartMemory, Schedule
+from scalebench.pricing.workload import optimizer_states
 from scalebench.study.spec import Component
 
 _GIB = 2**30

@@ -22,7 +22,7 @@ from scalebench.pricing.axes import (
 )
 from scalebench.pricing.memory import lacking
 from scalebench.pricing.platform import Platform, binding, parts
-from scalebench.pricing.prediction import SERIAL, Case, Predictor
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.uncertainty import (
     ENDS,
     cases_at_ends,
@@ -30,6 +30,7 @@ from scalebench.pricing.uncertainty import (
     seconds_at_ends,
     uncertainty_of,
 )
+from scalebench.pricing.workload import SERIAL
 from scalebench.study.spec import Component
 
 Floats = NDArray[np.float64]

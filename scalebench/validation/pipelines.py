@@ -42,9 +42,11 @@ from scalebench.cluster.device import load_device
 from scalebench.errors import ResultsError
 from scalebench.measured import Measured
 from scalebench.models.zoo.layers import load_layers
-from scalebench.pricing import prediction, uncertainty
+from scalebench.pricing import uncertainty
 from scalebench.pricing.devices import Roofline, Scaled, Stated
 from scalebench.pricing.platform import Platform
+from scalebench.pricing.prediction import Case, Predictor
+from scalebench.pricing.workload import Workload
 from scalebench.study.spec import Component
 from scalebench.validation import measurements, prediction_errors
 
@@ -150,10 +152,10 @@ def _priced(alone: Stated, row: Any) -> Measured:
         Scaled(alone, roofline, roofline),
     )
     piece = -(-batch // pieces)  # all but the last are as large
-    workload = prediction.Workload(
+    workload = Workload(
         load_layers(str(row.model)), _STEPS * piece * pieces, 1, piece * pieces
     )
-    predictor = prediction.Predictor(workload, platform)
+    predictor = Predictor(workload, platform)
     sizes = [int(size) for size in str(row.balance).split("-")]
     options = {
         "stages": stages,
@@ -164,7 +166,7 @@ def _priced(alone: Stated, row: Any) -> Measured:
     strategy = Component(name="pipeline", options={**options, "balance": sizes})
     known = uncertainty.uncertainty_of(predictor, strategy, stages)
     cases = [
-        prediction.Case(platform, workload.batch),
+        Case(platform, workload.batch),
         *uncertainty.cases_at_ends(platform, known, workload.batch),
     ]
     times = predictor.times(strategy, stages, cases)

@@ -14,8 +14,9 @@ from scalebench.errors import StudyError
 from scalebench.models.layers import Layer, LayerTable
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.program import excerpt_of
+from scalebench.pricing.workload import Workload
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch, Strategy, Worker
 from scalebench.strategies.epoch_average import EpochAverage

@@ -21,7 +21,8 @@ from scalebench.pricing.layouts import Planner
 from scalebench.pricing.machine import LayerShare
 from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.prediction import Case, Predictor
+from scalebench.pricing.workload import Workload
 from scalebench.strategies import registry
 from scalebench.strategies.parts import PartsOfModel
 from scalebench.study.spec import Component

@@ -22,11 +22,12 @@ from scalebench.pricing.devices import MeasuredSteps, Stated, step_table
 from scalebench.pricing.machine import Machine, OperationTime, StepTimes, Trained
 from scalebench.pricing.memory import memory_of
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.price import price
 from scalebench.pricing.program import EvenPlan
 from scalebench.pricing.recording import record, record_each
 from scalebench.pricing.uncertainty import outside
+from scalebench.pricing.workload import Workload
 from scalebench.strategies import registry
 from scalebench.study.spec import Component
 from scalebench.system.clock import Task

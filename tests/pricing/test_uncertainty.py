@@ -24,9 +24,10 @@ from scalebench.pricing.devices import (
 )
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import PRECISIONS, Predictor, Workload
+from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.published_steps import published_step, published_steps
 from scalebench.pricing.uncertainty import LEAST_SHARE, uncertainty_of
+from scalebench.pricing.workload import PRECISIONS, Workload
 from scalebench.study.spec import Component
 from scalebench.validation.held_out import predict_published
 from scalebench.validation.measurements import read_published

@@ -11,8 +11,9 @@ from scalebench.pricing.axes import Axis
 from scalebench.pricing.devices import Stated
 from scalebench.pricing.grid import predict
 from scalebench.pricing.platform import Platform
-from scalebench.pricing.prediction import Case, Predictor, Workload
+from scalebench.pricing.prediction import Case, Predictor
 from scalebench.pricing.what_if import what_if
+from scalebench.pricing.workload import Workload
 from scalebench.study.spec import Component
 from tests.facts import naming
 
