@@ -29,7 +29,7 @@ from scalebench.analysis.rounds import CellRuns, runs_by_cell
 from scalebench.errors import UsageError, nearest
 from scalebench.measured import UNKNOWN, Measured
 from scalebench.study.cell import CELL
-from scalebench.study.choices import LIBRARY_BASELINES, baselines_of
+from scalebench.study.choices import ALLREDUCE, LIBRARY_BASELINES, SERIAL, baselines_of
 
 NO_RUN = "no completed run of"
 
@@ -147,7 +147,7 @@ def ratios(results: Results) -> pd.DataFrame:
         if base.name in LIBRARY_BASELINES:
             # allreduce on the cell's engine lies between: it synchronises as often as
             # the library does, and by the same engine as the cell.
-            row |= _parts(cell, baselines.find("allreduce", cell), base)
+            row |= _parts(cell, baselines.find(ALLREDUCE, cell), base)
         return row
 
     return baselines.table(of_times, COLUMNS)
@@ -174,7 +174,7 @@ def differences(
 
 
 def against(
-    results: Results, baseline: str = "allreduce", *, alpha: float = pairing.ALPHA
+    results: Results, baseline: str = ALLREDUCE, *, alpha: float = pairing.ALPHA
 ) -> pd.DataFrame:
     """Differences of every other strategy from `baseline`, as `differences` gives them; empty if that did not run.
 
@@ -326,12 +326,12 @@ class Baselines:
             and engine in ("", base.at.engine)
         ]
         # at another global batch: another problem
-        if name != "serial" or (cell.parts > 1 and not cell.weak):
+        if name != SERIAL or (cell.parts > 1 and not cell.weak):
             of_batch = [
                 base for base in found if base.at.batch_global == cell.at.batch_global
             ]
             # A message of its own: the usual one would say that serial did not run.
-            if name == "serial" and found and not of_batch:
+            if name == SERIAL and found and not of_batch:
                 return fault(_of_another_batch(found, cell))
             found = of_batch
         plain = [base for base in found if base.label == name]

@@ -23,7 +23,7 @@ from scalebench.formatting import (
 )
 from scalebench.measured import Measured
 from scalebench.study.cell import CELL, group_of
-from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
+from scalebench.study.choices import ALLREDUCE, LIBRARY_BASELINES, PER_BATCH, SERIAL
 from scalebench.tables.table import (
     COUNT,
     EPOCHS,
@@ -207,14 +207,14 @@ def with_ratios(
         wanted = [
             name
             for name in PER_BATCH
-            if f"{of}vs-{name}" in names or (of_time and name == "serial")
+            if f"{of}vs-{name}" in names or (of_time and name == SERIAL)
         ]
         # Ratios of all cells take a while: a table that shows none computes none.
         compared = compare(results) if wanted else pd.DataFrame()
         for name in wanted:
             own = compared[compared["baseline"] == name]
             kept = {f"reduction{end}": f"{of}{name}{end}" for end in _EVERY}
-            extra = scaling if of_time and name == "serial" else []
+            extra = scaling if of_time and name == SERIAL else []
             shown = shown.merge(
                 own[[*CELL, *kept, *extra]].rename(columns=kept), on=CELL, how="left"
             )
@@ -234,7 +234,7 @@ def _verdicts(results: Results) -> pd.DataFrame:
             **one.top.at._asdict(),
             "metric_verdict": verdict_of_metric(one.metric.low, one.metric.high),
         }
-        for one in compared_with(results, "allreduce")
+        for one in compared_with(results, ALLREDUCE)
         if one.metric.n and one.top.label not in PER_BATCH
     ]
     # Where the baseline ran on other engines only, a cell meets each of them: the first

@@ -68,7 +68,7 @@ from scalebench.study.cell import (
     group_of,
     in_words,
 )
-from scalebench.study.choices import BASELINES
+from scalebench.study.choices import ALLREDUCE, BASELINES, SERIAL
 from scalebench.study.spec import SIMULATED
 from scalebench.tables.table import METRIC_ALONE, Column, Table
 
@@ -94,7 +94,7 @@ def answer_table(results: Results, against: Sequence[str] = ()) -> Table:
         )
     baselines = (
         # One line of reductions: the table has to fit a screen.
-        list(against) or [name for name in (*BASELINES, "serial") if name in ran][:1]
+        list(against) or [name for name in (*BASELINES, SERIAL) if name in ran][:1]
     )
     epochs = (
         counted(int(results.completed["epochs"].max()), "epoch")
@@ -389,7 +389,7 @@ def _missing_baselines(compared: pd.DataFrame, chosen: set[str]) -> list[str]:
     """Reasons for missing speedups and reductions, each once; one line per chosen baseline that did not run."""
     if compared.empty:
         return []
-    headline = compared[compared["baseline"].isin({"serial", "allreduce"} & chosen)]
+    headline = compared[compared["baseline"].isin({SERIAL, ALLREDUCE} & chosen)]
     lacking = headline[headline["note"].str.startswith(NO_RUN)]
     others = sorted(
         {

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from scalebench.study.choices import BASELINES, EngineName, Execution, LauncherName
+from scalebench.study.choices import (
+    BASELINES,
+    SERIAL,
+    EngineName,
+    Execution,
+    LauncherName,
+)
 
 if TYPE_CHECKING:
     from scalebench.figures.selection import Selection
@@ -220,7 +226,7 @@ table_options = all_of(
     click.option(
         "--against",
         multiple=True,
-        type=click.Choice([*BASELINES, "serial"]),
+        type=click.Choice([*BASELINES, SERIAL]),
         help="Baseline of the reductions in the table; repeatable.  [default: the first of these that ran]",
     ),
     click.option(

@@ -19,6 +19,7 @@ from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import Look, group_name
 from scalebench.formatting import counted, is_interval
 from scalebench.study.cell import PLACE
+from scalebench.study.choices import SERIAL
 
 _COLUMNS = 4
 _APART_PT = 0.8  # equal lines are seen side by side
@@ -59,7 +60,7 @@ class Convergence(Figure):
         counts = _spread(
             [int(count) for count in sorted(table["workers"].unique())], columns
         )
-        table = table[table["workers"].isin(counts) | (table["strategy"] == "serial")]
+        table = table[table["workers"].isin(counts) | (table["strategy"] == SERIAL)]
         metric = str(results.completed["metric_name"].dropna().iloc[0])
         # One group: a row for each x axis. Several: a row for each group, with both
         # axes in it.
@@ -76,7 +77,7 @@ class Convergence(Figure):
             (len(drawn), per_row, 2.1), together=len(axes) * len(counts)
         )
         for panel, (group, axis, count) in zip(panels, drawn, strict=True):
-            own = table[(table["workers"] == count) | (table["strategy"] == "serial")]
+            own = table[(table["workers"] == count) | (table["strategy"] == SERIAL)]
             words = counted(count, "worker")
             title = f"{words}: {group_name(group)}" if len(groups) > 1 else words
             panel.title(title, f"{words}, against {axis}")
@@ -132,7 +133,7 @@ def _describe(canvas: Canvas, results: Results, table: pd.DataFrame) -> None:
         table,
         f"The consensus model's metric on held-out data after each epoch, mean over repetitions{interval}.",
         "Serial (one worker) is drawn in every panel."
-        if (table["strategy"] == "serial").any()
+        if (table["strategy"] == SERIAL).any()
         else "",
         method=(
             "Time is training time without evaluation, its arithmetic mean (tables: geometric). Equal lines are "

@@ -16,6 +16,7 @@ from scalebench.figures.drawing.panel import Curve, Panel, metric_label
 from scalebench.figures.drawing.series_style import Look, group_name
 from scalebench.figures.selection import EXECUTION, with_added
 from scalebench.study.cell import CELL
+from scalebench.study.choices import SERIAL
 
 _CURVES = {
     "time": Curve("train_s", band=("low_s", "high_s")),
@@ -145,11 +146,12 @@ class WeakScaling(StrongScaling):
 
 def _with_efficiency(results: Results) -> pd.DataFrame:
     """Return the cells of a study with their efficiency against serial."""
-    scaling = ratios(results).query("baseline == 'serial'")
+    compared = ratios(results)
+    scaling = compared[compared["baseline"] == SERIAL]
     kept = scaling[[*CELL, "efficiency", "efficiency_low", "efficiency_high"]]
     return cells(results).merge(kept, on=CELL, how="left")
 
 
 def _serial(table: pd.DataFrame) -> pd.Series[bool]:
     """Mark the base of ideal lines; an added study has another label."""
-    return (table["label"] == "serial") & (table["workers"] == 1)
+    return (table["label"] == SERIAL) & (table["workers"] == 1)

@@ -24,7 +24,7 @@ from scalebench.figures.drawing.panel import Panel, Segment, share_y
 from scalebench.figures.drawing.series_style import Look
 from scalebench.figures.selection import with_added
 from scalebench.formatting import is_interval
-from scalebench.study.choices import BASELINES, LIBRARY_BASELINES, PER_BATCH
+from scalebench.study.choices import ALLREDUCE, BASELINES, LIBRARY_BASELINES, PER_BATCH
 
 _MOST_SERIES = 8  # in one panel: it has no baselines
 # per cent; a panel that reaches further down has an axis of its own
@@ -163,7 +163,7 @@ class ReductionParts(Figure):
             return ""
         if set(LIBRARY_BASELINES).isdisjoint(results.completed["strategy"]):
             return "neither horovod nor ddp ran: there is no engine to tell from the frequency"
-        if "allreduce" not in set(results.completed["strategy"]):
+        if ALLREDUCE not in set(results.completed["strategy"]):
             return "allreduce did not run, which tells the engine's part from the frequency's"
         return _no_reduction(compared)
 

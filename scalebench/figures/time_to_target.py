@@ -17,7 +17,7 @@ from scalebench.figures.drawing.canvas import Canvas
 from scalebench.figures.drawing.panel import Curve, Panel, share_y
 from scalebench.figures.drawing.series_style import Look
 from scalebench.formatting import counted, listed
-from scalebench.study.choices import BASELINES, PER_BATCH
+from scalebench.study.choices import BASELINES, PER_BATCH, SERIAL
 
 _CURVES = {  # of the table of costs
     "time": Curve(
@@ -168,7 +168,7 @@ def _against(compared: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     known = compared[
         compared["reduction"].notna() & ~compared["strategy"].isin(PER_BATCH)
     ]
-    for baseline in (*BASELINES, "serial"):
+    for baseline in (*BASELINES, SERIAL):
         if len(own := known[known["baseline"] == baseline]):
             return baseline, own
     return "", known.iloc[:0]

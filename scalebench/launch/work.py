@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from scalebench.launch.sweep import Sweep
 from scalebench.launch.trials import with_chosen
 from scalebench.study.cell import Cell, in_words
-from scalebench.study.choices import baselines_of
+from scalebench.study.choices import SERIAL, baselines_of
 from scalebench.study.spec import Run, Until
 from scalebench.training.outcome import Outcome
 
@@ -300,7 +300,7 @@ class StoppingRule:
         found: dict[Cell, list[Cell]] = {}
         for point, of in names.items():
             # those of serial would return after a gap
-            wanted = baselines_of(of) if of != "serial" else ()
+            wanted = baselines_of(of) if of != SERIAL else ()
             found[point] = [
                 other
                 for other, name in names.items()

@@ -36,6 +36,7 @@ from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.what_if import Plane, what_if
 from scalebench.pricing.workload import Workload
 from scalebench.study.cell import PLACE
+from scalebench.study.choices import ALLREDUCE, SERIAL
 from scalebench.study.spec import Component
 from scalebench.study.validation import StrictModel, read_as
 from scalebench.system.file_access import read_bytes
@@ -121,7 +122,7 @@ def _epochs_to(rows: Rows) -> Measured | None:
 def _ideal_speedup_to(rows: Rows) -> Measured | None:
     """Workers times the epochs of serial over its own epochs: the speedup to a metric if epochs scaled perfectly."""
     target = float(rows.argument)
-    alone = _median_epochs(_curves(rows.results, rows.of("serial")), target)
+    alone = _median_epochs(_curves(rows.results, rows.of(SERIAL)), target)
     own = _median_epochs(_curves(rows.results, rows.at), target)
     # Over serial that never reaches the metric there is no speedup.
     if alone is None or own is None or math.isinf(alone.value):
@@ -225,9 +226,9 @@ QUANTITIES: dict[str, Callable[[Rows], Measured | None]] = {
         rows, target_ratios(rows.results), rows.argument, "reduction"
     ),
     # T(serial, 1) / T, the same over workers, and T at fewer workers over T.
-    "speedup": lambda rows: _compared(rows, ratios(rows.results), "serial", "speedup"),
+    "speedup": lambda rows: _compared(rows, ratios(rows.results), SERIAL, "speedup"),
     "efficiency": lambda rows: _compared(
-        rows, ratios(rows.results), "serial", "efficiency"
+        rows, ratios(rows.results), SERIAL, "efficiency"
     ),
     "speedup_over": _speedup_over,
     "optimum_workers": _optimum_workers,
@@ -309,7 +310,7 @@ class WhatIf(StrictModel):
     step_time: PositiveFloat | None = Field(
         None, description="seconds of a worker's step"
     )
-    strategy: Component = Component(name="allreduce")
+    strategy: Component = Component(name=ALLREDUCE)
     workers: PositiveInt = 64
     batch: PositiveInt = 64
     samples: PositiveInt

@@ -37,12 +37,12 @@ from scalebench.pricing.workload import PRECISIONS, SGD, Workload, optimizer_sta
 from scalebench.records.folder import CALIBRATION, RUNS, STUDY, study_in
 from scalebench.records.progress import begun_in
 from scalebench.strategies import registry
-from scalebench.study.choices import BACKENDS, Backend
+from scalebench.study.choices import ALLREDUCE, BACKENDS, Backend
 from scalebench.study.heterogeneity import STATED
 from scalebench.study.load import load_study, written_component
 from scalebench.study.spec import Component, Study, TaskOptions
 
-STRATEGIES = ("allreduce", "epoch_average")  # by default
+STRATEGIES = (ALLREDUCE, "epoch_average")  # by default
 _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
 _EPOCHS = 90  # of its usual recipe

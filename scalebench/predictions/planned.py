@@ -18,6 +18,7 @@ from scalebench.predictions.asked import training_asked_for
 from scalebench.pricing import layout_costs, layouts
 from scalebench.pricing.advice import SPAN
 from scalebench.pricing.uncertainty import ENDS
+from scalebench.study.choices import SERIAL
 from scalebench.tables.table import COUNT, MEMORY, NUMBER, TIME_ALONE, Column, Table
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Planned:
             "workers": [planner.devices],
             "repetitions": 1,
             "strategies": [
-                "serial",
+                SERIAL,
                 *(_plain(planner.stated(step.layout)) for step in found.steps),
             ],
             "batch_global": planner.batch,

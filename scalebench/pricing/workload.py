@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from scalebench.errors import DataError
 from scalebench.models.layers import LayerTable
 from scalebench.pricing.machine import Trained
+from scalebench.study import choices
 from scalebench.study.spec import Component
 
 # Name of mixed precision -> dtype of parameters and gradients, dtype of products and
 # activations.
 PRECISIONS = {"tf32": ("float32", "tf32"), "bf16-mixed": ("float32", "bfloat16")}
-SERIAL = Component(name="serial")
+SERIAL = Component(name=choices.SERIAL)
 SGD = Component(name="sgd", options={"momentum": 0.9})
 
 

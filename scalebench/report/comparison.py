@@ -23,7 +23,13 @@ from scalebench.analysis.verdicts import MetricVerdict, verdict_of_metric
 from scalebench.measured import Measured
 from scalebench.strategies import registry
 from scalebench.study.cell import BATCH, EXECUTIONS, SERIES, Cell, columns_without
-from scalebench.study.choices import BASELINES, HOROVOD, LIBRARY_BASELINES, PER_BATCH
+from scalebench.study.choices import (
+    ALLREDUCE,
+    BASELINES,
+    HOROVOD,
+    LIBRARY_BASELINES,
+    PER_BATCH,
+)
 from scalebench.tables.table import fields
 
 # the saving is negligible if its interval lies within +- this share
@@ -40,7 +46,7 @@ HOLDS_ZERO = "which holds zero"  # an interval
 _MOST_RUNS = 100  # that are advised
 _OF_A_STATED_JITTER = 10  # repetitions
 _QUIET = 0.1  # spread of times from which a quieter machine is the better advice
-_COMPARED = (HOROVOD, "allreduce")
+_COMPARED = (HOROVOD, ALLREDUCE)
 
 Row = dict[Hashable, Any]
 Times = dict[Cell, Row]  # rows of `times_to_target`, by cell at any batch
@@ -337,7 +343,7 @@ def _cycle(table: pd.DataFrame, results: Results) -> list[str]:
         )
         steps = steps.reindex(columns=list(_COMPARED)).dropna()
         # Longer steps hide the cycle, and are explained by other causes.
-        steps = steps[(steps[HOROVOD] >= cycle_s) & (steps["allreduce"] < cycle_s)]
+        steps = steps[(steps[HOROVOD] >= cycle_s) & (steps[ALLREDUCE] < cycle_s)]
         if len(steps):
             workers = formatting.counted(int(steps.index[0]), "worker")
             step, other, cycle = map(formatting.seconds, (*steps.iloc[0], cycle_s))

@@ -22,7 +22,7 @@ from scalebench.records import attempts, reading, schema
 from scalebench.records.folder import ELASTIC
 from scalebench.report.comparison import Comparison
 from scalebench.study.cell import PLACE, Cell
-from scalebench.study.choices import BASELINES, LIBRARY_BASELINES
+from scalebench.study.choices import BASELINES, LIBRARY_BASELINES, SERIAL
 from scalebench.tables import Column, Entry, Table
 from scalebench.tables.table import (
     CHANGE,
@@ -297,7 +297,7 @@ def _cells(results: Results) -> Table:
 def _laws(results: Results) -> Table:
     """Scaling law of each series, with the worker counts that it recommends."""
     # A law of serial alone would be drawn through one worker count.
-    some = bool((results.completed["strategy"] != "serial").any())
+    some = bool((results.completed["strategy"] != SERIAL).any())
     found = scaling_laws(results) if some else []
     knee = "the most speed for the workers spent; in brackets the point of the law and its interval"
     worth = f"most workers with an efficiency of {EFFICIENCY} or more, likewise"
@@ -375,8 +375,7 @@ def _split(results: Results) -> Table:
     # The engine's part is what Horovod or DDP themselves take more, or less, than
     # allreduce.
     own = compared[
-        compared["baseline"].isin(LIBRARY_BASELINES)
-        & (compared["strategy"] != "serial")
+        compared["baseline"].isin(LIBRARY_BASELINES) & (compared["strategy"] != SERIAL)
     ]
     rows = own[own["reduction"].notna()].to_dict("records")
     return Table.of(

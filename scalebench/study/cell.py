@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from scalebench.formatting import listed, natural
-from scalebench.study.choices import PER_BATCH, Execution
+from scalebench.study.choices import ALLREDUCE, PER_BATCH, SERIAL, Execution
 
 if TYPE_CHECKING:
     from scalebench.study.spec import Run
@@ -57,8 +57,8 @@ class Cell(NamedTuple):
     def baseline(self, name: str) -> Cell:
         """Return the place of a baseline of this cell; an engine of "" is any, at any batch."""
         # What synchronising less often saves is asked on one engine.
-        engine = self.engine if name == "allreduce" else ""
-        workers = 1 if name == "serial" else self.workers
+        engine = self.engine if name == ALLREDUCE else ""
+        workers = 1 if name == SERIAL else self.workers
         return Cell(self.execution, engine, name, workers)
 
     @property

@@ -35,7 +35,8 @@ CAPTIONS: tuple[Caption, ...] = get_args(Caption)
 FIGURE_FORMATS = ("pdf", "svg", "png")
 FIGURE_STYLES = ("ieee", "acm", "springer", "slides", "report")
 Execution = Literal["native", "paced", "virtual", "modelled"]
-HOROVOD, DDP = "horovod", "ddp"  # strategies
+# strategies: the base of speedups, that of savings on a strategy's own engine, libraries'
+SERIAL, ALLREDUCE, HOROVOD, DDP = "serial", "allreduce", "horovod", "ddp"
 # whose libraries have engines of their own: a saving against them has two parts
 LIBRARY_BASELINES = (
     HOROVOD,
@@ -43,11 +44,11 @@ LIBRARY_BASELINES = (
 )
 # strategies that average all gradients, with which others are compared
 BASELINES = (
-    "allreduce",
+    ALLREDUCE,
     *LIBRARY_BASELINES,
 )
 # in the order of tables
-PER_BATCH = ("serial", *BASELINES)
+PER_BATCH = (SERIAL, *BASELINES)
 # statuses after which a trial is not repeated
 RESULTS_OF_A_TRIAL = (
     "completed",
@@ -63,6 +64,6 @@ def baselines_of(strategy: str) -> tuple[str, ...]:
     their own is saved, too, so that they are compared with `serial` alone. `serial` is
     the base of its own speedup, 1.
     """
-    if strategy == "allreduce":
-        return ("serial", *LIBRARY_BASELINES)
-    return ("serial",) if strategy in PER_BATCH else PER_BATCH
+    if strategy == ALLREDUCE:
+        return (SERIAL, *LIBRARY_BASELINES)
+    return (SERIAL,) if strategy in PER_BATCH else PER_BATCH

@@ -389,7 +389,12 @@ class Study(Training):
     strategies: list[Component] = Field(
         default_factory=lambda: [
             Component(name=name)
-            for name in ("serial", *choices.BASELINES, "epoch_average", "epoch_async")
+            for name in (
+                choices.SERIAL,
+                *choices.BASELINES,
+                "epoch_average",
+                "epoch_async",
+            )
         ],
         min_length=1,
     )

@@ -32,6 +32,7 @@ from scalebench.errors import EngineError, RunError, TimeLimitError, in_one_line
 from scalebench.records.machine_facts import cpu_model
 from scalebench.strategies import registry
 from scalebench.strategies.base import Batch
+from scalebench.study.choices import SERIAL
 from scalebench.study.spec import Component, Run, TaskOptions
 from scalebench.system import hardware
 from scalebench.system.clock import Task, WallClock
@@ -548,7 +549,7 @@ def _run_of_costs(options: TaskOptions, workers: int, hidden: int) -> Run:
         execution="native",
         engine=engine,
         tasks=options,
-        strategy=Component(name="serial" if workers == 1 else "epoch_average"),
+        strategy=Component(name=SERIAL if workers == 1 else "epoch_average"),
         workers=workers,
         repetition=0,
         seed=0,

@@ -24,6 +24,7 @@ from scalebench.analysis.laws.worker_counts import Count, Scaling
 from scalebench.errors import ResultsError, writing
 from scalebench.formatting import EMPTY, counted, digits, percent, seconds
 from scalebench.measured import Measured
+from scalebench.study.choices import SERIAL
 from scalebench.study.spec import slug
 
 AT_LEAST = "At least: the lower end of an interval whose upper end lies beyond the band of the curve."
@@ -146,7 +147,7 @@ def as_values(scaling: Scaling) -> dict[str, Any]:
         "knee": _count_values(advice.knee),
         "worth": {
             "efficiency": advice.efficiency,
-            "base": "serial" if series.base else "own law",
+            "base": SERIAL if series.base else "own law",
             **_count_values(advice.worth),
         },
         "fastest": {

@@ -27,6 +27,7 @@ from scalebench.study.cell import (
     batch_in_words,
     strategy_rank,
 )
+from scalebench.study.choices import SERIAL
 from scalebench.study.spec import SIMULATED
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -185,7 +186,7 @@ def series_of(results: Results) -> list[Series]:
     runs = runs.assign(cell=pd.Series(cells_in(runs), runs.index, dtype=object))
     found = [
         series
-        for _, own in runs[runs["strategy"] != "serial"].groupby(SERIES, sort=False)
+        for _, own in runs[runs["strategy"] != SERIAL].groupby(SERIES, sort=False)
         for series in _by_batch(own, cells, baselines, results)
     ]
     return sorted(
@@ -271,7 +272,7 @@ def _serial(
         return None, "none of its runs counts"
     cell = cells[runs["cell"].iloc[0]]
     # By the rule of the table of ratios: text and figures must have one efficiency.
-    found = baselines.find("serial", cell)
+    found = baselines.find(SERIAL, cell)
     if found.cell and found.cell.batch != cell.batch:
         return None, f"serial ran at another batch than {cell.batch}"
     return found.cell, found.fault

@@ -22,7 +22,7 @@ from scalebench.analysis.rounds import timed
 from scalebench.analysis.verdicts import METRIC_MARGIN, verdict_of_metric
 from scalebench.formatting import counted, listed, percent, seconds_with_interval
 from scalebench.study.cell import BATCH, CELL, PLACE, columns_without, group_of
-from scalebench.study.choices import LIBRARY_BASELINES, PER_BATCH
+from scalebench.study.choices import ALLREDUCE, LIBRARY_BASELINES, PER_BATCH, SERIAL
 
 _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 
@@ -31,9 +31,9 @@ _BEYOND_NOISE = 1.2  # efficiency that the noise of single runs does not reach
 def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     """Rule 1 of the twelve: state the base case of a speedup and its absolute time."""
     table = evidence.ratios
-    against = table[(table["baseline"] == "serial") & (table["strategy"] != "serial")]
+    against = table[(table["baseline"] == SERIAL) & (table["strategy"] != SERIAL)]
     missing = against[against["note"] != ""]
-    chosen = "serial" in chosen_strategies(evidence.results)
+    chosen = SERIAL in chosen_strategies(evidence.results)
     severity: Severity = "warning" if chosen else "note"
     undisturbed = "without oversubscription or other programs in each repetition"
     fix = (
@@ -44,7 +44,7 @@ def speedup_base(evidence: Evidence) -> Iterator[Finding]:
     for note, own in missing.groupby("note", sort=False):
         yield finding(severity, f"no speedup can be given: {note}", own, fix)
     known = evidence.cells
-    fair = (known["strategy"] == "serial") & is_representative(known)
+    fair = (known["strategy"] == SERIAL) & is_representative(known)
     for base in known[fair].to_dict("records"):
         time = seconds_with_interval(base["train_s"], base["low_s"], base["high_s"])
         kind = group_of(str(base["execution"]), str(base["engine"]))
@@ -65,10 +65,10 @@ def reduction_base(evidence: Evidence) -> Iterator[Finding]:
     table = evidence.ratios
     table = table[~table["strategy"].isin(PER_BATCH) & is_representative(table)]
     # A library's baseline at the same place: some reduction can be given there.
-    others = table[(table["baseline"] != "serial") & (table["note"] == "")][
+    others = table[(table["baseline"] != SERIAL) & (table["note"] == "")][
         PLACE
     ].drop_duplicates()
-    missing = table[(table["baseline"] == "allreduce") & (table["note"] != "")]
+    missing = table[(table["baseline"] == ALLREDUCE) & (table["note"] != "")]
     missing = missing.merge(others.assign(compared=True), on=PLACE, how="left")
     rest = missing["compared"].notna()
     matters: list[tuple[Severity, str, pd.DataFrame]] = [
@@ -98,10 +98,10 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
     """A reduction against a slow baseline overstates the effect of the synchronisation frequency."""
     table = evidence.ratios
     table = table[
-        (table["strategy"] == "allreduce") & table["baseline"].isin(LIBRARY_BASELINES)
+        (table["strategy"] == ALLREDUCE) & table["baseline"].isin(LIBRARY_BASELINES)
     ]
     # with options it is a variant, and a baseline only where it ran alone
-    plain = table["label"] == "allreduce"
+    plain = table["label"] == ALLREDUCE
     places = [table[name] for name in columns_without("label", *BATCH)]
     alone = ~plain.groupby(places).transform("any").astype(bool)
     table = table[plain | alone]
@@ -123,7 +123,7 @@ def weak_baseline(evidence: Evidence) -> Iterator[Finding]:
 def superlinear(evidence: Evidence) -> Iterator[Finding]:
     """Efficiency above one needs an explanation: a slow base, less work at more workers, or caches."""
     table = evidence.ratios
-    over = table[(table["baseline"] == "serial") & (table["workers"] > 1)]
+    over = table[(table["baseline"] == SERIAL) & (table["workers"] > 1)]
     if len(over):
         unknown = over["efficiency_low"].isna() & (over["efficiency"] > _BEYOND_NOISE)
         over = over[(over["efficiency_low"] > 1) | unknown]
@@ -144,7 +144,7 @@ def unsettled(evidence: Evidence) -> Iterator[Finding]:
     """Rule 7 of the twelve: a difference within its interval is not established."""
     table = evidence.ratios
     headline = table[
-        (table["baseline"] == "allreduce")
+        (table["baseline"] == ALLREDUCE)
         & (table["workers"] > 1)
         & is_representative(table)
     ]
