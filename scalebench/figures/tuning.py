@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
@@ -135,7 +135,7 @@ def _draw_chosen(
     panel.seconds_axis("y", key)
 
 
-def _numeric(tuned: pd.Series[dict[str, object]]) -> list[str]:  # type: ignore[type-var]
+def _numeric(tuned: Iterable[dict[str, object]]) -> list[str]:
     """Return the tuned keys whose values are positive numbers."""
     values: dict[str, list[object]] = {}
     for chosen in tuned:

@@ -275,7 +275,7 @@ class RecordingWorker:
     def share(self, initial: Tensor, host: int = 0) -> SharedState:
         if self._open_shared is not None:
             return self._open_shared(initial, host)
-        shared = recorders.RecordingShared(self.comm, self.clock, initial, host)  # type: ignore[arg-type]
+        shared = recorders.RecordingShared(*self._recorders(), initial, host)
         if host == self._rank:
             self._hosted.append(shared.vector)
         return shared
@@ -283,7 +283,15 @@ class RecordingWorker:
     def server(self, make: Callable[[], ServerRule]) -> Server:
         if self._open_server is not None:
             return self._open_server(make)
-        return recorders.RecordingServer(self.comm, self.clock, self.parameters)  # type: ignore[arg-type]
+        return recorders.RecordingServer(*self._recorders(), self.parameters)
+
+    def _recorders(
+        self,
+    ) -> tuple[recorders.RecordingCommunicator, recorders.RecordingClock]:
+        """Return communicator and clock of a worker that no event engine plays."""
+        assert isinstance(self.comm, recorders.RecordingCommunicator)
+        assert isinstance(self.clock, recorders.RecordingClock)
+        return self.comm, self.clock
 
     def steps_in(self, epoch: int) -> int:
         return self.plan.steps(epoch)

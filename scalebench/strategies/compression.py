@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from scalebench.errors import ModelError
-from scalebench.strategies.base import Strategy, Worker
+from scalebench.strategies.base import Worker
 from scalebench.strategies.replica_state import parameter_shapes
 from scalebench.strategies.traits import Stretch, Traits
 from scalebench.system.late import torch
@@ -22,7 +22,6 @@ from scalebench.system.late import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_S = TypeVar("_S", bound=Strategy)
 BELONGS_TO = {
     "keep": "topk",
     "rank": "powersgd",
@@ -265,13 +264,26 @@ def shrinks(n: int, m: int, rank: int) -> bool:
     return (n + m) * min(n, m, rank) * MIN_RATE < n * m
 
 
-def options_have_an_effect(strategy: _S) -> _S:
+class _Compresses(Protocol):
+    """A strategy with an option `compression`."""
+
+    @property
+    def compression(self) -> str: ...
+
+    @property
+    def model_fields_set(self) -> set[str]: ...
+
+
+_Strategy = TypeVar("_Strategy", bound=_Compresses)
+
+
+def options_have_an_effect(strategy: _Strategy) -> _Strategy:
     """Validate a strategy: refuse options that belong to another compression than its own.
 
     Raises:
         ValueError: there is one.
     """
-    compression: str = strategy.compression  # type: ignore[attr-defined]
+    compression = strategy.compression
     for option in strategy.model_fields_set:
         if BELONGS_TO.get(option, compression) != compression:
             raise ValueError(
