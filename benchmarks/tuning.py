@@ -10,6 +10,7 @@ virtual workers were computed together, 0.6 of the loops.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -39,6 +40,8 @@ def main() -> Iterator[Finding]:
         for count in COUNTS
         for strategy in DEFAULTS
     ]
+
+    gc.freeze()  # what imports have made, as in the processes of `--jobs`
 
     def loops() -> None:
         for run in runs:

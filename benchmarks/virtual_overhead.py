@@ -10,6 +10,7 @@ for these, 0.25 for averaging of weights, 0.5 for every other strategy.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,7 @@ def main(wanted: Sequence[str] = ()) -> Iterator[Finding]:
     training = Training(epochs=EPOCHS, batch_per_worker=BATCH, evaluate_every=0)
     dataset = open_dataset(prepare(training, WORKERS))
     machine = stated_machine()
+    gc.freeze()  # what imports have made, as in the processes of `--jobs`
     bare = make_run(training, "allreduce")
     for strategy in strategies(wanted):
         run = make_run(training, strategy.name).model_copy(
