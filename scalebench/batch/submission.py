@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from scalebench.batch.job import BatchJob, Scheduler, script, submit
+from scalebench.batch.job import BatchJob, Scheduler, SchedulerError, script, submit
 from scalebench.batch.shards import SHARDS, Shard, part_of, require_nodes
 from scalebench.batch.site import Site
 from scalebench.comm.launchers import using
 from scalebench.errors import ResultsError, UsageError, reading, writing
+from scalebench.formatting import counted
 from scalebench.launch.hosts import Allocation, here_for
 from scalebench.launch.planning import StudyPlan, plan_study
 from scalebench.records.folder import JOBS, RUNS, STUDY, SUBMISSION, is_submitted
@@ -343,10 +344,19 @@ class Submitter:
             SchedulerError: a job was refused; those before it are submitted and known.
         """
         submission = self.submission
-        submitted = []
+        submitted: list[str] = []
         for shards, job in jobs:
             path = self._write(job)
-            identifier = submit(self.scheduler, str(path))
+            try:
+                identifier = submit(self.scheduler, str(path))
+            except SchedulerError as error:
+                if not submitted:
+                    raise
+                # a limit on jobs lets the rest in once these have ended
+                raise SchedulerError(
+                    f"{error}; {counted(len(submitted), 'job')} of it taken: scalebench submit {self.folder} submits "
+                    "the others, later too"
+                ) from None
             submitted.append(identifier)
             of = SubmittedJob(
                 job=identifier,

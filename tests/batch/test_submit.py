@@ -320,7 +320,10 @@ def test_a_refused_job_is_one_line_and_those_before_it_are_known(
     assert together(
         line, "sbatch", "results/mine/jobs/shard-2.sh", "QOSMaxSubmitJobPerUserLimit"
     )
-    assert line.endswith("submit the study again with --site site.yaml")
+    assert line.endswith(
+        "submit the study again with --site site.yaml; 1 job of it taken: "
+        "scalebench submit results/mine submits the others, later too"
+    )
     assert [job.shards for job in read_submission(RESULTS).jobs] == [[1]]
 
 
