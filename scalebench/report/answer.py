@@ -112,6 +112,9 @@ def spoken(results: Results) -> list[str]:
             *_next_steps(other, results),
         ]
         lines.append(" ".join(map(as_text, sentences)))
+    elif first.cell.execution not in rounds.MEASURED:
+        # none of the measured runs is compared with a baseline
+        lines += map(as_text, unanswered.fastest(results, rounds.MEASURED))
     if first.cell.execution == "virtual":
         lines.append(_error_of_virtual_times(results))
     return [*lines, *map(as_text, _qualifying(results))]
@@ -416,6 +419,8 @@ def _beside(
                 )
             )
             yield (start, *_clauses(other, results, other.baseline.label))
+    if not any(one.cell.execution in rounds.MEASURED for one in found):
+        yield from unanswered.fastest(results, rounds.MEASURED)
     if first.cell.execution == "virtual":
         yield plain(_error_of_virtual_times(results))
     yield from _qualifying(results)
@@ -424,7 +429,12 @@ def _beside(
 def _error_of_virtual_times(results: Results) -> str:
     error = virtual_error(results)
     if error is None:
-        return "No native run checks the virtual times of this study."
+        text = "No native run checks the virtual times of this study"
+        runs = results.completed
+        native = runs[runs["execution"] == "native"]
+        if len(native) and not loading.is_representative(native).any():
+            text += f": every one is {unanswered.marks_in_words(native)}"
+        return f"{text}."
     text = f"Where both ran, virtual times are off native ones by {error.words}"
     if not error.known:
         held = "too few for an interval."

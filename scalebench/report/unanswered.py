@@ -7,7 +7,7 @@ reason why no saving is.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,7 +26,9 @@ _MOST_COUNTS = 3  # of workers, of each execution; the tables have all
 Row = dict[Hashable, Any]
 
 
-def fastest(results: Results) -> Iterator[Sentence]:
+def fastest(
+    results: Results, executions: Sequence[str] = EXECUTIONS
+) -> Iterator[Sentence]:
     """State the strategy of the least time at the largest counts of several workers, with its speedup over serial.
 
     Strategies are ordered within one execution, worker count and global batch, over all
@@ -36,7 +38,7 @@ def fastest(results: Results) -> Iterator[Sentence]:
         return
     table = cells(results)
     table = table[table["workers"] > 1]
-    for execution in EXECUTIONS:
+    for execution in executions:
         own = table[table["execution"] == execution]
         for workers in sorted(own["workers"].unique(), reverse=True)[:_MOST_COUNTS]:
             at_count = own[own["workers"] == workers]
@@ -119,20 +121,28 @@ def _names(runs: pd.DataFrame) -> str:
     return " and ".join(sorted(runs["strategy"].unique()))
 
 
-def _unfit(runs: pd.DataFrame) -> str:
-    """Return why none of `runs` may be compared with, and how to make some that may."""
+def marks_in_words(runs: pd.DataFrame) -> str:
+    """Return why none of `runs` may be compared with: `disturbed (†: other programs took ...)`."""
+    words = []
     crowded = runs[runs["oversubscribed"].astype(bool)]
-    paced = crowded["execution"].eq("paced")
-    words, steps = [], []
     if len(crowded):
         late = float(crowded["paced_overrun"].max())
-        much = f", up to {formatting.share(late)} of them" if paced.any() else ""
+        is_paced = crowded["execution"].eq("paced").any()
+        much = f", up to {formatting.share(late)} of them" if is_paced else ""
         words.append(f"oversubscribed ({OVERSUBSCRIBED}: {crowding(crowded)}{much})")
+    if runs["disturbed"].any():
+        words.append(f"disturbed ({DISTURBED}: {DISTURBED_BY})")
+    return " or ".join(words)
+
+
+def _unfit(runs: pd.DataFrame) -> str:
+    """Return why none of `runs` may be compared with, and how to make some that may."""
+    paced = runs.loc[runs["oversubscribed"].astype(bool), "execution"].eq("paced")
+    steps = []
     if paced.any():
         steps.append("state a longer device_step_time (--new)")
     if not paced.all():
         steps.append("run them on more cores, or as --execution virtual")
     if runs["disturbed"].any():
-        words.append(f"disturbed ({DISTURBED}: {DISTURBED_BY})")
         steps.append("run them again (--new) when other programs have ended")
-    return f"{' or '.join(words)}, and so no baseline; {'; '.join(steps)}"
+    return f"{marks_in_words(runs)}, and so no baseline; {'; '.join(steps)}"

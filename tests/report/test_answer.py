@@ -360,6 +360,25 @@ def test_order_by_time_and_speedup_over_serial_need_no_baseline(keep):
     assert not any(one.answers for one in comparisons(results))
 
 
+def test_disturbed_native_runs_are_ordered_beside_the_virtual_answer(keep):
+    rows = [row for name in SECONDS for row in cell(name, **VIRTUAL)]
+    for name, seconds in (("allreduce", (3.0, 3.1)), ("epoch_average", (1.0, 1.1))):
+        rows += cell(name, seconds, workers=2, others_load=0.6)
+    results = keep(rows)
+    lines = spoken(results)
+    page = map(as_text, answer(results, comparisons(results)).beside)
+    assert lines[1] in page
+    assert in_order(lines[0], "At 8 workers", "epoch_average takes 50 % less time")
+    assert in_order(
+        lines[1], "At 2 workers, epoch_average took the least time", "1.05 s †"
+    )
+    assert in_order(lines[1], "then allreduce with 3.05 s †", "measured")
+    checked = (
+        "No native run checks the virtual times of this study: every one is disturbed"
+    )
+    assert lines[2].startswith(checked)
+
+
 def test_late_steps_of_the_only_baseline_are_the_reason(keep):
     paced = {"workers": 4, "execution": "paced", "engine": "gloo", "batch_global": 64}
     rows = [
