@@ -131,7 +131,8 @@ def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
     notes = [*series.notes, *notes, *more]
     if not found:
         runs = counted(len(series.at), "run")
-        reason = f"too few runs to choose between laws, {runs}; add repetitions with --repetitions"
+        verb = "is" if len(series.at) == 1 else "are"
+        reason = f"{runs} {verb} too few to choose between laws; add repetitions with --repetitions"
         return Scaling(series, refusal=reason, notes=tuple(notes))
     best = found[0].fit
     unsure = no_band(series)
