@@ -26,7 +26,7 @@ from scalebench.errors import (
     EngineError,
     writing,
 )
-from scalebench.formatting import Detail
+from scalebench.formatting import Detail, counted, roughly
 from scalebench.models.zoo.layers import layers_of
 from scalebench.pricing.charges import carrier
 from scalebench.pricing.devices import Stated as StatedSteps
@@ -198,13 +198,15 @@ def calibrate(
     path: Path,
     batches: Iterable[int],
     note: Note = lambda _: None,
+    began: Note = lambda _: None,
 ) -> Calibration:
     """Measure what the calibration at `path` lacks for the model of `request` at the sizes `batches`; save it there.
 
     These are step times under the loads 1, 2, 4, ... of a node, costs of the engines,
     and times of what the strategies of `request` compute beside steps. The budget of
     the study is divided among the sizes, and the file is saved after each, so that an
-    interrupted command goes on with what is missing.
+    interrupted command goes on with what is missing. `began` is told which size is
+    measured.
 
     Raises:
         ClusterError: the file is of another model, machine or torch, or the cluster's compute is stated.
@@ -226,8 +228,12 @@ def calibrate(
     start_forkserver()
     # Saved after each size: what was measured survives an interruption.
     each_s = request.study.calibration_budget_s / len(sizes)
-    for size in sizes:
+    for place, size in enumerate(sizes, 1):
         if kept is None or kept.lacking({size}, request.most_busy):
+            if not request.states_steps:
+                began(
+                    f"steps of {counted(size, 'sample')} ({place} of {len(sizes)}, within {roughly(each_s)})"
+                )
             kept = _measured(request, {size}, kept, each_s, note)
             kept.save(path)
     assert kept is not None

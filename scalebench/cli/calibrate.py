@@ -117,6 +117,7 @@ def calibrate(
             output,
             sizes,
             note=watcher.note,
+            began=lambda what: watcher.phase(what, 0),
         )
     _show_measured(found, output)
     return 0

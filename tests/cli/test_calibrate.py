@@ -75,6 +75,8 @@ def test_file_is_completed_by_the_same_command_and_charges_a_study(scalebench):
     scalebench.fails = None
     said = scalebench(*words)
     assert scalebench.measured == [4, 8, 16], "what was measured stays"
+    assert "steps of 16 samples (3 of 3, within 40 s)" in said
+    assert "steps of 8 samples" not in said
     assert re.search(
         r"machine\.json: mlp\(hidden=\[128\]\) .*float32 .*3 batch sizes \(4, 8, 16\)",
         said,
