@@ -21,6 +21,7 @@ from scalebench.launch import planning, traffic
 from scalebench.launch.planning import StudyPlan
 from scalebench.launch.sweep import strategy_warnings
 from scalebench.models import parts
+from scalebench.models.flat import to_meta
 from scalebench.models.metric import logits_of, loss_for, own_loss, takes_labels
 from scalebench.models.registry import build_model, is_foreign, require_logits
 from scalebench.pricing.held_parts import cut_of
@@ -83,7 +84,7 @@ def look_at_model(plan: StudyPlan) -> list[str]:
         notes += local_statistics(study) + statistics_of_pieces(plan)
     nbytes = parameters * dtype.itemsize
     # without memory from here on: only shapes are recorded
-    replica_bytes = partial(_replica_bytes, plan, model.to("meta"), nbytes)
+    replica_bytes = partial(_replica_bytes, plan, to_meta(model), nbytes)
     return notes + memory_notes(plan, nbytes, replica_bytes)
 
 

@@ -33,6 +33,22 @@ class Memory(NamedTuple):
     buffers: Sequence[Tensor] = ()
 
 
+def to_meta(model: nn.Module) -> nn.Module:
+    """Move a model to torch's meta device; parameters that modules share stay shared, unlike with `Module.to`."""
+    owners: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    shared: list[tuple[nn.Module, str, tuple[nn.Module, str]]] = []
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owner = owners.setdefault(parameter, (module, name))
+                if owner != (module, name):
+                    shared.append((module, name, owner))
+    model.to("meta")
+    for module, name, (owning, own_name) in shared:
+        module._parameters[name] = owning._parameters[own_name]
+    return model
+
+
 def side_by_side(
     model: nn.Module, room: int = 0, memory: Memory | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 
 from scalebench.formatting import EMPTY, counted, digits, memory_size, seconds, share
 from scalebench.measured import Measured
+from scalebench.models.flat import to_meta
 from scalebench.models.registry import build_model, build_own, is_own
 from scalebench.predictions.asked import training_asked_for
 from scalebench.pricing import layout_costs, layouts
@@ -63,9 +64,9 @@ def _module(model: str, predictor: Predictor) -> nn.Module | None:
     # the calibration names the model that it timed
     if (own := workload.trained) is not None:
         dtype = getattr(torch, workload.dtype)
-        return build_model(
-            own.model, own.input_shape, own.outputs, own.task, dtype, 0
-        ).to("meta")
+        return to_meta(
+            build_model(own.model, own.input_shape, own.outputs, own.task, dtype, 0)
+        )
     if not is_own(model):
         return None
     # only shapes are needed, of models that no machine here could hold

@@ -24,6 +24,7 @@ from scalebench.cluster.mesh import Mesh
 from scalebench.data.dataset import Dataset
 from scalebench.errors import ModelError
 from scalebench.models import parts
+from scalebench.models.flat import to_meta
 from scalebench.models.layers import LayerTable
 from scalebench.models.registry import build_model
 from scalebench.models.sharding import held_by, sharing_degrees
@@ -390,7 +391,7 @@ def meta_model(training: Training, dataset: Dataset) -> torch.nn.Module:
             seed=0,
         )
         _META_MODELS.clear()
-        _META_MODELS[key] = model.to("meta")
+        _META_MODELS[key] = to_meta(model)
     return _META_MODELS[key]
 
 

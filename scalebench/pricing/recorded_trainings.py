@@ -12,6 +12,7 @@ import torch
 from scalebench.cluster.mesh import Mesh
 from scalebench.data.batch_plan import BatchPlan
 from scalebench.errors import StudyError
+from scalebench.models.flat import to_meta
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
 from scalebench.pricing import program
@@ -256,14 +257,15 @@ class RecordedTrainings:
         trained, dtype = self.workload.trained, getattr(torch, self.workload.dtype)
         # Strategies see single parameters, of which a layer table has sums.
         if trained is not None:
-            return build_model(
+            built = build_model(
                 trained.model,
                 trained.input_shape,
                 trained.outputs,
                 trained.task,
                 dtype,
                 0,
-            ).to("meta")
+            )
+            return to_meta(built)
         return without_values(self.workload.layers).to(dtype)
 
     @cached_property

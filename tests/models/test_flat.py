@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from scalebench.models.flat import is_finite, side_by_side
+from scalebench.models.flat import is_finite, side_by_side, to_meta
 
 FLOATS = st.floats(width=32)
 
@@ -82,3 +82,12 @@ def test_buffers_that_share_memory_are_not_moved():
     assert model.both.tolist() == [0, 1, -1, -1]
     model.alone.fill_(5)
     assert model.same.tolist() == [5, 5, 5]
+
+
+def test_parameters_that_modules_share_stay_shared_without_memory():
+    """Of a language model the embedding and the last product: `Module.to` makes two of them."""
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+    assert to_meta(model)[1].weight is model[0].weight
+    assert model[0].weight.is_meta
+    assert sum(each.numel() for each in model.parameters()) == 28
