@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import pstdev
 from typing import Any
@@ -21,14 +22,18 @@ from scalebench.cluster.device import Device, load_device
 from scalebench.cluster.engine_costs import EngineCosts
 from scalebench.cluster.network import Network
 from scalebench.comm.engines import named
-from scalebench.errors import ClusterError, ResultsError, UsageError
+from scalebench.errors import ClusterError, ModelError, ResultsError, UsageError
 from scalebench.launch.calibrating import request_of
 from scalebench.launch.engine_choice import charged_engine, check_provided
 from scalebench.launch.planning import plan_study
+from scalebench.models import parts
+from scalebench.models.flat import to_meta
 from scalebench.models.layer_counting import count_model
-from scalebench.models.registry import build_model
+from scalebench.models.layers import LayerTable
+from scalebench.models.registry import build_model, build_own, is_own
 from scalebench.models.zoo.layers import layers_of, load_layers
 from scalebench.pricing import devices
+from scalebench.pricing.machine import Trained
 from scalebench.pricing.platform import Platform, faster
 from scalebench.pricing.prediction import Predictor
 from scalebench.pricing.published_steps import published_step
@@ -45,6 +50,7 @@ from scalebench.study.spec import Component, Study, TaskOptions
 STRATEGIES = (ALLREDUCE, "epoch_average")  # by default
 _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
+_OUTPUTS = 1000  # of an own model, as its layers are counted
 _EPOCHS = 90  # of its usual recipe
 
 
@@ -201,7 +207,9 @@ def _with_stated_steps(
         # with what measures, for studies whose engines no run was charged for
         from scalebench.calibration.charging import engines_of
 
-        note(f"measuring the engines of this machine, as a run of {path} would")
+        note(
+            f"the engines of this machine are measured, unless they were, as a run of {path} would"
+        )
         engines = engines_of(request, note)
     return Calibration(key="", trained=request.trained, tables=[], engines=engines)
 
@@ -287,41 +295,74 @@ def _workload(
     # tf32 and bf16-mixed name how products are computed; parameters stay float32
     dtype, products = PRECISIONS.get(asked, (asked, ""))
     epochs, in_all = flags["epochs"] or _EPOCHS, flags["batch_global"] is not None
-    # the model that was timed, built again without memory to count its layers
     if measured is not None and (own := measured.trained) is not None:
-
-        def build(device: str) -> torch.nn.Module:
-            return build_model(
-                own.model,
-                own.input_shape,
-                own.outputs,
-                own.task,
-                getattr(torch, dtype),
-                0,
-            ).to(device)
-
+        # the model that was timed, built again without memory to count its layers
+        build = partial(_timed_on, own, getattr(torch, dtype))
         layers = layers_of(own.model) or count_model(
             build, str(own.model), own.input_shape
         )
         samples = flags["samples"] or own.samples
+        uncut = _why_uncut(build, layers) if is_own(own.model.name) else ""
         return Workload(
-            layers, samples, epochs, batch, in_all, own.optimizer, dtype, own
+            layers,
+            samples,
+            epochs,
+            batch,
+            in_all,
+            own.optimizer,
+            dtype,
+            own,
+            uncut=uncut,
         )
     if model and flags["layers"]:
         raise UsageError("give MODEL or --layers, not both")
-    shape = flags["input_shape"] or ""
-    if shape and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-        raise UsageError(f"--input: expected sizes such as 3x224x224, got {shape!r}")
-    layers = load_layers(
-        flags["layers"] or model, tuple(map(int, shape.split("x"))) if shape else ()
-    )
+    layers = load_layers(flags["layers"] or model, _sample_shape(flags["input_shape"]))
     optimizer = (
         Component.model_validate(flags["optimizer"]) if flags["optimizer"] else SGD
     )
     samples = flags["samples"] or _SAMPLES
+    uncut = _why_uncut(partial(_own_on, model, layers), layers) if is_own(model) else ""
     return Workload(
-        layers, samples, epochs, batch, in_all, optimizer, dtype, products=products
+        layers,
+        samples,
+        epochs,
+        batch,
+        in_all,
+        optimizer,
+        dtype,
+        products=products,
+        uncut=uncut,
     )
+
+
+def _sample_shape(asked: str | None) -> tuple[int, ...]:
+    if not asked:
+        return ()
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", asked):
+        raise UsageError(f"--input: expected sizes such as 3x224x224, got {asked!r}")
+    return tuple(map(int, asked.split("x")))
+
+
+def _timed_on(own: Trained, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    built = build_model(own.model, own.input_shape, own.outputs, own.task, dtype, 0)
+    return to_meta(built) if device == "meta" else built
+
+
+def _own_on(model: str, layers: LayerTable, device: str) -> torch.nn.Module:
+    with torch.device(device):
+        return build_own(model, {}, layers.input_shape, _OUTPUTS)
+
+
+def _why_uncut(build: Callable[[str], torch.nn.Module], layers: LayerTable) -> str:
+    """Return why the model that `build` makes on a device cannot be divided among workers; empty if it can."""
+    try:
+        module = build("meta")
+        dtype = next(module.parameters()).dtype
+        sample = torch.empty(2, *layers.input_shape, device="meta", dtype=dtype)
+        parts.facts_of(parts.layers_of(module, layers.name), sample)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _platform(

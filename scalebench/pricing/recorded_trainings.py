@@ -11,7 +11,7 @@ import torch
 
 from scalebench.cluster.mesh import Mesh
 from scalebench.data.batch_plan import BatchPlan
-from scalebench.errors import StudyError
+from scalebench.errors import ModelError, StudyError
 from scalebench.models.flat import to_meta
 from scalebench.models.registry import build_model
 from scalebench.models.zoo.layers import without_values
@@ -273,7 +273,13 @@ class RecordedTrainings:
         return [tuple(parameter.shape) for parameter in self._model.parameters()]
 
     def cut(self, samples: float) -> TableCut:
-        """Return the layers, between which a model can be cut, with shares of a step of so many samples."""
+        """Return the layers, between which a model can be cut, with shares of a step of so many samples.
+
+        Raises:
+            ModelError: the model cannot be divided.
+        """
+        if self.workload.uncut:
+            raise ModelError(self.workload.uncut)
         size = max(1, round(samples))
         if size not in self._cuts:
             times = self.platform.device.times(self.workload.layers, size)

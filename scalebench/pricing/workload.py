@@ -35,6 +35,7 @@ class Workload:
     dtype: str = "float32"
     trained: Trained | None = None  # the model itself, where it is more than its layers
     products: str = ""
+    uncut: str = ""  # why the model cannot be divided
 
     @property
     def precision(self) -> str:

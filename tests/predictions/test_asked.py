@@ -101,7 +101,7 @@ def test_engine_of_the_study_is_charged_as_measured_here(
         cluster="this-machine", engine="gloo", workers=[2], strategies=["allreduce"]
     )
     rows, said = predict(file)
-    assert together(said, "note: measuring the engines", file)
+    assert together(said, "note: the engines of this machine are measured", file)
     assert together(said, "Engine: gloo", "a test")
     assert float(rows[0]["step_s"]) > 0.03
     invoke("run", file, "--quiet")
@@ -152,6 +152,34 @@ def test_stated_step_and_device_replace_what_was_measured_for_a_study(
         assert together(said, "stated: 0.02 s", "step of 16 samples")
         said = predict(place, "--device", "a100-40gb")[1]
         assert together(said, "a100-40gb", "mlp")
+
+
+def test_strategies_that_a_model_cannot_be_divided_for_are_not_predicted(
+    written, invoke
+):
+    """As its run refuses them; sharing an optimizer's state alone needs no layers."""
+    Path("tied.py").write_text(
+        "from torch import nn\n"
+        "class Tied(nn.Module):\n"
+        "    def __init__(self, input_shape, outputs):\n"
+        "        super().__init__()\n"
+        "        self.read, self.made = nn.Linear(13, 13), nn.Linear(13, 13)\n"
+        "        self.made.weight, self.head = self.read.weight, nn.Linear(13, outputs)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.made(self.read(x)))\n"
+    )
+    divided = ["pipeline", "tensor", "fsdp: {shard: 3}"]
+    asked = ["allreduce", "fsdp: {shard: 1}", *divided]
+    words = [word for each in asked for word in ("--strategy", each)]
+    file = written(model="tied.py:Tied", dataset="wine", execution=None)
+    place = ["--input", "13", "--cluster", "juwels-booster", "--step-time", "0.01"]
+    for what in ([file], ["tied.py:Tied", *place]):
+        said = invoke("predict", *what, "--workers", "2", *words)
+        refused = said[said.index("Not predicted") :]
+        assert "read and made share a parameter" in refused
+        for name in ("pipeline", "tensor", "fsdp(shard=3)"):
+            assert name in refused
+        assert "fsdp(shard=1)" not in refused
 
 
 def test_folder_that_is_no_study_is_refused(invoke, tmp_path):
