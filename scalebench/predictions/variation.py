@@ -37,6 +37,7 @@ class Variation:
     strategies: Sequence[Component]
     planes: Sequence[Plane]
     workers: int
+    refusals: Sequence[str] = ()
 
     def answer(self, price: float | None = None) -> list[str]:
         """Return the decision, what changes along the axis and which strategy to take where; nothing of many cells."""
@@ -81,6 +82,7 @@ class Variation:
                 plane.remarks() if self.is_priced_in_few_cells else plane.sentences()
             ):
                 yield f"{strategy}: {sentence}" if len(self.planes) > 1 else sentence
+        yield from (f"Not predicted: {refusal}." for refusal in self.refusals)
 
     def table(self) -> Table:
         """Return a table with a row for each strategy and cell."""
@@ -198,10 +200,20 @@ def varied_training(
     axes = [Axis.parse(text) for text in varied]
     asked = training_asked_for(model, strategies, flags, note)
     count = max(workers or asked.workers, default=_WORKERS)
-    planes = [
-        what_if(asked.predictor, strategy, count, axes) for strategy in asked.strategies
-    ]
-    return Variation(asked.predictor, asked.strategies, planes, count)
+    found: list[Component] = []
+    planes: list[Plane] = []
+    refusals: list[UsageError] = []
+    for strategy in asked.strategies:
+        try:
+            planes.append(what_if(asked.predictor, strategy, count, axes))
+            found.append(strategy)
+        except UsageError as error:
+            refusals.append(error)
+    # of a study those strategies count that have the axis; who names some means all
+    if refusals and (strategies or not asked.workers or not planes):
+        raise refusals[0]
+    said = [str(error) for error in refusals]
+    return Variation(asked.predictor, found, planes, count, said)
 
 
 def _answers(strategies: Sequence[Component], planes: Sequence[Plane]) -> Iterator[str]:
