@@ -280,7 +280,7 @@ def plan(
     found = planned(model, flags["devices"], flags["batch"], flags)
     table = pd.DataFrame(tables.records(next(found.tables())))
     table.attrs["answer"] = list(found.answer())
-    table.attrs["study"] = found.study(model, flags)
+    table.attrs["study"] = found.study(model)
     return table
 
 

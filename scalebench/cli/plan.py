@@ -91,7 +91,7 @@ def plan(
         # after the answer, which a file that cannot be written would hide; also where
         # `head` takes the first lines of it
         if study is not None:
-            _write(study, found.study(model, flags))
+            _write(study, found.study(model))
     return 0
 
 

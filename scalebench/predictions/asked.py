@@ -56,10 +56,14 @@ _EPOCHS = 90  # of its usual recipe
 
 @dataclass(frozen=True)
 class Asked:
-    """A training as the options state it: its predictor, strategies, and the worker counts of a study, if any."""
+    """A training as the options state it: its predictor, strategies, and the worker counts of a study, if any.
+
+    `flags` are the options, completed by what the study states.
+    """
 
     predictor: Predictor
     strategies: list[Component]
+    flags: Mapping[str, Any]
     workers: tuple[int, ...] = ()
 
 
@@ -81,20 +85,26 @@ def training_asked_for(
     path = _study_file(model)
     if path is None:
         chosen = strategies_on(flags["engine"], strategies or STRATEGIES)
-        return Asked(_predictor_of(model, flags), chosen)
+        return Asked(_predictor_of(model, flags), chosen, flags)
+    if stated := [
+        flag for flag in ("layers", "input_shape") if flags[flag] is not None
+    ]:
+        raise UsageError(
+            f"--{stated[0].partition('_')[0]}: {path} says what is trained; leave one of them out"
+        )
     study = load_study(path, {}, [], begun_in(path.parent))
     is_own = flags["calibration"] is None
     chosen = strategies_on(flags["engine"], strategies) or _of_several(study)
     flags = _completed(flags, study, path, chosen)
     if flags["calibration"] is None:
-        measured = _with_stated_steps(study, path, flags["cluster"], note)
+        measured = _with_stated_steps(study, path, flags, note)
     else:
         measured = _measured(None, flags)
         if is_own and measured.trained is not None:
             # its file is named as from the folder in which the study began
             trained = measured.trained.model_copy(update={"model": study.model})
             measured = measured.model_copy(update={"trained": trained})
-    return Asked(_predictor("", flags, measured), chosen, tuple(study.workers))
+    return Asked(_predictor("", flags, measured), chosen, flags, tuple(study.workers))
 
 
 def _study_file(model: str | None) -> Path | None:
@@ -192,10 +202,12 @@ def _calibration_beside(path: Path, study: Study) -> Path | None:
 
 
 def _with_stated_steps(
-    study: Study, path: Path, cluster: str, note: Callable[[str], None]
+    study: Study, path: Path, flags: Mapping[str, Any], note: Callable[[str], None]
 ) -> Calibration:
     """Return the model and data of a study whose step times are stated, with measured costs of engines alone."""
-    overrides = {"execution": "modelled", "cluster": cluster}
+    # None leaves what the study has
+    own = {name: flags[name] for name in ("cluster", "optimizer")}
+    overrides = own | {"execution": "modelled"}
     modelled = load_study(path, overrides, [], begun_in(path.parent))
     plan = plan_study(modelled, timed=False)
     request = request_of(plan, plan.sweep.simulated)

@@ -15,6 +15,7 @@ from scalebench.formatting import EMPTY, counted, digits, memory_size, seconds, 
 from scalebench.measured import Measured
 from scalebench.models.flat import to_meta
 from scalebench.models.registry import build_model, build_own, is_own
+from scalebench.models.zoo.layers import layers_of
 from scalebench.predictions.asked import training_asked_for
 from scalebench.pricing import layout_costs, layouts
 from scalebench.pricing.advice import SPAN
@@ -53,9 +54,10 @@ def planned(
     """
     # the batch of all devices is fixed: layouts divide it in different ways
     whole = {**flags, "batch": None, "batch_global": batch} | _WHOLE | _CARRIED
-    predictor = training_asked_for(model, (), whole, note).predictor
+    asked = training_asked_for(model, (), whole, note)
+    predictor = asked.predictor
     planner = layouts.Planner(predictor, devices, _module(model or "", predictor))
-    return Planned(planner, planner.plan())
+    return Planned(planner, planner.plan(), asked.flags)
 
 
 def _module(model: str, predictor: Predictor) -> nn.Module | None:
@@ -80,6 +82,7 @@ class Planned:
 
     planner: layouts.Planner
     found: layouts.Plan
+    flags: Mapping[str, Any]
 
     def answer(self) -> Iterator[str]:
         """Yield the best layout, whether it is that at the ends of the intervals, and what the greedy choice loses."""
@@ -114,13 +117,13 @@ class Planned:
         yield from self._stages()
         yield from self._components()
 
-    def study(self, model: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    def study(self, model: str | None) -> dict[str, Any]:
         """Return a study with the best layout of each kind, and serial, on data that are made for it.
 
         Of a model of its own it trains; of a layer table, `model` or the file of
         --layers, its runs are modelled.
         """
-        planner, found = self.planner, self.found
+        planner, found, flags = self.planner, self.found, self.flags
         workload, platform = planner.predictor.workload, planner.predictor.platform
         content: dict[str, Any] = {
             # The name of a study is that of its folder.
@@ -156,6 +159,8 @@ class Planned:
                 **({"kind": "images"} if len(shape) == _IMAGES else {}),
             }
             content["model"] = _plain(own.model) if own else model
+            if own and layers_of(own.model):
+                content["execution"] = "modelled"
         else:
             content |= {
                 "execution": "modelled",

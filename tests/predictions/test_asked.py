@@ -118,8 +118,35 @@ def test_axes_are_varied_at_the_largest_count_of_the_study(written, invoke):
     assert in_order(said, "local_sgd", "allreduce")
 
 
+def test_strategies_of_a_study_without_the_axis_have_a_line(written, invoke):
+    file = written(strategies=["allreduce", "pipeline"], epochs=1)
+    said = invoke("predict", file, "--vary", "micro_batches=2,4")
+    assert "pipeline" in said.splitlines()[0]
+    assert together(said, "Not predicted", "micro_batches", "allreduce")
+    refused = written(strategies=["allreduce", "local_sgd"])
+    said = invoke("predict", refused, "--vary", "micro_batches=2,4", code=2)
+    assert "allreduce has no option for it" in said
+
+
+def test_what_a_study_trains_is_stated_once(written, predict, invoke):
+    file = written()
+    for option in (("--layers", "mine.csv"), ("--input", "3x4x4")):
+        assert together(invoke("predict", file, *option, code=2), option[0], file)
+    memory = [
+        float(predict(file, *words)[0][0]["memory_optimizer_bytes"])
+        for words in ((), ("--optimizer", "adam"))
+    ]
+    assert memory[0] < memory[1]
+
+
 def test_layouts_of_the_model_of_a_study_are_planned(written, invoke):
-    said = invoke("plan", written(), "--devices", "4", "--batch", "64")
+    file = written()
+    said = invoke("plan", file, "--devices", "4", "--batch", "64", "--write", "w.yaml")
+    study = yaml.safe_load(Path("w.yaml").read_text())
+    assert study["cluster"] == STUDY["cluster"]
+    assert study["execution"] == "modelled"
+    assert study["device_step_time"] == pytest.approx(4 * STUDY["device_step_time"])
+    assert "4 workers" in invoke("predict", "w.yaml", "--strategy", "ddp")
     assert together(said, "resnet50 on 4 workers", "global batch of 64")
     assert together(said, "stated: 0.01 s", "16 samples")
 
