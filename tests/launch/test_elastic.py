@@ -116,7 +116,7 @@ def test_torchrun_goes_on_to_the_weights_of_an_undisturbed_run(tmp_path, monkeyp
 
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 0
-    assert together(again.output, "0 elastic runs", "1 were")
+    assert together(again.output, "0 elastic runs", "1 was")
     assert len(rows(folder)) == 1
 
 
