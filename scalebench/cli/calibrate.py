@@ -107,13 +107,12 @@ def calibrate(
     plan = planning.plan_study(wanted)
     # small shards make small batches at many workers, and each size has its own step
     # time
-    sizes = set(batches) or plan.batch_sizes(
-        {run.workers for run in plan.sweep.simulated}
-    )
+    simulated = plan.sweep.simulated
+    sizes = set(batches) or plan.batch_sizes({run.workers for run in simulated})
     with watching() as watcher:
         watcher.phase("calibration", 0)
         found = measure(
-            calibrating.request_of(plan, plan.sweep.simulated),
+            calibrating.request_of(plan, simulated),
             output,
             sizes,
             note=watcher.note,
