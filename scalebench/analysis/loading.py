@@ -17,7 +17,7 @@ from scalebench.errors import ResultsError
 from scalebench.formatting import counted
 from scalebench.records import reading
 from scalebench.records.attempts import latest_places
-from scalebench.records.folder import EPOCHS, RUNS, STUDY
+from scalebench.records.folder import EPOCHS, RUNS, STUDY, filled_by
 from scalebench.records.schema import EpochRow, RunRow, columns
 from scalebench.study.cell import BATCH, CELL, Cell
 from scalebench.study.spec import SIMULATED
@@ -271,7 +271,7 @@ def _runs_in(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     if runs.empty:
         more = f" but {counted(len(rows), 'trial')} of tuning" if len(rows) else ""
         raise ResultsError(
-            f"{folder / RUNS} holds no runs yet{more}; `scalebench run` fills it"
+            f"{folder / RUNS} holds no runs yet{more}; `{filled_by(folder)}` fills it"
         )
     return runs
 

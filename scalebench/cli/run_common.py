@@ -58,12 +58,18 @@ def run_plan(
     `full` one has every point.
     """
     from scalebench.launch.study_run import run_study
-    from scalebench.records.folder import timed
+    from scalebench.records.folder import is_submitted, timed
     from scalebench.system.interruption import AbandonedError
 
+    folder = output / plan.study.name
+    if is_submitted(folder) and verbosity() >= 0:
+        click.echo(
+            f"note: {folder} was submitted as jobs, whose runs count here once scalebench collect {folder} merges them",
+            err=True,
+        )
     try:
         # added: a study that went on has taken the time of all its commands
-        with timed(output / plan.study.name, "run", added=True), watching() as watcher:
+        with timed(folder, "run", added=True), watching() as watcher:
             tally = run_study(
                 plan,
                 output,

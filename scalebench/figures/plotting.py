@@ -31,7 +31,7 @@ from scalebench.figures.selection import EVERYTHING, Added, Selection
 from scalebench.figures.style import REPORT, Style
 from scalebench.records.append_only import to_cell, to_text
 from scalebench.records.attempts import Attempts
-from scalebench.records.folder import RUNS
+from scalebench.records.folder import RUNS, filled_by
 from scalebench.study.spec import slug
 from scalebench.system.file_access import open_own
 from scalebench.tables.latex import latex_lines
@@ -463,7 +463,7 @@ def place_for(records: Path, output: Path) -> Path:
     attempts = Attempts(records / RUNS)
     if not len(attempts):
         raise ResultsError(
-            f"{records / RUNS} holds no runs yet; `scalebench run` fills it"
+            f"{records / RUNS} holds no runs yet; `{filled_by(records)}` fills it"
         )
     study = slug(to_text(attempts.row(len(attempts) - 1)["study"]))
     # A hash, as a path may name its user.

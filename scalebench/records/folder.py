@@ -57,6 +57,11 @@ def is_submitted(folder: Path) -> bool:
     return (folder / JOBS / SUBMISSION).is_file()
 
 
+def filled_by(folder: Path) -> str:
+    """Return the command that brings runs into the tables of the study in `folder`."""
+    return f"scalebench collect {folder}" if is_submitted(folder) else "scalebench run"
+
+
 def require_writable(folder: Path) -> None:
     """Raise ResultsError if `folder` cannot be written, or made where it is missing."""
     # The nearest folder that exists decides whether the others can be made.

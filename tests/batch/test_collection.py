@@ -70,6 +70,18 @@ def test_what_is_missing_is_named_and_comes_with_a_later_collection(study, capsy
     assert len(table("runs.csv")) == 8
 
 
+def test_runs_that_were_not_collected_are_missed_with_the_command_that_collects(
+    study, capsys
+):
+    make(1)
+    for words in (("plot",), ("table",)):
+        assert scalebench(*words, "results/mine") == 2
+        assert "`scalebench collect results/mine` fills it" in capsys.readouterr().err
+    # another study, so that nothing runs
+    assert scalebench("run", "study.yaml", "--lr", "0.5") == 2
+    assert "once scalebench collect results/mine merges" in capsys.readouterr().err
+
+
 def test_failed_attempts_stay_and_have_numbers_of_their_own(study):
     make(1, status="failed")
     collect(RESULTS)
