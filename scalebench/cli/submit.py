@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import rich_click as click
 from click import get_current_context
 
-from scalebench.cli import options
+from scalebench.cli import options, run_common
 from scalebench.errors import UsageError
 from scalebench.formatting import Detail
 from scalebench.records.folder import is_submitted
@@ -160,7 +160,9 @@ def submit(
             "--limit bounds the tasks of an array that run at the same time; add --array"
         )
     dry_run, collects = flags.pop("dry_run"), flags.pop("collect")
-    known = study if _is_submitted(study, numbers) else None
+    # before the folder changes
+    site_file = site_file and site_file.resolve()
+    known = _from_first_folder(study) if _is_submitted(study, numbers) else None
     place = study.parent if study is not None and known is None else Path()
     chosen, site = _scheduler_and_site(
         scheduler, site_file, place, known, submits=not dry_run
@@ -180,6 +182,12 @@ def submit(
     _submit_study(
         wanted, output, chosen, site, asked, dry_run=dry_run, collects=collects
     )
+
+
+def _from_first_folder(folder: Path | None) -> Path:
+    """Change to where the study was submitted, and return its `folder` from there, as its scripts name it."""
+    assert folder is not None
+    return Path(os.path.relpath(run_common.enter_first_folder(folder)))
 
 
 def _scheduler_and_site(

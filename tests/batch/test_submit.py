@@ -254,6 +254,22 @@ def test_named_facts_of_the_site_and_the_launcher_replace_those_in_the_scripts(
     assert "export SCALEBENCH_LAUNCHER=srun" in script.read_text(), "of the command"
 
 
+def test_a_study_is_submitted_again_from_where_it_was_submitted_first(
+    clients, place, monkeypatch
+):
+    submitted()
+    (place / "mine.yaml").write_text(SITE + "account: second\n")
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    again = ("submit", "../results/mine", "--shard", "1", "--site", "../mine.yaml")
+    assert scalebench(*again) == 0
+    assert Path.cwd() == place
+    assert clients.calls("sbatch")[-2].endswith(" results/mine/jobs/shard-1.sh")
+    text = (RESULTS / "jobs" / "shard-1.sh").read_text()
+    assert "--account=second" in text
+    assert "scalebench run results/mine --shard 1" in text
+
+
 def test_options_that_would_divide_a_submitted_study_anew_are_refused(
     clients, place, capsys
 ):
