@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from scalebench.analysis import Results, cells
 from scalebench.analysis.laws import (
     Scaling,
+    all_laws,
     band_name,
     curve,
     no_band,
-    scaling_laws,
     series_of,
 )
 from scalebench.figures.base import FIGURES, EmptyFigureError, Figure
@@ -56,7 +56,7 @@ class ScalingLaws(Figure):
 
     def draw(self, results: Results, canvas: Canvas) -> None:
         table, look, _ = canvas.series_of(cells(results), of=results)
-        fits = [one for one in scaling_laws(results) if not one.refusal]
+        fits = [one for one in all_laws(results) if not one.refusal]
         found = [(one, _cells_of(one, table)) for one in fits]
         found = [(one, own) for one, own in found if len(own)]
         if not found:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scalebench.analysis import Results, agreement, cells, ratios, target, tuning_trials
 from scalebench.analysis import quantities as quantity
-from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, scaling_laws
+from scalebench.analysis.laws import EFFICIENCY, Advice, Scaling, all_laws
 from scalebench.analysis.laws.render import LAWS, count_text, law_rows, name_of
 from scalebench.analysis.loading import label_of
 from scalebench.analysis.verdicts import METRIC_MARGIN
@@ -298,7 +298,7 @@ def _laws(results: Results) -> Table:
     """Scaling law of each series, with the worker counts that it recommends."""
     # A law of serial alone would be drawn through one worker count.
     some = bool((results.completed["strategy"] != SERIAL).any())
-    found = scaling_laws(results) if some else []
+    found = all_laws(results) if some else []
     knee = "the most speed for the workers spent; in brackets the point of the law and its interval"
     worth = f"most workers with an efficiency of {EFFICIENCY} or more, likewise"
     forecast = "error at the largest worker count when it is left out of the fit"

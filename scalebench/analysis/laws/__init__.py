@@ -8,6 +8,7 @@ from scalebench.analysis.laws.worker_counts import (
     Advice,
     Count,
     Scaling,
+    all_laws,
     scaling_laws,
     scaling_of,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "Advice",
     "Count",
     "Scaling",
+    "all_laws",
     "band_name",
     "curve",
     "no_band",

@@ -15,7 +15,7 @@ import pandas as pd
 
 from scalebench.analysis.comparing import Baselines
 from scalebench.analysis.environment import states_steps
-from scalebench.analysis.loading import Results, cells_in
+from scalebench.analysis.loading import Results, cached, cells_in, rows_where
 from scalebench.analysis.native_check import VirtualError, error_of_times
 from scalebench.analysis.rounds import CellRuns, runs_by_cell, timed
 from scalebench.formatting import counted
@@ -174,6 +174,7 @@ class Series:
         )
 
 
+@cached
 def series_of(results: Results) -> list[Series]:
     """Every series of `results` except `serial`, which has one worker by definition.
 
@@ -214,11 +215,13 @@ def _by_batch(
             notes.append(
                 f"{what} runs left out, at {_listed(runs.loc[marked, 'workers'])}"
             )
-        runs = runs[~marked]
+        runs = rows_where(runs, ~marked)
     batch_of = runs["cell"].map(lambda cell: cells[cell].batch).astype("Int64")
     batches = _with_a_law(runs["workers"], batch_of)
     for batch in batches:
-        own = runs[batch_of.eq(batch).fillna(True).astype(bool)] if batch else runs
+        own = runs
+        if batch:
+            own = rows_where(runs, batch_of.eq(batch).fillna(True).astype(bool))
         others = runs[~batch_of.isin([*batches, pd.NA])]
         left_out = (
             [

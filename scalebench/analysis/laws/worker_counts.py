@@ -48,7 +48,7 @@ from scalebench.analysis.laws.candidates import (
     shared_noise,
 )
 from scalebench.analysis.laws.series import Series, series_of
-from scalebench.analysis.loading import Results
+from scalebench.analysis.loading import Results, cached
 from scalebench.analysis.rounds import MEASURED
 from scalebench.errors import ResultsError, UsageError, nearest
 from scalebench.formatting import counted
@@ -120,6 +120,12 @@ def scaling_laws(
             if {one.key.label, one.key.label.partition("(")[0]} & set(strategies)
         ]
     return [scaling_of(one, efficiency) for one in found]
+
+
+@cached
+def all_laws(results: Results) -> list[Scaling]:
+    """`scaling_laws` of all strategies at the usual efficiency, fitted once for a table and a figure of one report."""
+    return scaling_laws(results)
 
 
 def scaling_of(series: Series, efficiency: float = EFFICIENCY) -> Scaling:
