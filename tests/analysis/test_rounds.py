@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -297,6 +297,7 @@ def test_strategy_added_later_is_independent(study, timed):
     )
 
 
+@settings(max_examples=30)  # a table of up to 24 runs is made for each
 @given(
     orders=st.lists(st.permutations(NAMES), min_size=3, max_size=6),
     seconds=st.lists(st.floats(0.01, 100), min_size=4, max_size=4),
