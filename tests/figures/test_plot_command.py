@@ -112,8 +112,11 @@ def test_folder_of_studies_means_its_newest(workplace, invoke, monkeypatch, word
     assert said[0] == said[1]
 
 
-def test_studies_of_one_name_get_separate_folders(workplace):
+def test_studies_of_one_name_get_separate_folders(workplace, monkeypatch):
     """Drawn again, each study goes to its earlier folder."""
+    monkeypatch.setattr(
+        "scalebench.figures.base.default_figures", lambda: ["strong-scaling"]
+    )
     for folder in ("before", "after"):
         shutil.copytree(workplace / "results/newer", workplace / folder / "newer")
     places = {"before": "newer", "after": "newer-2"}

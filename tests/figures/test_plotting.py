@@ -616,9 +616,10 @@ def test_weak_study_draws_weak_scaling(tmp_path):
     weak = keep(
         tmp_path / "weak", study_rows(scaling="weak", workers=(1, 2, 4), repetitions=2)
     )
+    names = ["weak-scaling", "strong-scaling"]
     figures = {
         figure.name: figure
-        for figure in plot(weak, tmp_path / "plots", formats=["svg"])
+        for figure in plot(weak, tmp_path / "plots", names, formats=["svg"])
     }
     assert (
         figures["weak-scaling"].files[0]
