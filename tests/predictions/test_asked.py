@@ -152,7 +152,9 @@ def test_layouts_of_the_model_of_a_study_are_planned(written, invoke):
 
 
 def test_study_without_a_step_names_what_gives_one(written, predict, invoke):
-    file = written(device_step_time=None, cluster="ethernet-10g", execution=None)
+    on = {"cluster": "ethernet-10g", "execution": None}
+    # of several workers the engines of this machine would be measured
+    file = written(device_step_time=None, workers=[1], **on)
     said = invoke("predict", file, code=2)
     assert in_order(said, "--step-time", "--device", f"calibrate {file}")
     assert said.count("\n") == 1
