@@ -318,6 +318,10 @@ def test_mistakes_are_the_command_lines_errors() -> None:
             "model is missing; give it, or what was measured",
         ),
         (
+            lambda: scalebench.predict("resnet5"),
+            "unknown layer table 'resnet5'; did you mean 'resnet50'",
+        ),
+        (
             lambda: scalebench.predict("resnet50", **ON_BOOSTER, jitter=20),
             "predict: jitter: 20.0 is not in the range",
         ),

@@ -52,6 +52,8 @@ _JITTER = 0.03  # of published base rows five had 0.3 to 3.5 %
 _SAMPLES = 1_281_167  # ImageNet's training images
 _OUTPUTS = 1000  # of an own model, as its layers are counted
 _EPOCHS = 90  # of its usual recipe
+# a calibration knows the model and the machine
+_MISSING = "{} is missing; give it, or what was measured with --calibration"
 
 
 @dataclass(frozen=True)
@@ -229,22 +231,18 @@ def _with_stated_steps(
 def _predictor_of(model: str | None, flags: Mapping[str, Any]) -> Predictor:
     """Return the predictor for the options of a model; raise UsageError for what cannot be."""
     measured = _measured(model, flags) if flags["calibration"] is not None else None
-    for what, given in (
-        ("MODEL", model or flags["layers"]),
-        ("--cluster", flags["cluster"]),
-    ):
-        # a calibration knows the model and the machine
-        if measured is None and given is None:
-            raise UsageError(
-                f"{what} is missing; give it, or what was measured with --calibration"
-            )
+    if measured is None and not (model or flags["layers"]):
+        raise UsageError(_MISSING.format("MODEL"))
     return _predictor(model or "", flags, measured)
 
 
 def _predictor(
     model: str, flags: Mapping[str, Any], measured: Calibration | None
 ) -> Predictor:
+    # an unknown model is named before what its training still lacks
     workload = _workload(model, flags, measured)
+    if measured is None and flags["cluster"] is None:
+        raise UsageError(_MISSING.format("--cluster"))
     return Predictor(workload, _platform(workload, flags, measured))
 
 
