@@ -62,10 +62,11 @@ def write(gradients: Results, targets: Sequence[Tensor], *, add: bool) -> None:
             torch._foreach_zero_([target for target, given in pairs if given is None])
     if found and add:
         torch._foreach_add_(reached, found)
-    elif found and found[0].is_contiguous():
+    elif found and (found[0].is_contiguous() or found[0].dtype == torch.bfloat16):
         torch._foreach_copy_(reached, found)
     else:
         # Of matrices vmap leaves transposed ones, which numpy copies in 0.6 of the time.
+        # It has no bfloat16.
         for target, gradient in zip(reached, found, strict=True):
             np.copyto(target.numpy(), gradient.numpy())
 
@@ -217,7 +218,8 @@ class _Tape(DispatchMode):
         held = self._bound.get(self._names.get(of, ""))
         if held is None or not operation.is_view:
             return ""
-        return self._bind(operation(held, *options))  # a view of what stays is kept
+        # `held` stays where it is, and so does this view of it
+        return self._bind(operation(held, *options))
 
     def _lasts(self, tensor: Tensor) -> bool:
         """Return True if `tensor` is an input or a view of one: the same when the operations are repeated."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalebench.virtual.tape import record
+from scalebench.virtual.tape import record, write
 
 
 def gradient_of(model, x, y):
@@ -121,3 +121,19 @@ def test_computation_that_depends_on_values_is_refused():
 
     with pytest.raises(RuntimeError, match="reads a value"):
         record(compute, [x])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("add", [False, True])
+def test_transposed_gradients_are_written_of_any_dtype(dtype, add):
+    """numpy, which copies those of matrices, has no bfloat16."""
+    gradients = [
+        torch.arange(6, dtype=dtype).view(1, 2, 3).mT,
+        torch.arange(2, dtype=dtype).view(1, 2),
+    ]
+    targets = [torch.ones(1, 3, 2, dtype=dtype), torch.ones(1, 2, dtype=dtype)]
+    write(gradients, targets, add=add)
+    assert targets[0].tolist() == [
+        [[0 + add, 3 + add], [1 + add, 4 + add], [2 + add, 5 + add]]
+    ]
+    assert targets[1].tolist() == [[0 + add, 1 + add]]
