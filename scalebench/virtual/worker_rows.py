@@ -91,17 +91,7 @@ def matrix_views(parameters: Sequence[Tensor], matrix: Tensor) -> list[Tensor]:
 
 def step_rows(optimizer: FlatSgd, rates: Sequence[float], rows: Rows) -> None:
     """Take a step of each row, as `optimizer` would."""
-    (options,) = optimizer.param_groups
-    change = rows.gradients
-    if options["weight_decay"]:
-        change = change.add(rows.weights, alpha=options["weight_decay"])
-    if options["momentum"]:
-        rows.momenta.mul_(options["momentum"]).add_(change)
-        change = (
-            change.add(rows.momenta, alpha=options["momentum"])
-            if options["nesterov"]
-            else rows.momenta
-        )
+    (change,) = _changes(optimizer, *([matrix] for matrix in rows))
     if len(set(rates)) == 1:
         rows.weights.add_(change, alpha=-rates[0])
     else:
@@ -115,22 +105,33 @@ def take_row_steps(
     if are_adjacent(places):
         step_rows(optimizer, rates, rows.between(places[0], places[-1] + 1))
         return
+    weights, gradients, momenta = (
+        [matrix[place] for place in places] for matrix in rows
+    )
+    changes = _changes(optimizer, weights, gradients, momenta)
+    for row, change, rate in zip(weights, changes, rates, strict=True):
+        row.add_(change, alpha=-rate)
+
+
+def _changes(
+    optimizer: FlatSgd,
+    weights: list[Tensor],
+    changes: list[Tensor],
+    momenta: list[Tensor],
+) -> list[Tensor]:
+    """Return what a step takes of each of `weights`, by its gradient in `changes`; momenta go on where they lie."""
     (options,) = optimizer.param_groups
-    weights, changes, momenta = ([matrix[place] for place in places] for matrix in rows)
     if options["weight_decay"]:
         changes = list(
             torch._foreach_add(changes, weights, alpha=options["weight_decay"])
         )
-    if options["momentum"]:
-        torch._foreach_mul_(momenta, options["momentum"])
-        torch._foreach_add_(momenta, changes)
-        changes = (
-            list(torch._foreach_add(changes, momenta, alpha=options["momentum"]))
-            if options["nesterov"]
-            else momenta
-        )
-    for row, change, rate in zip(weights, changes, rates, strict=True):
-        row.add_(change, alpha=-rate)
+    if not options["momentum"]:
+        return changes
+    torch._foreach_mul_(momenta, options["momentum"])
+    torch._foreach_add_(momenta, changes)
+    if not options["nesterov"]:
+        return momenta
+    return list(torch._foreach_add(changes, momenta, alpha=options["momentum"]))
 
 
 def are_adjacent(places: Sequence[int]) -> bool:
