@@ -101,7 +101,7 @@ class Scheduler(Protocol):
         """Return the identifier of one task of an array."""
 
     def output_name(self, job: str) -> str:
-        """Return the end of the name of the file of what a job or a task printed."""
+        """Return the suffix of the output file of a job or task."""
 
     def query(self, jobs: Sequence[str]) -> list[str]:
         """Return the one command that asks for the states of `jobs`."""

@@ -33,7 +33,7 @@ from scalebench.system.file_access import write_atomic
 
 POLL_S = 30.0
 _ANSWER = "queue.json"  # the scheduler's last answer
-_TAIL = 4096  # bytes at the end of what a job printed
+_TAIL = 4096  # bytes that are read from the end of a job's output
 
 
 @dataclass(frozen=True)

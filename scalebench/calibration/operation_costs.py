@@ -1,4 +1,4 @@
-"""Measurement of what strategies compute beside plain steps, in short virtual runs of each.
+"""Times of what strategies compute beside plain steps, measured in short virtual runs.
 
 A run has the study's smallest number of communicating workers and a few batches, so
 that every operation gets vectors as in the study. Where workers share layers, their

@@ -19,7 +19,7 @@ from scalebench.formatting import DISTURBED, OVERSUBSCRIBED, counted
 from scalebench.records.progress import progress_of
 from scalebench.report.comparison import EXECUTIONS_IN_WORDS, Phrase, Sentence
 from scalebench.study.cell import EXECUTIONS
-from scalebench.study.choices import BASELINES, PER_BATCH
+from scalebench.study.choices import BASELINES, PER_BATCH, SERIAL
 
 _MOST_COUNTS = 3  # of workers, of each execution; the tables have all
 
@@ -71,7 +71,7 @@ def _time(cell: Row) -> str:
 def _against_serial(results: Results, cell: Row) -> Iterator[str]:
     """Return the speedup over serial with its interval; where serial is no baseline, its time."""
     table = ratios(results)
-    own = table[table["baseline"] == "serial"]
+    own = table[table["baseline"] == SERIAL]
     place = loading.cells_in(pd.DataFrame([cell]))[0]
     known = [at == place for at in loading.cells_in(own)]
     for row in own[known].to_dict("records"):
@@ -86,7 +86,7 @@ def _against_serial(results: Results, cell: Row) -> Iterator[str]:
             return
     of_serial = cells(results)
     of_serial = of_serial[
-        (of_serial["strategy"] == "serial")
+        (of_serial["strategy"] == SERIAL)
         & (of_serial["execution"] == cell["execution"])
     ]
     for row in of_serial.to_dict("records")[:1]:
